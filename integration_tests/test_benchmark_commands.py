@@ -1,8 +1,12 @@
 """Every benchmark answers help and wrong options without importing TensorFlow."""
 
 import importlib.util
+import os
 import re
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -65,3 +69,24 @@ def test_choices_are_the_names_of_the_works_and_the_first_default():
     assert run.parse("rlload_profile", []).works == ["vectors-mlp"]
     assert run.parse("calls", ["--workers", "--timed-steps", "3"]).timed_steps == 3
     assert run.parse("calls", ["--workers"]).workers == []
+
+
+def test_ctrl_c_ends_a_benchmark_as_a_shell_expects(tmp_path):
+    command = [sys.executable, str(PATH), "timeline"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(
+        command, cwd=tmp_path, start_new_session=True, **quiet
+    ) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while "numpy" not in Path(f"/proc/{process.pid}/maps").read_text():
+                assert process.poll() is None, process.stderr.read()
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            os.killpg(process.pid, signal.SIGINT)
+            said = process.communicate(timeout=60)[1]
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130, said
+    assert said.endswith("run.py: interrupted; no report was written\n")

@@ -112,6 +112,20 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(example, run, begun, builder
         np.testing.assert_array_equal(got[name], value)
 
 
+def test_a_finished_run_that_is_resumed_says_so_and_stays_as_it_is(
+    example, begun, capsys
+):
+    out = begun("replicated", "graph")
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    with pytest.raises(SystemExit, match=r"^0$"):
+        train(example, out, epochs=1, resume=True)
+    assert "has been trained for all 1 epochs" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
+
+    (out / "summary.json").unlink()  # as after Ctrl-C in the last step
+    assert len(train(example, out, epochs=1, resume=True)["history"]["loss"]) == 1
+
+
 def weights(out):
     import tensorflow as tf
 
@@ -302,7 +316,7 @@ def test_ctrl_c_ends_the_run_with_a_checkpoint_and_a_sentence(tmp_path):
     finally:
         process.kill()
         process.wait(timeout=DEADLINE_S)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert "Interrupted after step" in said
     assert "--resume" in said
     state = json.loads((tmp_path / "state.json").read_text())

@@ -77,6 +77,9 @@ def read_checkpoint(options, num_images):
         index = options.out / f"{state['checkpoint']}.index"
         size = state.get("batch_size", options.batch_size)
         done = state["step"] // (num_images // options.batch_size)
+        summary = options.out / "summary.json"
+        text = summary.read_text() if summary.exists() else '{"history": {"loss": []}}'
+        drawn = len(json.loads(text)["history"]["loss"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         refuse(f"--resume: {path} cannot be read: {error!r}. Train without --resume.")
     if not index.exists():
@@ -92,6 +95,12 @@ def read_checkpoint(options, num_images):
             f"--resume: {options.out} has been trained for {done} epochs, and --epochs "
             f"is {options.epochs}. It counts from the start: ask for more."
         )
+    if done == options.epochs == drawn:
+        print(
+            f"--resume: {options.out} has been trained for all {done} epochs; its "
+            "pictures and figures are as they were. Ask for more with --epochs."
+        )
+        raise SystemExit(0)
     return state
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -162,10 +163,12 @@ class Run:
         self._save(program)
         options = self._options
         if self._interrupted:
-            raise SystemExit(
+            print(
                 f"\nInterrupted after step {self._step}; the checkpoint is in "
-                f"{options.out}. Go on with --resume."
+                f"{options.out}. Go on with --resume.",
+                file=sys.stderr,
             )
+            raise SystemExit(130)
         seconds = self._timings["train_s"]
         images = (self._step - self._first_step) * options.batch_size
         self._timings["images_per_s"] = images / seconds

@@ -15,19 +15,19 @@ import tyro
 
 @dataclass(frozen=True)
 class Options:
-    # a copy of the variables per tower, the same with each applied once, or one for all
+    # variables: a copy per tower, a copy per tower of which one applies, or one for all
     builder: Literal["replicated", "sharded", "parameter-server"] = "replicated"
-    flat: bool = False  # whether small variables of a tower lie in one flat variable
-    mode: Literal["graph", "function"] = "graph"  # a session's graph, or a tf.function
-    towers: int = 4  # how many towers; with --devices, one per device
-    devices: tuple[str, ...] = ()  # e.g. /gpu:0 /gpu:1; by default GPUs, else CPUs
-    # which function of tw_reduce adds the gradients of replicated towers
+    flat: bool = False  # whether a tower's small variables lie in one flat variable
+    mode: Literal["graph", "function"] = "graph"  # step in a session or a tf.function
+    towers: int = 4  # number of towers; with --devices, one per device
+    devices: tuple[str, ...] = ()  # devices, e.g. /gpu:0 /gpu:1 (GPUs, else CPUs)
+    # function of tw_reduce that adds the gradients of replicated towers
     reducer: Literal["sum_balanced", "sum_round_robin"] = "sum_balanced"
     batch_size: int = 64  # images a step, over all towers
     epochs: int = 30  # passes over the training images
-    learning_rate: float = 2e-3  # of Adam
-    seed: int = 1  # of the first weights and of the order of the images
-    resume: bool = False  # go on from the checkpoint in --out
+    learning_rate: float = 2e-3  # learning rate of Adam
+    seed: int = 1  # seed of the first weights and of the order of the images
+    resume: bool = False  # whether to go on from the checkpoint in --out
     out: Path = Path("out/train")  # folder for pictures, figures and checkpoint
 
 
@@ -171,4 +171,7 @@ def main(options):
 
 
 if __name__ == "__main__":
-    main(asked)
+    try:
+        main(asked)
+    except KeyboardInterrupt:  # before the first step, or after the last
+        raise SystemExit(130) from None

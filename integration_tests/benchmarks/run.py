@@ -19,28 +19,28 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 HERE = Path(__file__).parent
 HELP = {
-    "blocks": "of steps in a launch",
+    "blocks": "blocks of steps in a launch",
     "cycles": "launches of every number of processes",
-    "epochs": "to trace",
-    "groups": "of contenders, or numbers of micro-batches in an update",
+    "epochs": "epochs to trace",
+    "groups": "groups of contenders, or numbers of micro-batches in an update",
     "keep": "folder for the doctor's files",
     "lists": "parts of names of gradient lists",
-    "models": "to train",
-    "only": "this group, or contenders with these parts in their names",
-    "processes": "numbers of them; none for no launch",
+    "models": "models to train",
+    "only": "only this group, or contenders with these parts in their names",
+    "processes": "numbers of processes; none for no launch",
     "profiles": "lists of gradients",
-    "rounds": "turns of each contender, at most",
+    "rounds": "number of turns of each contender, at most",
     "servers": "numbers of parameter servers",
-    "sizes": "of variables or tensors",
-    "tickets": "waiting when the chief's round begins",
-    "timed_steps": "of which the server's time is read",
+    "sizes": "sizes of variables or tensors",
+    "tickets": "tickets that wait when the chief's round begins",
+    "timed_steps": "steps of which the server's time is read",
     "torch": "a Python that has PyTorch",
     "towers": "numbers of towers",
-    "widths": "of square kernels",
-    "workers": "numbers of them",
-    "networks": "whose first step or epoch is timed",
-    "first_towers": "numbers of towers of these",
-    "works": "what to run",
+    "widths": "widths of square kernels",
+    "workers": "numbers of workers",
+    "networks": "networks whose first step or epoch is timed",
+    "first_towers": "numbers of towers of these networks",
+    "works": "works to run",
 }
 
 
@@ -114,4 +114,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except KeyboardInterrupt:
+        print("run.py: interrupted; no report was written", file=sys.stderr)
+        sys.exit(130)

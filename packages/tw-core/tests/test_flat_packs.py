@@ -107,7 +107,8 @@ def test_a_flat_tensor_of_another_length_fails_the_step(shapes):
 def test_a_vector_is_joined_and_cut_without_a_reshape(graph):
     cut(join([tf.ones([2]), tf.ones([3])]), [(2,), (3,)])
     assert not [op for op in graph.get_operations() if op.type == "Reshape"]
-    assert (flat := tf.ones([4])) is join([flat])
+    flat = tf.ones([4])
+    assert flat is join([flat])
 
 
 def test_packs_are_made_on_the_device_in_scope(graph):

@@ -165,6 +165,15 @@ def test_what_hangs_or_crashes_is_named_and_the_rest_goes_on(tmp_path, body, sai
     assert "ok    Optimizer's gate" in done.stdout or "ok    partition" in done.stdout
 
 
+@pytest.mark.timeout(150)
+def test_gpus_that_are_not_there_are_missed_in_a_sentence():
+    done = run("--device", "gpu", env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "--device gpu: TensorFlow sees no GPU here, and nothing was checked" in line
+    assert "RuntimeError" not in line
+
+
 @pytest.mark.timeout(90)
 def test_it_ends_at_its_time_limit():
     start = time.monotonic()

@@ -387,6 +387,20 @@ def test_starting_servers_warns_once_that_they_are_open(monkeypatch):
     assert "tw-launch --isolate" in str(warning.message)
 
 
+def test_the_warning_points_at_the_line_of_the_users_program(monkeypatch, tmp_path):
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
+    program = tmp_path / "train.py"
+    program.write_text("from tw_syncrep import cluster\n\n\nstart(1, proc)\n")
+    for start in (is_exposed, warn_if_exposed):
+        # A function of ours between the user's line and the warning.
+        ours = {"__name__": "tw_syncrep.processes._joining", "start": start}
+        exec("def join(port, proc):\n    start(port, proc=proc)\n", ours)
+        names = {"__name__": "__main__", "proc": tmp_path, "start": ours["join"]}
+        with pytest.warns(ExposedServerWarning) as caught:
+            exec(compile(program.read_text(), str(program), "exec"), names)
+        assert [(w.filename, w.lineno) for w in caught] == [(str(program), 4)]
+
+
 def test_a_tensorflow_server_is_open_whatever_host_it_was_given():
     from syncrep_threads import local_cluster
 

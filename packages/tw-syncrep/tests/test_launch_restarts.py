@@ -191,6 +191,30 @@ def test_a_summary_names_the_first_failure_its_last_lines_and_its_log(tmp_path):
     ]
 
 
+def test_the_warning_of_an_open_server_leaves_the_last_lines_to_the_failure():
+    program = """
+    import warnings
+    from tw_syncrep.cluster import ExposedServerWarning
+    print("first", file=sys.stderr)
+    warnings.warn("A TensorFlow server listens.", ExposedServerWarning)
+    print("last", file=sys.stderr)
+    sys.exit(3)
+    """
+    status, _, err = finish(launch(program, "--ps", "0", "--workers", "1"))
+    assert status == 3
+    assert "ExposedServerWarning: A TensorFlow server" in err  # as it was printed
+    last = err[err.index("its last lines:") :]
+    assert last.splitlines()[1:] == ["[tw-launch]   first", "[tw-launch]   last"]
+
+
+def test_the_version_is_the_packages(capsys):
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["--version"])
+    assert re.fullmatch(
+        r"tw-syncrep (\d[\w.]*|of unknown version)\n", capsys.readouterr().out
+    )
+
+
 def test_the_first_to_fail_is_named_though_all_have_failed_when_it_is_noticed():
     program = """
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])

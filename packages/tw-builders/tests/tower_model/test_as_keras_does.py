@@ -451,7 +451,7 @@ def test_a_checkpoint_of_the_object_holds_what_one_of_the_model_does(tmp_path):
 
 def test_exported_towers_serve_predictions(tmp_path):
     model = TowerModel(dense, CPUS[:2])
-    model.export(tmp_path / "exported", verbose=False)
+    model.export(tmp_path / "exported")
     loaded = tf.saved_model.load(str(tmp_path / "exported"))
     np.testing.assert_allclose(loaded.serve(X), model.predict(X, verbose=0), rtol=1e-6)
 

@@ -362,6 +362,6 @@ def test_a_saved_model_is_refused_and_exported_from_a_plain_one(tmp_path):
             export(str(tmp_path / "refused"))
     flat.model.save(tmp_path / "m.keras")
     plain = keras.models.load_model(tmp_path / "m.keras")
-    plain.export(str(tmp_path / "exported"), verbose=False)
+    plain.export(str(tmp_path / "exported"))
     served = tf.saved_model.load(str(tmp_path / "exported"))
     np.testing.assert_allclose(served.serve(ROWS), flat.model(ROWS), rtol=1e-5)

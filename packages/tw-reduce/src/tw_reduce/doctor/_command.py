@@ -48,23 +48,25 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--towers",
         type=_towers,
-        help="how many, 2 or more; several share a GPU where there are fewer GPUs, "
-        "and CPUs are logical ones (every GPU, or 2)",
+        help="number of towers, 2 or more; several share a GPU where there are fewer "
+        "GPUs, and CPUs are logical ones (one per GPU, or 2)",
         metavar="K",
     )
     parser.add_argument(
         "--device",
         choices=("auto", "cpu", "gpu"),
         default="auto",
-        help="where the towers are: on GPUs where there are some (auto)",
+        help="kind of the towers' devices: GPUs where there are some (auto)",
     )
     parser.add_argument(
         "--json",
         type=Path,
-        help="write all of it there, for `measured=` of auto and all_reduce",
+        help="file for the whole report, for `measured=` of auto and all_reduce",
         metavar="FILE",
     )
-    parser.add_argument("--checks-only", action="store_true", help="measure nothing")
+    parser.add_argument(
+        "--checks-only", action="store_true", help="check, and measure nothing"
+    )
     parser.add_argument(
         "--measure-for",
         type=_seconds,

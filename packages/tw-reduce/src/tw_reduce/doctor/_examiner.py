@@ -74,6 +74,8 @@ def main() -> None:
 
     try:
         run(job, tell)
+    except DoesNotFit as reason:
+        tell("broken", said=str(reason))
     except Exception as error:
         tell("broken", said=_sentence(error))
         raise
@@ -128,7 +130,11 @@ def _make_towers(device: str, count: int | None) -> list[str]:
     """Makes devices for the towers: CPUs, or GPUs, divided if there are fewer."""
     gpus = tf.config.list_physical_devices("GPU")
     if device == "gpu" and not gpus:
-        raise RuntimeError("there is no GPU that TensorFlow sees; leave out --device")
+        raise DoesNotFit(
+            "--device gpu: TensorFlow sees no GPU here, and nothing was checked. Look "
+            "whether `nvidia-smi` lists one and TensorFlow was installed as "
+            "tensorflow[and-cuda], or choose --device cpu"
+        )
     if not gpus or device == "cpu":
         tf.config.set_visible_devices([], "GPU")
         return tw_core.use_logical_cpus(count or 2)

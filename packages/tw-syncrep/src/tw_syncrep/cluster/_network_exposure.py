@@ -11,6 +11,7 @@ import os
 import random
 import socket
 import struct
+import sys
 import warnings
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def is_exposed(port: int, *, proc: Path = Path("/proc/net")) -> bool:
     try:
         return _find_exposure(port, proc)
     except OSError as error:
-        warnings.warn(_unknown(error), ExposedServerWarning, stacklevel=2)
+        _warn(_unknown(error))
         return False
 
 
@@ -74,7 +75,15 @@ def warn_if_exposed(port: int, *, proc: Path = Path("/proc/net")) -> None:
     except OSError as error:
         warning = _unknown(error)
     if warning:
-        warnings.warn(warning, ExposedServerWarning, stacklevel=2)
+        _warn(warning)
+
+
+def _warn(text: str) -> None:
+    """Warns at the line outside these packages from which the call came."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("tw_"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, ExposedServerWarning, stacklevel=level)
 
 
 def find_free_ports(count: int) -> list[int]:

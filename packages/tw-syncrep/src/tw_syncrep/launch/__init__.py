@@ -8,7 +8,6 @@ import contextlib
 import platform
 import signal
 from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from queue import SimpleQueue
 from types import FrameType
 
@@ -26,7 +25,7 @@ from tw_syncrep.launch._meeting import (
     part,
 )
 from tw_syncrep.launch._messages import SIGNALS, Hello, Over, Signalled
-from tw_syncrep.launch._options import parse
+from tw_syncrep.launch._options import parse, version_of
 from tw_syncrep.launch._output import announce, check_log_folder
 from tw_syncrep.launch._plan import Share
 from tw_syncrep.launch._run import Director, follow, summarize
@@ -158,21 +157,14 @@ def _hello(options: argparse.Namespace, machine: Machine) -> Hello:
     if not host and options.node_rank == 0:
         host = "localhost" if options.nnodes == 1 else options.coordinator[0]
     settings = {
-        "tw-syncrep": _version("tw-syncrep"),
-        "TensorFlow": _version("tensorflow"),
+        "tw-syncrep": version_of("tw-syncrep"),
+        "TensorFlow": version_of("tensorflow"),
         "Python": ".".join(platform.python_version_tuple()[:2]),
     }
     for name in _AGREED:
         settings[f"--{name.replace('_', '-')}"] = str(getattr(options, name))
     ports = machine.find_ports()
     return Hello(options.node_rank, host, options.workers, ports, settings)
-
-
-def _version(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:  # e.g. another build of it
-        return "of unknown version"
 
 
 def _share(options: argparse.Namespace) -> Share:

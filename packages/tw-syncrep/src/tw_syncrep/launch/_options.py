@@ -5,6 +5,7 @@ import math
 import shutil
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tw_syncrep.cluster._addresses import split_address
@@ -18,8 +19,8 @@ examples:
   tw-launch --horovod -np 2 -- python train.py
 """
 _COUNTS = (
-    ("--evaluators", 0, "0 or 1, outside the cluster, on node 0"),
-    ("--max-restarts", 0, "of each task that fails, or of all together"),
+    ("--evaluators", 0, "evaluators, 0 or 1, outside the cluster, on node 0"),
+    ("--max-restarts", 0, "restarts of each task that fails, or of all together"),
 )
 
 
@@ -54,6 +55,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def version_of(distribution: str) -> str:
+    """Returns an installed version."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:  # e.g. another build of it
+        return "of unknown version"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tw-launch",
@@ -72,6 +81,8 @@ def _parser() -> argparse.ArgumentParser:
         type=_count,
         help="replicas on this machine; the first of all is the chief (2)",
     )
+    own = f"tw-syncrep {version_of('tw-syncrep')}"
+    parser.add_argument("--version", action="version", version=own)
     for name, default, meaning in _COUNTS:
         parser.add_argument(
             name, type=_count, default=default, help=f"{meaning} ({default})"
@@ -79,12 +90,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--min-workers",
         type=_positive,
-        help="with so many left, go on without workers that fail for good (all)",
+        help="number of workers with which the run goes on when others fail for good "
+        "(all)",
     )
     parser.add_argument(
         "--gpus-per-task",
         type=_count,
-        help="of each worker (as many as there are for each); other tasks get none",
+        help="GPUs of each worker (as many as there are for each); other tasks get "
+        "none",
     )
     parser.add_argument(
         "--grace",
@@ -115,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "command",
         nargs=argparse.REMAINDER,
-        help="what every task runs, after --",
+        help="command that every task runs, after --",
         metavar="COMMAND",
     )
     return parser
@@ -126,7 +139,7 @@ def _add_restarts(parser: argparse.ArgumentParser) -> None:
         "--restart",
         choices=("task", "group"),
         default="task",
-        help="what is started again when a task fails: it, or all tasks (task)",
+        help="tasks to start again when one fails: that one, or all (task)",
     )
     parser.add_argument(
         "--restart-delay",
@@ -138,29 +151,29 @@ def _add_restarts(parser: argparse.ArgumentParser) -> None:
 def _add_machines(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("several machines", "one command on each")
     group.add_argument(
-        "--nnodes", type=_positive, default=1, help="how many machines there are (1)"
+        "--nnodes", type=_positive, default=1, help="number of machines (1)"
     )
     group.add_argument(
-        "--node-rank", type=_count, default=0, help="of this machine, from 0 (0)"
+        "--node-rank", type=_count, default=0, help="rank of this machine, from 0 (0)"
     )
     group.add_argument(
         "--coordinator",
         type=_host_and_port,
-        help="where node 0 listens for the others",
+        help="address at which node 0 listens for the others",
         metavar="HOST:PORT",
     )
     group.add_argument(
         "--address",
         default="",
         type=lambda host: host.removeprefix("[").removesuffix("]"),
-        help="where other machines reach this one's tasks (node 0: the coordinator's "
-        "host; others: their own end of the connection to it)",
+        help="host at which other machines reach this one's tasks (node 0: the "
+        "coordinator's host; others: their own end of the connection to it)",
     )
     group.add_argument(
         "--start-timeout",
         type=_seconds,
         default=300.0,
-        help="seconds until all machines must have come (300)",
+        help="seconds within which all machines must have joined (300)",
     )
     group.add_argument(
         "--node-timeout",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, TextIO
 
 _LAST_LINES = 20
+_WARNING = "ExposedServerWarning: "  # and the line of source that Python shows with it
 _LINE_CHARACTERS = 500
 _READ_BYTES = 1 << 16
 _LINE_BYTES = 1 << 24  # longer lines are passed on in pieces
@@ -29,7 +30,7 @@ class TaskOutput:
     ) -> None:
         """Copies ``out`` to stdout, ``err`` to stderr, both to ``log``, in threads."""
         self._name, self._path = name, log
-        self._last: deque[str] = deque(maxlen=_LAST_LINES)
+        self._last: deque[str] = deque(maxlen=_LAST_LINES + 4)
         self._logging, self._num_open = threading.Lock(), 2
         self._log: IO[bytes] | None = None
         if log is not None:
@@ -44,8 +45,15 @@ class TaskOutput:
 
     @property
     def last_lines(self) -> tuple[str, ...]:
-        """The last lines of both streams, truncated to a readable length."""
-        return tuple(line[:_LINE_CHARACTERS] for line in list(self._last))
+        """The last lines of both streams, truncated to a readable length.
+
+        Without the warning of an open server, which tells nothing of a failure.
+        """
+        lines = list(self._last)
+        for at in [n for n, line in enumerate(lines) if _WARNING in line][::-1]:
+            source = "".join(lines[at + 1 : at + 2])
+            del lines[at : at + 1 + source.startswith("  ")]
+        return tuple(line[:_LINE_CHARACTERS] for line in lines[-_LAST_LINES:])
 
     def wait(self, timeout_s: float) -> None:
         """Waits until all output is passed on.
