@@ -5,7 +5,8 @@ parent has all ranks start a block of steps at the same time, takes the slowest 
 time, and has the contenders take turns. Before anything is timed, all must have the
 parameters that momentum on the mean gradient has.
 
-Two others take turns with them in processes of their own: PyTorch's
+The contenders over MPI take turns with them in ranks of their own, as a process is in
+one group. Two others take turns with them in processes of their own: PyTorch's
 DistributedDataParallel over gloo, where ``--torch`` names a Python that has it, and
 this package's parameter server.
 """
@@ -19,11 +20,13 @@ from typing import Any
 
 import numpy as np
 import syncrep
-from allreduce_rank import serve_rank
+from allreduce_rank import serve_mpi_rank, serve_rank
 from allreduce_works import (
     CHECKED_STEPS,
     DDP,
     MOMENTUM,
+    MPI,
+    MPI_SESSION,
     PEER,
     RATE,
     SERVER,
@@ -36,6 +39,7 @@ from syncrep_works import PULLED
 from syncrep_works import Work as ServerWork
 
 from tw_syncrep.cluster._network_exposure import find_free_ports
+from tw_syncrep.launch._pmi import World
 
 OPTIONS = {"works": "allreduce_works.WORKS", "rounds": 21, "workers": 2, "torch": None}
 
@@ -47,6 +51,8 @@ def main(options: Any, report: Report) -> None:
     for work in (WORKS[name] for name in options.works):
         with contextlib.ExitStack() as stack:
             blocks = stack.enter_context(ours_and_peers(work, options.workers))
+            if MPI in work.contenders:
+                blocks |= stack.enter_context(ours_over_mpi(work, options.workers))
             if DDP in work.contenders and options.torch:
                 started = ddp(options.torch, work, options.workers)
                 blocks[DDP] = stack.enter_context(started)
@@ -65,14 +71,29 @@ def ours_and_peers(work: Work, size: int) -> Iterator[dict[str, Block]]:
     ports = find_free_ports(size)
     with tasks() as start:
         pipes = [start(serve_rank, ports, rank, work) for rank in range(size)]
-        names = [name for name in work.contenders if name not in (SERVER, DDP)]
-        for name in names:
-            ask(pipes, "make", name)
-            ask(pipes, "run", name, CHECKED_STEPS)
-            _check(name, ask(pipes, "read", name))
-        yield {
-            name: lambda n, own=name: max(ask(pipes, "run", own, n)) for name in names
-        }
+        others = (SERVER, DDP, MPI, MPI_SESSION)
+        yield _make(pipes, [name for name in work.contenders if name not in others])
+
+
+@contextlib.contextmanager
+def ours_over_mpi(work: Work, size: int) -> Iterator[dict[str, Block]]:
+    """Starts ranks that hold our contenders over MPI."""
+    with contextlib.closing(World(size)) as world, tasks() as start:
+        pipes = [
+            start(serve_mpi_rank, world.variables(rank), rank, work)
+            for rank in range(size)
+        ]
+        ours = (MPI, MPI_SESSION)
+        yield _make(pipes, [name for name in work.contenders if name in ours])
+
+
+def _make(pipes: Sequence[Any], names: Sequence[str]) -> dict[str, Block]:
+    """Makes contenders on all ranks, and checks what they compute."""
+    for name in names:
+        ask(pipes, "make", name)
+        ask(pipes, "run", name, CHECKED_STEPS)
+        _check(name, ask(pipes, "read", name))
+    return {name: lambda n, own=name: max(ask(pipes, "run", own, n)) for name in names}
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from allreduce_works import (
     BFLOAT16,
     FLAT,
     MOMENTUM,
+    MPI_SESSION,
     PEER,
     RATE,
     SESSION,
@@ -29,11 +30,23 @@ def serve_rank(pipe: Any, ports: list[int], rank: int, work: Work) -> None:
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     group = join_beside(strategy, rank, len(ports), ports[0])
 
+    _serve(pipe, strategy, group, work)
+
+
+def serve_mpi_rank(pipe: Any, variables: dict[str, str], rank: int, work: Work) -> None:
+    """Does so as a rank of MPI."""
+    os.environ.update(variables)
+    from tw_syncrep import processes
+
+    _serve(pipe, None, processes.join(engine="mpi"), work)
+
+
+def _serve(pipe: Any, strategy: Any, group: Any, work: Work) -> None:
     def make(name: str) -> Any:
-        if name == SESSION:
-            step, read = _make_session(group, rank, work)
+        if name in (SESSION, MPI_SESSION):
+            step, read = _make_session(group, group.rank, work)
         else:
-            step, read = _make_function(name, strategy, group, rank, work)
+            step, read = _make_function(name, strategy, group, group.rank, work)
         return block_of(step), read
 
     answer(pipe, make)
@@ -62,7 +75,7 @@ def _make_function(
     from tw_syncrep import processes
 
     flat = FlatVariables()
-    scopes = {PEER: strategy.scope, FLAT: flat.scope}
+    scopes = {FLAT: flat.scope} | ({PEER: strategy.scope} if strategy else {})
     with scopes.get(name, nullcontext)():
         found = [tf.Variable(tf.ones(shape)) for shape in work.shapes]
     trained = found

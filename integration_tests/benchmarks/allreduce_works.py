@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 PEER, FUNCTION, SESSION = "multi-worker", "tf.function", "local session"
 BFLOAT16, SERVER, DDP, FLAT = "bfloat16", "parameter server", "DDP", "flat"
+MPI, MPI_SESSION = "MPI", "MPI, local session"
 RATE, MOMENTUM = 0.01, 0.9
 CHECKED_STEPS = 3
 
@@ -32,47 +33,66 @@ WORKS = {
     "10": Work(
         "10 variables of 1,024 floats",
         ((1024,),) * 10,
-        (FUNCTION, FLAT, SESSION, PEER, SERVER, DDP),
+        (FUNCTION, FLAT, SESSION, PEER, SERVER, DDP, MPI, MPI_SESSION),
         (
             (FUNCTION, PEER, 0.8),
             (SESSION, PEER, 0.9),
             (FUNCTION, DDP, 0.65),
             (FUNCTION, SERVER, 0.6),
+            (MPI, PEER, 0.6),
+            (MPI_SESSION, MPI, 1.15),
         ),
     ),
     "100": Work(
         "100 variables of 1,024 floats",
         ((1024,),) * 100,
-        (FUNCTION, FLAT, SESSION, PEER, SERVER, DDP),
+        (FUNCTION, FLAT, SESSION, PEER, SERVER, DDP, MPI, MPI_SESSION),
         (
             (FUNCTION, PEER, 0.8),
             (SESSION, PEER, 0.9),
             (FUNCTION, DDP, 0.45),
             (FUNCTION, SERVER, 0.6),
+            (MPI, PEER, 0.6),
+            (MPI, DDP, 0.3),
+            (MPI_SESSION, MPI, 1.15),
         ),
     ),
     "400": Work(
         "400 variables of 1,024 floats",
         ((1024,),) * 400,
-        (FUNCTION, FLAT, SESSION, PEER, DDP),
-        ((FUNCTION, PEER, 0.75), (SESSION, PEER, 0.9), (FUNCTION, DDP, 0.6)),
+        (FUNCTION, FLAT, SESSION, PEER, DDP, MPI, MPI_SESSION),
+        (
+            (FUNCTION, PEER, 0.75),
+            (SESSION, PEER, 0.9),
+            (FUNCTION, DDP, 0.6),
+            (MPI, PEER, 0.6),
+            (MPI_SESSION, MPI, 1.15),
+        ),
     ),
     "1m": Work(
         "10 variables of 1,048,576 floats",
         ((1 << 20,),) * 10,
-        (FUNCTION, BFLOAT16, SESSION, PEER, DDP),
+        (FUNCTION, BFLOAT16, SESSION, PEER, DDP, MPI, MPI_SESSION),
         (
             (FUNCTION, PEER, 1.0),
             (BFLOAT16, PEER, 0.65),
             (SESSION, PEER, 1.2),
             (FUNCTION, DDP, 1.6),
+            (MPI, PEER, 0.45),
+            (MPI, DDP, 0.45),
+            (MPI_SESSION, MPI, 1.15),
         ),
     ),
     "mlp": Work(
         "MLP 6 x 512",
         _MLP,
-        (FUNCTION, FLAT, PEER, DDP),
-        ((FUNCTION, PEER, 0.8), (FUNCTION, DDP, 0.8)),
+        (FUNCTION, FLAT, PEER, DDP, MPI),
+        (
+            (FUNCTION, PEER, 0.8),
+            (FUNCTION, DDP, 0.8),
+            (MPI, PEER, 0.6),
+            (MPI, DDP, 0.6),
+        ),
     ),
     "small": Work(
         "25 small variables",

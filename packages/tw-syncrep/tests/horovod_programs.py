@@ -31,6 +31,7 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
     """
     end_with_the_test()
     os.environ.pop("TF_CONFIG", None)
+    os.environ.update(options.get("mpi", {}))
     if "cluster" in options:
         task = {"type": "worker", "index": options["rank"]}
         told = {"cluster": {"worker": options["cluster"]}, "task": task}

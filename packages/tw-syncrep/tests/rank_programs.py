@@ -34,10 +34,11 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
       pipe: to the test.
       options: of ``join``, and what is out of order with this rank: ``alone`` and
         ``tf_config`` (cluster) instead of an address, ``renumbered``, ``resized`` and
-        ``versions`` by rank, ``has_gpus``, ``starts_early`` (ranks), ``v1``,
-        ``towers``, ``machine`` (number), ``network`` (process in whose namespace it
-        is, None for a new one; its address; all addresses), ``starts_in_s`` (how long
-        TensorFlow's runtime takes to start, by rank), ``stops_in_join`` (ranks),
+        ``versions`` by rank, ``has_gpus``, ``mpi`` (its variables), ``starts_early``
+        (ranks), ``v1``, ``towers``, ``machine`` (number), ``network`` (process in whose
+        namespace it is, None for a new one; its address; all addresses),
+        ``starts_in_s`` (how long TensorFlow's runtime takes to start, by rank),
+        ``stops_in_join`` (ranks),
         ``is_quiet``, ``environment`` (variables by rank), ``resolves_in_s`` (until
         names are known).
     """
@@ -78,6 +79,9 @@ def _find(name: str) -> Any:
 
 
 def _prepare(options: dict[str, Any], pipe: Any) -> dict[str, Any]:
+    if (mpi := options.pop("mpi", None)) is not None:
+        os.environ.update(mpi)
+        options["engine"] = "mpi"
     if options.pop("is_quiet", False):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     if (network := options.pop("network", None)) is not None:
@@ -630,3 +634,12 @@ def count_calls(
         method = path.rpartition("/")[2]
         by_method[method] = by_method.get(method, 0) + count / steps
     return by_method, received
+
+
+def reduce_new_shapes(group: Any, count: int) -> tuple[list[float], int]:
+    """Broadcasts eagerly, each time another shape; tells the last sum."""
+    total = 0.0
+    for n in range(1, count):
+        processes.broadcast([tf.zeros([n])], group=group)
+    [[total]] = processes.sum_across([[tf.ones([])]], group=group)
+    return [float(total)], count

@@ -3,16 +3,22 @@
 A test names a function of ``rank_programs`` that every rank calls with its group.
 """
 
+import contextlib
 import os
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import syncrep_links
 from syncrep_tasks import Task
 
 from tw_syncrep.cluster._network_exposure import find_free_ports
+from tw_syncrep.launch import _pmi
 
 DEADLINE_S = 60
+ENGINE = "TW_TEST_ENGINE"
+"""Variable by which all tests of ranks run over another engine: "mpi"."""
 
 
 class Raised(Exception):
@@ -70,8 +76,9 @@ class Ranks:
 
     Those in ``absent`` do not come before ``come``. ``machines`` are what ranks take
     for theirs, by rank; where they are ``linked``, each is a network namespace whose
-    link ``cut`` takes down. Other options are those of ``run``, by rank where they are
-    dictionaries of ranks.
+    link ``cut`` takes down. The ``engine`` is by default "tensorflow" or that of
+    ``ENGINE``. Other options are those of ``run``, by rank where they are dictionaries
+    of ranks.
 
     Attributes:
       address: the coordinator's.
@@ -88,8 +95,13 @@ class Ranks:
         machines: Sequence[int] = (),
         linked: bool = False,
         run: Any = None,
+        engine: str = "",
         **options: Any,
     ) -> None:
+        if engine:
+            options["engine"] = engine
+        engine = engine or os.environ.get(ENGINE, "tensorflow")
+        self._mpi = _pmi.World(size) if engine == "mpi" and not linked else None
         if (
             run is None
         ):  # imported late: reading the options of drills takes no TensorFlow
@@ -121,6 +133,8 @@ class Ranks:
         if self._hub is not None:
             leader = None if first is None else first.process.pid
             place["network"] = (leader, self._hosts[machine], self._hosts)
+        if self._mpi is not None:
+            place["mpi"] = self._mpi.variables(rank)
         joining = {**place, **self._options}
         process = RankProcess(self._context, rank, joining, self._run)
         self.all.append(process)
@@ -163,9 +177,22 @@ class Ranks:
         return results
 
     def end(self) -> None:
+        shared = [path for rank in self.all for path in _shared_memory(rank)]
         try:
             for rank in self.all:
                 rank.end()
         finally:
+            if self._mpi is not None:
+                self._mpi.close()
+            for path in shared:  # MPICH leaves it where ranks are killed.
+                path.unlink(missing_ok=True)
             if self._hub is not None:
                 self._hub.kill()
+
+
+def _shared_memory(rank: RankProcess) -> set[Path]:
+    """Returns the files of shared memory of a rank's MPI."""
+    with contextlib.suppress(OSError):
+        maps = Path(f"/proc/{rank.process.pid}/maps").read_text()
+        return {Path(name) for name in re.findall(r"/dev/shm/mpich\S+", maps)}
+    return set()

@@ -135,6 +135,12 @@ def kept_by_autograph(error: _E) -> _E:
     return error
 
 
+def as_array(tensor: tf.Tensor) -> np.ndarray:
+    """Returns an eager tensor's memory on the CPU; its ``numpy`` would copy it."""
+    array: np.ndarray = tensor._numpy()
+    return array
+
+
 def eager_mode() -> AbstractContextManager[None]:
     """Returns a scope in which this thread runs eagerly, whatever the default is."""
     scope: AbstractContextManager[None] = context.eager_mode()

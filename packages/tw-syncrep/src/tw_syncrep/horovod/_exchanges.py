@@ -28,6 +28,7 @@ from tw_syncrep.processes._collectives import (
     find_bucket,
     gather,
     gather_rows,
+    known_shape,
     row_spec,
     swap,
 )
@@ -112,7 +113,8 @@ def deal(
 
     def body(brought: list[tf.Tensor], keys: list[int]) -> list[tf.Tensor]:
         (rows, counts), key = brought, keys[0]
-        rows = _compared(rows, rows.shape[1:], "an alltoall", group, keys[1])
+        inner = known_shape(rows, group)[1:]
+        rows = _compared(rows, inner, "an alltoall", group, keys[1])
         received = swap(tf.reshape(counts, [group.size, 1]), group, key)[:, 0]
         longest = add_up(tf.reduce_max(counts, keepdims=True), group, key + 1, "Max")
         bucket = find_bucket(longest[0])
@@ -277,7 +279,7 @@ def _add_parts(
 def _gather(rows: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
     # The last of the keys: gathering rows needs one per bucket.
     last = key + KEYS_PER_TENSOR - 1
-    rows = _compared(rows, rows.shape[1:], "an allgather", group, last)
+    rows = _compared(rows, known_shape(rows, group)[1:], "an allgather", group, last)
     return gather_rows([rows], group, key)[0]
 
 

@@ -184,6 +184,7 @@ def _share(options: argparse.Namespace) -> Share:
         node=options.node_rank,
         num_nodes=options.nnodes,
         horovod=options.horovod,
+        uses_mpi=options.mpi,
     )
 
 

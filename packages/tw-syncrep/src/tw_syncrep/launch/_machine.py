@@ -16,9 +16,11 @@ from pathlib import Path
 from tw_syncrep.cluster._network_exposure import find_free_ports
 from tw_syncrep.launch._messages import Ended, Idle, Restart, Start, Stop
 from tw_syncrep.launch._plan import Share, TaskPlan, plan_tasks
+from tw_syncrep.launch._pmi import World
 from tw_syncrep.launch._task import Ends, Keeper, TaskProcess
 
 _KILLED_S = 10.0
+_REPORTS_S = 1.0
 _LAST_LINES_S = 1.0
 
 
@@ -44,6 +46,7 @@ class Machine:
         self._asked: set[int] = set()
         self._deadline: float | None = None
         self._owes_idle = False
+        self._mpi: World | None = None
 
     def find_ports(self) -> tuple[int, ...]:
         """Finds free ports for its servers and workers."""
@@ -53,7 +56,10 @@ class Machine:
         """Carries out an order of node 0 without waiting for its completion."""
         match order:
             case Start():
-                plans = plan_tasks(self.share, order)
+                if self.share.uses_mpi:
+                    self._close_mpi()
+                    self._mpi = World(self.share.workers)
+                plans = plan_tasks(self.share, order, self._mpi)
                 self._plans = {plan.name: plan for plan in plans}
                 self._asked, self._deadline = set(), None
                 self._processes = {}
@@ -96,11 +102,24 @@ class Machine:
 
         All share one grace period, which begins with the first signal.
         """
+        if self.share.uses_mpi and not self._asked:
+            self._await_reports()
         if self._deadline is None:
             self._deadline = time.monotonic() + self._grace_s
         if number not in self._asked:
             _send(self._running(), number)
         self._asked.add(number)
+
+    def _await_reports(self) -> None:
+        """Leaves workers a second to report that another has failed."""
+        ended = [p for p in self._processes.values() if p.has_ended.is_set()]
+        end_s = time.monotonic() + _REPORTS_S
+        for process in self._running() if any(p.report().status for p in ended) else ():
+            process.has_ended.wait(max(0.0, end_s - time.monotonic()))
+
+    def _close_mpi(self) -> None:
+        if self._mpi is not None:
+            self._mpi.close()
 
     def end(self, number: int) -> None:
         """Ends all tasks and waits until they have; none can be started again."""
@@ -111,6 +130,7 @@ class Machine:
             self.tick()
         self._ends.close()
         self._keeper.close()
+        self._close_mpi()
         end = time.monotonic() + _LAST_LINES_S
         for process in self._processes.values():
             process.wait_for_output(max(0.0, end - time.monotonic()))

@@ -1,6 +1,7 @@
 """The command line of ``tw-launch``."""
 
 import argparse
+import importlib.util
 import math
 import shutil
 import sys
@@ -15,6 +16,7 @@ _EXAMPLES = """\
 examples:
   tw-launch --ps 1 --workers 2 -- python train.py
   tw-launch --ps 0 --workers 2 --restart group --max-restarts 3 -m package.train
+  tw-launch --mpi --workers 2 -- python train.py
   tw-launch --nnodes 2 --node-rank 0 --coordinator 10.0.0.1:29400 -- python train.py
   tw-launch --horovod -np 2 -- python train.py
 """
@@ -34,7 +36,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if fault := _fault_of_horovod(options):
         parser.error(fault)
     if options.ps is None:
-        options.ps = 0 if options.horovod else 1
+        options.ps = 0 if options.horovod or options.mpi else 1
     if options.workers is None:
         options.workers = options.np or 2
     command, theirs = options.command, words[at + 1 :]
@@ -74,7 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ps",
         type=_count,
-        help="parameter servers, on node 0; with 0 there are workers only (1)",
+        help="parameter servers, on node 0; with 0 there are workers only (1; "
+        "with --mpi or --horovod 0)",
     )
     parser.add_argument(
         "--workers",
@@ -83,6 +86,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     own = f"tw-syncrep {version_of('tw-syncrep')}"
     parser.add_argument("--version", action="version", version=own)
+    parser.add_argument(
+        "--mpi",
+        action="store_true",
+        help="make the workers one MPI world, which is faster on one machine; needs "
+        "mpi4py and MPICH: pip install mpi4py mpich",
+    )
     for name, default, meaning in _COUNTS:
         parser.add_argument(
             name, type=_count, default=default, help=f"{meaning} ({default})"
@@ -255,11 +264,31 @@ def _fault(options: argparse.Namespace) -> str:
         faults["--restart-delay is for --restart group"] = (
             options.restart_delay is not None
         )
+    if options.mpi:
+        faults |= _faults_of_mpi(options)
     for fault, is_so in faults.items():
         if is_so:
             return fault
     program = options.command[0]
     return "" if shutil.which(program) else f"COMMAND {program!r} cannot be run"
+
+
+def _faults_of_mpi(options: argparse.Namespace) -> dict[str, bool]:
+    return {
+        "--mpi is for workers that exchange sums; parameter servers take no part in "
+        f"them, so drop --ps {options.ps}": options.ps > 0,
+        "--mpi is for one machine; start the program by your cluster's mpiexec instead "
+        "of --nnodes": options.nnodes > 1,
+        "--mpi cannot start one worker again alone; use --restart group": (
+            options.restart == "task" and options.max_restarts > 0
+        ),
+        "--mpi cannot go on without a worker; drop --min-workers": (
+            options.min_workers is not None
+        ),
+        "--mpi needs mpi4py and MPICH: pip install mpi4py mpich": (
+            importlib.util.find_spec("mpi4py") is None
+        ),
+    }
 
 
 def _count(text: str) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tw_syncrep.cluster._addresses import join_address
 from tw_syncrep.launch._messages import Hello, Start
+from tw_syncrep.launch._pmi import World
 
 # Holds modules of the names ``horovod`` and ``mpi4py``.
 _NAMES = Path(__file__).parents[1] / "horovod" / "_python_path"
@@ -25,6 +26,7 @@ class Share:
     node: int = 0
     num_nodes: int = 1
     horovod: bool = False  # whether tasks import tw_syncrep.horovod as horovod
+    uses_mpi: bool = False  # whether workers are one MPI world
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,10 @@ def lay_out(
     return {job: addresses for job, addresses in jobs.items() if addresses}, firsts
 
 
-def plan_tasks(share: Share, start: Start) -> tuple[TaskPlan, ...]:
-    """Plans the tasks of one machine; only workers get GPUs."""
+def plan_tasks(
+    share: Share, start: Start, mpi: World | None = None
+) -> tuple[TaskPlan, ...]:
+    """Plans the tasks of one machine; only workers get GPUs, and a place in MPI."""
     counts = {"ps": share.ps, "worker": share.workers, "evaluator": share.evaluators}
     tasks = []
     for job, count in counts.items():
@@ -76,6 +80,8 @@ def plan_tasks(share: Share, start: Start) -> tuple[TaskPlan, ...]:
                 if share.horovod:
                     workers = len(start.cluster["worker"])
                     variables |= _horovods(index, workers, place, count)
+                if mpi is not None:
+                    variables |= mpi.variables(place)
             gpus = share.gpus[place] if is_worker else ""
             if gpus is not None:
                 variables["CUDA_VISIBLE_DEVICES"] = gpus

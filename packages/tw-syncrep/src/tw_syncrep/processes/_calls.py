@@ -16,6 +16,7 @@ from tw_syncrep import _tf_compat
 from tw_syncrep._errors import ReplicaTimeoutError
 from tw_syncrep.processes._agreement import Exchange
 from tw_syncrep.processes._interrupts import InterruptWatch
+from tw_syncrep.processes._mpi import EndedError
 from tw_syncrep.processes._side_channel._attendance import (
     Deadlines,
     Report,
@@ -48,8 +49,12 @@ class Calls:
         limits: Deadlines,
         start_runtime: Callable[[], None] | None,
         engine: str,
+        aborts: bool,
     ) -> None:
-        """Takes ``member`` None of a rank that is alone."""
+        """Takes ``member`` None of a rank that is alone.
+
+        ``aborts`` says whether collectives do not end before TensorFlow aborts them.
+        """
         self.member = member
         self.interrupts: InterruptWatch | None = None
         self.of_step: dict[int, Any] = {}  # Exchanges of a training step, by first key.
@@ -58,13 +63,13 @@ class Calls:
         self.is_proven = False  # NCCL's sums were compared.
         self.moved_s = time.monotonic()
         self._rank, self._tasks, self._limits = rank, tasks, limits
-        self._start_runtime = start_runtime
+        self._start_runtime, self._aborts = start_runtime, aborts
         self._keys: dict[tuple[Exchange, int, bool, bool], int] = {}
         self._exchanges: dict[int, Exchange] = {}  # By first key.
         self._traced, self._inside = 0, ""
         self._compiled: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._entered = self._completed = self._needing_all = 0  # By calls from Python.
-        self._hosted: dict[int, tuple[int, bool]] = {}  # Such calls in progress.
+        self._hosted: dict[int, tuple[int, bool, str]] = {}  # Such calls in progress.
         self._waiting: Exchange | None = None  # Not yet described by all ranks.
         self._threads: set[int] = set()
         self._progress: tf.Variable | None = None
@@ -177,6 +182,11 @@ class Calls:
             self.member.look_again()
 
     @property
+    def num_described(self) -> int:
+        """The number of collectives matched by order; the same on all ranks."""
+        return 0 if self.member is None else self.member.num_described
+
+    @property
     def num_agreed(self) -> int:
         """The number of collectives on which ranks have agreed."""
         return len(self._keys)
@@ -219,20 +229,20 @@ class Calls:
             return tf.Variable(0.0, trainable=False, name="tw_syncrep_order")
 
     @contextlib.contextmanager
-    def host_call(self, key: int, *, blocks: bool, needs_all: bool) -> Iterator[None]:
+    def host_call(
+        self, key: int, *, blocks: bool, needs_all: bool, order: str = ""
+    ) -> Iterator[None]:
         """Scope of collectives from ``key`` on that run immediately, from Python.
 
         The program waits for them if they block; in a session, and in ``finish``, other
         collectives may start meanwhile. If they need all, ranks that have finished must
-        take part, too.
+        take part, too. Those of one ``order``, in a function, run one after another.
         """
         with self._lock:
             self._entered += 1
             self._needing_all += needs_all
             number = self._entered
-            self._hosted[number] = key, blocks
-            if blocks:
-                self._threads.add(threading.get_ident())
+            self._hosted[number] = key, blocks, order
         with self.naming_missing(
             f"host call {number}"
         ):  # Several at once in a session.
@@ -247,7 +257,7 @@ class Calls:
         self._events.began(self._name, what)
         try:
             yield
-        except tf.errors.OpError as error:
+        except (tf.errors.OpError, EndedError) as error:
             missing = self.find_missing()
             if self.interrupts is not None:
                 self.interrupts.hear()
@@ -272,7 +282,8 @@ class Calls:
             text = black_box.report(self._wait(missing), self._events)
         except Exception:  # The report is made again with the error.
             text = ""
-        _tf_compat.abort_collectives(self._describe(missing))
+        if self._aborts:
+            _tf_compat.abort_collectives(self._describe(missing))
         self._as_error(missing, text)
 
     def is_inside(self) -> bool:
@@ -319,11 +330,11 @@ class Calls:
         if waiting is not None and member is not None:
             number = -member.num_described
             return number if is_alone else 0, "", f"the agreement on {waiting}"
-        key, blocks = hosted[0] if hosted else (keys, True)
+        key, blocks, order = hosted[0] if hosted else (keys, True, "")
         exchange = self._exchanges.get(key)
         if num_inside != 1 or exchange is None:
             return 0, "", ""
-        order = "" if hosted else exchange.name
+        order = order if hosted else exchange.name
         return key if blocks and is_alone else 0, order, str(exchange)
 
     def _as_error(self, missing: dict[int, str], text: str = "") -> ReplicaTimeoutError:

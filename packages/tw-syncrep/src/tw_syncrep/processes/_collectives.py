@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tw_core.checks import caller
+from tw_syncrep import _tf_compat
 from tw_syncrep.processes._group import ProcessGroup
 
 GROUP_KEY = 6_144
@@ -75,6 +77,9 @@ def add_up(
 
     Takes 32- and 64-bit floats and integers; all ranks get the same bits.
     """
+    if (mpi := group.mpi) is not None:
+        summed = mpi.add_up(_tf_compat.as_array(tensor), op, divides=divides)
+        return as_tensor(summed)
     return tf.raw_ops.CollectiveReduceV2(
         input=tensor,
         merge_op=op,
@@ -85,6 +90,8 @@ def add_up(
 
 def gather(tensor: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
     """Concatenates all ranks' tensors, [R, ...], to [size R, ...] in rank order."""
+    if group.mpi is not None:
+        return as_tensor(group.mpi.gather(_tf_compat.as_array(tensor)))
     if tensor.dtype == tf.bfloat16:  # The op does not take it, but only moves bits.
         gathered = gather(tf.bitcast(tensor, tf.float16), group, key)
         return tf.bitcast(gathered, tf.bfloat16)
@@ -93,6 +100,8 @@ def gather(tensor: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
 
 def swap(tensor: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
     """Sends row r of [size, ...] to rank r; returns [size, ...], each rank's row."""
+    if group.mpi is not None:
+        return as_tensor(group.mpi.swap(_tf_compat.as_array(tensor)))
     return _run_with_elements(tf.raw_ops.CollectiveAllToAllV2, tensor, group, key)
 
 
@@ -156,6 +165,9 @@ def compare_shapes(
     with tf.device("/cpu:0"):
         known = shapes[:, 1 : 1 + tf.reduce_max(shapes[:, 0])]
         alike = tf.logical_not(tf.reduce_any(differs))
+        if group.mpi is not None and not alike:
+            rows = "".join(str(row).replace(",", "") for row in known.numpy().tolist())
+            raise tf.errors.InvalidArgumentError(None, None, f"{says} [{rows}]")
         check = tf.debugging.Assert(alike, [says, known], summarize=1 << 10)
     with tf.control_dependencies([check]):
         return tf.reduce_max(sizes)
@@ -175,13 +187,13 @@ def combine_flat(
     A shape not known before the graph runs is compared, and padded to the bucket of the
     longest, which has its own keys.
     """
-    flat = tf.reshape(tensor, [-1])
-    is_padded = not tensor.shape.is_fully_defined()
+    flat, shape = tf.reshape(tensor, [-1]), known_shape(tensor, group)
+    is_padded = not shape.is_fully_defined()
     if is_padded:
         longest = compare_shapes(tensor, group, key, to=to, skips_empty=skips_empty)
         bucket = find_bucket(longest)
         flat, key = pad(flat, bucket), key + 1 + 2 * bucket
-    elif not tensor.shape.num_elements():  # TensorFlow's ring rejects empty tensors.
+    elif not shape.num_elements():  # TensorFlow's ring rejects empty tensors.
         is_padded, flat = True, pad(flat, 0)
     combined = combine(flat, key)
     if is_padded:
@@ -216,13 +228,18 @@ def send(tensor: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
 
     NCCL does not carry it, as the op takes no ordering token.
     """
+    if group.mpi is not None:
+        return as_tensor(group.mpi.send(_tf_compat.as_array(tensor)))
     return tf.raw_ops.CollectiveBcastSendV2(input=tensor, **_among(group, key))
 
 
 def receive(
-    shape: tf.TensorShape, dtype: tf.DType, group: ProcessGroup, key: Any
+    spec: tf.TensorSpec, group: ProcessGroup, key: Any, *, root: int
 ) -> tf.Tensor:
-    """Returns the tensor that another rank sends."""
+    """Returns the tensor that rank ``root`` sends."""
+    shape, dtype = spec.shape, spec.dtype
+    if (mpi := group.mpi) is not None:
+        return as_tensor(mpi.receive(shape.as_list(), dtype.as_numpy_dtype, root))
     return tf.raw_ops.CollectiveBcastRecvV2(shape=shape, T=dtype, **_among(group, key))
 
 
@@ -233,6 +250,16 @@ def _in_order(group: ProcessGroup, key: Any) -> dict[str, Any]:
         return {**known, "ordering_token": []}
     handle = group.calls.ordering_token.handle
     return {**known, "ordering_token": [handle], "communication_hint": "nccl"}
+
+
+def as_tensor(array: np.ndarray) -> tf.Tensor:
+    """Returns an eager tensor in an array's memory; ``tf.constant`` would copy it."""
+    return tf.raw_ops.Identity(input=array)
+
+
+def known_shape(tensor: tf.Tensor, group: ProcessGroup) -> tf.TensorShape:
+    """Returns a tensor's shape as far as ranks know each other's."""
+    return tensor.shape if group.mpi is None else group.mpi.known_shape(tensor)
 
 
 def _among(group: ProcessGroup, key: Any) -> dict[str, Any]:

@@ -69,5 +69,5 @@ def _against_mpi(facts: EngineFacts) -> str:
     if not facts.mpi_launcher:
         return "no MPI launcher has started this process"
     if not facts.has_mpi4py:
-        return 'mpi4py is not installed; pip install "tw-syncrep[mpi]"'
+        return "mpi4py is not installed (pip install mpi4py)"
     return ""

@@ -20,6 +20,7 @@ from tw_syncrep.processes._collectives import (
     combine_flat,
     gather,
     gather_rows,
+    known_shape,
     row_spec,
     swap,
 )
@@ -245,12 +246,12 @@ class _Sums:
     shares: Sequence[tf.Tensor] | None  # By rank, of what is narrow.
 
     def of(self, tensor: tf.Tensor, key: int) -> tf.Tensor:
-        elements = tensor.shape.num_elements()
+        elements = known_shape(tensor, self.group).num_elements()
         if elements == 0:  # TensorFlow's ring does not take empty tensors.
             return tensor
         if elements is not None and not narrow_dtype(tensor.dtype, self.plan.wire):
             bytes_received = elements * tensor.dtype.size * (self.group.size - 1)
-            if bytes_received <= _GATHERED_BYTES:
+            if bytes_received <= _GATHERED_BYTES and self.group.mpi is None:
                 return self._gather_and_add(tensor, key)
             return self._add(tensor, key)
         # A length not known before is zero on a rank that is done.

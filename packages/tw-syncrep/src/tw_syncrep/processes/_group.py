@@ -16,6 +16,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 from tw_syncrep.processes._calls import Calls
 from tw_syncrep.processes._engines import Engine
 from tw_syncrep.processes._interrupts import InterruptWatch
+from tw_syncrep.processes._mpi import World
 from tw_syncrep.processes._side_channel._attendance import Deadlines
 from tw_syncrep.processes._side_channel._coordinator import Coordinator
 from tw_syncrep.processes._side_channel._introduction import (
@@ -46,6 +47,7 @@ class ProcessGroup:
       engine_reason: why it was chosen.
       falls_back: whether TensorFlow's ring takes over where NCCL adds wrongly.
       has_left: whether this process has left the group.
+      mpi: this process in MPI, if that is the engine; not for programs.
       calls: how far this rank is in its collectives; not for programs.
     """
 
@@ -59,6 +61,7 @@ class ProcessGroup:
         coordinator: Coordinator | None,
         limits: Deadlines,
         start_runtime: Callable[[], None] | None = None,
+        mpi: World | None = None,
     ) -> None:
         """Called by ``join``, after which this rank reports its progress."""
         machines = list(dict.fromkeys(other.machine for other in introductions))
@@ -70,23 +73,32 @@ class ProcessGroup:
         self.tasks = tuple(other.task for other in introductions)
         self.engine, self.engine_reason = engine.name, engine.reason
         self.falls_back = engine.falls_back
-        self.has_left = False
+        self.has_left = self._has_lost = False
+        self.mpi = mpi
         self.calls = Calls(
             *(rank, self.tasks),
             member=member,
             limits=limits,
             start_runtime=start_runtime,
             engine=f"{engine.name}, as {engine.reason}",
+            aborts=mpi is None,
         )
         self._coordinator = coordinator
         self._exit = sys.exit
         self._exits: tuple[Any, float] = (None, 0.0)
+        self._limits = limits
+        if mpi is not None:
+            atexit.register(self._end_mpi, os.getpid())
         if member is not None:
             member.start(self.calls.read_report, self.calls.abort)
             # A function of ``atexit`` cannot find out otherwise how the program ends.
             sys.exit = self._note_exit
             give_up = functools.partial(member.give_up, "was interrupted (SIGINT)")
-            self.calls.interrupts = InterruptWatch(self.calls.is_inside, give_up)
+            self.calls.interrupts = InterruptWatch(
+                self.calls.is_inside,
+                give_up,
+                must_defer=mpi.is_in_exchange if mpi is not None else lambda: False,
+            )
             os.register_at_fork(after_in_child=self._forget)
         atexit.register(self._leave_at_exit, os.getpid())
 
@@ -198,6 +210,7 @@ class ProcessGroup:
             sys.exit = self._exit
         self._stop_watching()
         if self.calls.member is not None:
+            self._has_lost |= bool(self.calls.member.missing)
             self.calls.member.leave(timeout_s=timeout_s)
         if self._coordinator is not None:
             self._coordinator.stop(timeout_s=timeout_s)
@@ -213,16 +226,31 @@ class ProcessGroup:
         """Leaves the group; reports a failure first unless the program ended well."""
         if os.getpid() != process:
             return
-        error, (status, exited_s) = getattr(sys, "last_value", None), self._exits
-        has_gone_on = self.calls.moved_s > exited_s + 0.5  # Beats notice moves late.
-        why = ""
-        if error is not None and not hasattr(sys, "ps1"):  # A prompt survives errors.
-            why = f"has ended by an error of its own ({type(error).__name__})"
-        elif status not in (None, 0) and not has_gone_on:
-            why = "has ended by sys.exit with an error"
+        why, _ = self._find_failure()
         if why and self.calls.member is not None:
             self.calls.member.fail(why, timeout_s=2.0)
+            self._has_lost = True
         self.leave()
+
+    def _find_failure(self) -> tuple[str, int]:
+        """Returns why the program fails, "" if it does not, and its status."""
+        error, (status, exited_s) = getattr(sys, "last_value", None), self._exits
+        has_gone_on = self.calls.moved_s > exited_s + 0.5  # Beats notice moves late.
+        if error is not None and not hasattr(sys, "ps1"):  # A prompt survives errors.
+            return f"has ended by an error of its own ({type(error).__name__})", 1
+        if status not in (None, 0) and not has_gone_on:
+            code = status if isinstance(status, int) else 1
+            return "has ended by sys.exit with an error", code
+        return "", 0
+
+    def _end_mpi(self, process: int) -> None:
+        """Ends MPI when the process ends, after this rank has left."""
+        if self.mpi is not None and os.getpid() == process:
+            self.mpi.end(
+                is_lost=self._has_lost,
+                status=self._find_failure()[1],
+                within_s=self._limits.stall_timeout_s,
+            )
 
     def _stop_watching(self) -> None:
         atexit.unregister(self._leave_at_exit)

@@ -11,6 +11,7 @@ import contextlib
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 
@@ -18,6 +19,8 @@ import tensorflow as tf
 
 _HEARD_S = 0.1
 """Time in which the main thread runs the handler, unless it is inside C++."""
+
+_LOOKS_S = 0.01
 
 _AGAIN_S = 0.001
 """Delay until a deferred signal is repeated, before the error reaches the program."""
@@ -29,14 +32,24 @@ _COMES_S = 1.0
 class InterruptWatch(threading.Thread):
     """A thread that ends collectives when the main thread does not notice SIGINT."""
 
-    def __init__(self, is_inside: Callable[[], bool], end: Callable[[], None]) -> None:
-        """Starts the thread if made in the main thread; watches nothing otherwise."""
+    def __init__(
+        self,
+        is_inside: Callable[[], bool],
+        end: Callable[[], None],
+        *,
+        must_defer: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Starts the thread if made in the main thread; watches nothing otherwise.
+
+        Where ``must_defer()``, TensorFlow has called this process's Python, and would
+        make another error of a KeyboardInterrupt.
+        """
         super().__init__(name="tw-syncrep-interrupts", daemon=True)
-        self._is_inside, self._end = is_inside, end
+        self._is_inside, self._end, self._must_defer = is_inside, end, must_defer
         self._read, self._write = socket.socketpair()
         self._write.setblocking(False)
         self._heard = threading.Event()
-        self._is_deferred = self._is_owed = False
+        self._is_deferred = self._is_owed = self._is_refused = False
         self._watches = self._take_signals()
         if self._watches:
             self.start()
@@ -56,7 +69,8 @@ class InterruptWatch(threading.Thread):
 
     def hear(self) -> None:
         """Waits for a deferred KeyboardInterrupt, which precedes any other error."""
-        if self._is_owed and threading.current_thread() is threading.main_thread():
+        is_main = threading.current_thread() is threading.main_thread()
+        if self._is_owed and is_main and not self._must_defer():
             self._heard.wait(_COMES_S)
 
     def close(self) -> None:
@@ -93,6 +107,9 @@ class InterruptWatch(threading.Thread):
 
         C++ calls the error's class, and turns other exceptions into a RuntimeError.
         """
+        if self._must_defer():  # Sent again once its collectives have been ended.
+            self._is_refused = self._is_owed = True
+            return
         above = frame
         while above is not None:
             if isinstance(above.f_locals.get("self"), tf.errors.OpError):
@@ -104,12 +121,14 @@ class InterruptWatch(threading.Thread):
         signal.default_int_handler(number, frame)
 
     def _await_handler(self) -> None:
-        has_ended, pause_s = False, _HEARD_S
+        has_ended, pause_s, until_s = False, _LOOKS_S, time.monotonic() + _HEARD_S
         while self._watches and not self._heard.wait(pause_s):
-            if self._is_deferred:  # Once per deferral: it may be just being raised.
-                self._is_deferred = False
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            elif not has_ended and self._is_inside():
+            is_late = not has_ended and time.monotonic() >= until_s
+            if is_late and not self._is_deferred and self._is_inside():
                 has_ended, pause_s = True, _AGAIN_S
                 # It writes a report, which the signal must not wait for.
                 threading.Thread(target=self._end, daemon=True).start()
+            elif self._is_deferred or self._is_refused:
+                # Once per deferral: it may be just being raised.
+                self._is_deferred = self._is_refused = False
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib.util
 import logging
 import os
 import platform
@@ -30,6 +31,7 @@ from tw_syncrep.cluster._network_exposure import find_free_ports, warn_if_expose
 from tw_syncrep.cluster._servers import keep_freed_memory, server_config
 from tw_syncrep.processes._engines import Engine, EngineFacts, choose_engine
 from tw_syncrep.processes._group import ProcessGroup
+from tw_syncrep.processes._mpi import EndedError, World
 from tw_syncrep.processes._seats import Seat, find_seat
 from tw_syncrep.processes._side_channel._attendance import Deadlines
 from tw_syncrep.processes._side_channel._coordinator import Coordinator
@@ -158,6 +160,8 @@ def find_engine() -> tuple[Engine, int]:
 def _find_facts(seat: Seat) -> EngineFacts:
     return EngineFacts(
         seat.size,
+        mpi_launcher=seat.mpi_launcher,
+        has_mpi4py=importlib.util.find_spec("mpi4py") is not None,
         num_gpus=len(tf.config.get_visible_devices("GPU")),
         tensorflow_has_nccl=bool(tf.sysconfig.get_build_info().get("is_cuda_build")),
     )
@@ -170,7 +174,14 @@ def _join_others(
     start_timeout_s: float,
     prepare: Callable[[int], None],
 ) -> ProcessGroup:
-    if _tf_compat.has_started():
+    mpi = _find_world(seat) if engine.name == "mpi" else None
+    if mpi is None and seat.is_told:
+        raise ValueError(
+            f"join: {seat.mpi_launcher} has started {seat.size} processes, which only "
+            f"MPI can tell where rank 0 listens, and {engine.reason}. Give "
+            'coordinator, rank and size, or join with engine="mpi".'
+        )
+    if mpi is None and _tf_compat.has_started():
         raise RuntimeError(
             "join: TensorFlow's runtime has started already in this process, without "
             "the other ranks; join before anything makes a tensor or lists devices."
@@ -178,21 +189,33 @@ def _join_others(
     coordinator = member = held = None
     end_s = time.monotonic() + start_timeout_s
     try:
-        held = _open_port(lambda: _hold(seat.port), seat, seat.port, end_s)
-        own = _introduce(seat, engine, port=int(held.getsockname()[1]))
+        if mpi is None:
+            held = _open_port(lambda: _hold(seat.port), seat, seat.port, end_s)
+        own = _introduce(seat, engine, port=held.getsockname()[1] if held else 0)
         address = seat.coordinator
+        if seat.is_told and mpi is not None and seat.rank:
+            address = _hear_address(mpi, end_s)
         if seat.rank == 0:
             listener = _open_port(
                 lambda: listen(*seat.coordinator), seat, address[1], end_s
             )
             # Other ranks may know it by an address that is not one of its own.
             address = listener.getsockname()[:2]
+            if seat.is_told and mpi is not None:
+                mpi.tell_address(seat.host, address[1])
             coordinator = Coordinator(listener, seat.size, limits, own=own)
         member = Member(
             *(address, own, limits), start_timeout_s=start_timeout_s, end_s=end_s
         )
         prepare(find_local_ranks(member.introductions, seat.rank).index(seat.rank))
-        _join_cluster([other.address for other in member.introductions], seat.rank)
+        start_runtime = None
+        if mpi is not None:
+            keep_freed_memory()
+            mpi.open(functools.partial(_is_over, member))
+        elif held is not None:
+            others = [other.address for other in member.introductions]
+            _join_cluster(others, seat.rank)
+            start_runtime = functools.partial(_start_runtime, seat.rank, held)
         return ProcessGroup(
             member.introductions,
             seat.rank,
@@ -200,7 +223,8 @@ def _join_others(
             member=member,
             coordinator=coordinator,
             limits=limits,
-            start_runtime=functools.partial(_start_runtime, seat.rank, held),
+            start_runtime=start_runtime,
+            mpi=mpi,
         )
     except Exception as error:
         if held is not None:
@@ -214,6 +238,29 @@ def _join_others(
         if isinstance(error, ValueError):
             raise ValueError(f"join: {error}.") from None
         raise
+
+
+def _find_world(seat: Seat) -> World:
+    mpi = World()
+    if (mpi.rank, mpi.size) != (seat.rank, seat.size):
+        raise RuntimeError(
+            f"join: this is rank {seat.rank} of {seat.size}, but rank {mpi.rank} of "
+            f"{mpi.size} for MPI ({mpi.library}): another MPI than mpi4py's may have "
+            "started the processes. Start them by the mpiexec of the MPI that mpi4py "
+            'uses, or join with engine="tensorflow".'
+        )
+    return mpi
+
+
+def _hear_address(mpi: World, end_s: float) -> tuple[str, int]:
+    try:
+        return mpi.hear_address(end_s)
+    except EndedError:
+        raise AbsentError("rank 0 does not tell where it listens", (0,)) from None
+
+
+def _is_over(member: Member) -> bool:
+    return bool(member.missing) or member.has_left
 
 
 def _as_start_error(
@@ -272,10 +319,11 @@ def _introduce(seat: Seat, engine: Engine, *, port: int) -> Introduction:
     machine = [platform.node(), os.environ.get("TW_NODE_RANK", "")]
     with contextlib.suppress(OSError):
         machine.append(boot.read_text().strip())
+    address = join_address(seat.host, port) if seat.host else f":{port}"
     return Introduction(
         rank=seat.rank,
         size=seat.size,
-        address=join_address(seat.host, port) if seat.host else f":{port}",
+        address=address if port else "",
         task=f"{platform.node()}, process {os.getpid()}",
         machine="/".join(machine),
         versions={

@@ -5,6 +5,8 @@
     eager            the same ops, compiled into a function of their own
     session graph    an op calls such a function through Python: neither a plain local
                      session nor a server's has an eager runtime of its own
+    all, over MPI    one call from Python, whose body runs eagerly; a function makes it
+                     as a session does
 
 Each exchange is described first, and all ranks agree on it (``_agreement.py``). The
 keys by which TensorFlow matches the ops of different processes follow from that.
@@ -27,8 +29,14 @@ from tw_core.modes import (
 )
 from tw_syncrep import _tf_compat
 from tw_syncrep.processes._agreement import Exchange
-from tw_syncrep.processes._collectives import KEYS_PER_TENSOR, add_up, by_nccl
+from tw_syncrep.processes._collectives import (
+    KEYS_PER_TENSOR,
+    add_up,
+    as_tensor,
+    by_nccl,
+)
 from tw_syncrep.processes._group import ProcessGroup
+from tw_syncrep.processes._mpi import MAX_COMMUNICATORS
 
 _log = logging.getLogger(__name__)
 _PROVEN_LENGTHS = (1, 4_099, 1 << 18)
@@ -80,18 +88,22 @@ def run_collectives(
         by_name=is_named and graph is not None,
         by_nccl=uses_nccl,
     )
+    needs_all = find_weight is None
     bound = _Bound(
         body,
         specs,
         [first_key + n for n in offsets],
         group,
-        needs_all=find_weight is None,
+        needs_all=needs_all,
         uses_nccl=uses_nccl,
+        shares_communicator=graph is None
+        and needs_all
+        and group.calls.num_described > MAX_COMMUNICATORS,
     )
     if find_weight is not None:
         group.calls.of_step[first_key] = (bound, find_weight)
-    if builds_session_graph():
-        return _run_in_session(bound, tensors, may_hold=not is_named)
+    if builds_session_graph() or (traces_function() and group.mpi is not None):
+        return _run_on_host(bound, tensors, exchange.name)
     if traces_function():
         return _run_in_function(bound, tensors, is_ordered=not is_named)
     return bound.run(tensors)
@@ -153,6 +165,7 @@ class _Bound:
         *,
         needs_all: bool,
         uses_nccl: bool,
+        shares_communicator: bool,
     ) -> None:
         """Takes arguments of ``run_collectives``, and the first key of each tensor."""
         self.group = group
@@ -160,19 +173,34 @@ class _Bound:
         self.key = keys[0]
         self._body, self._keys, self._uses_nccl = body, keys, uses_nccl
         self.needs_all = needs_all  # Including ranks that have finished.
+        self._shares_communicator = shares_communicator
 
     def build(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Builds the ops in the current graph."""
-        # A group has one device per rank, whichever logical CPU the caller uses.
+        # A group has one device per rank, whichever logical CPU the caller uses; MPI
+        # has the CPU.
         has_gpu = bool(tf.config.list_logical_devices("GPU"))
-        place = contextlib.nullcontext() if has_gpu else tf.device("/cpu:0")
+        is_there = has_gpu == (self.group.mpi is None)
+        place = contextlib.nullcontext() if is_there else tf.device("/cpu:0")
         engine = "nccl" if self._uses_nccl else "tensorflow"
         scope = tf.name_scope(f"by_{engine}")  # Timelines show it.
         with place, scope, by_nccl(self._uses_nccl):
             return self._body(list(tensors), self._keys)
 
-    def run(self, tensors: Sequence[Any], *, blocks: bool = True) -> list[tf.Tensor]:
+    def run(
+        self, tensors: Sequence[Any], *, blocks: bool = True, order: str = ""
+    ) -> list[tf.Tensor]:
         """Runs them now, eagerly; see ``Calls.host_call``."""
+        calls = self.group.calls
+        call = calls.host_call(
+            self.key, blocks=blocks, needs_all=self.needs_all, order=order
+        )
+        if self.group.mpi is not None:
+            brought = [t if tf.is_tensor(t) else as_tensor(t) for t in tensors]
+            shapes = [(t, s.shape) for t, s in zip(brought, self.specs, strict=True)]
+            in_order = self._shares_communicator
+            with self.group.mpi.exchange(self.key, shapes, in_order=in_order), call:
+                return self.build(brought)
 
         def trace() -> Any:
             traced = tf.function(
@@ -182,10 +210,9 @@ class _Bound:
             )
             return traced.get_concrete_function()
 
-        calls = self.group.calls
         _ = calls.progress  # Made here, as a function that makes it is traced twice.
         compiled = calls.compile(self.key, trace)
-        with calls.host_call(self.key, blocks=blocks, needs_all=self.needs_all):
+        with call:
             return list(compiled(*tensors))
 
     def run_with_nothing(self) -> list[tf.Tensor]:
@@ -221,28 +248,32 @@ def _run_in_function(
     return results
 
 
-def _run_in_session(
-    bound: _Bound, tensors: Sequence[tf.Tensor], *, may_hold: bool
+def _run_on_host(
+    bound: _Bound, tensors: Sequence[tf.Tensor], name: str
 ) -> list[tf.Tensor]:
     """Calls the collectives through Python.
 
-    A ``tf.numpy_function`` holds one of the session's threads until all ranks have
+    A ``tf.numpy_function`` holds one of TensorFlow's threads until all ranks have
     entered. Ranks start independent collectives in different orders, so with as many
     of them as threads no rank would reach the one in which another rank waits. One
     such op per graph is safe, as nothing that it depends on waits for it, and is the
-    fastest; the rest are called from a dataset, which runs on a thread of its own.
+    fastest; the rest are called from a dataset, which runs on a thread of its own. In a
+    function they run one after another, unless they have names.
     """
+    graph, in_function = _outermost_graph(), traces_function()
+    order = name if in_function else ""
 
     def call(*arrays: np.ndarray) -> list[np.ndarray]:
         with _tf_compat.eager_mode():
-            return [result.numpy() for result in bound.run(arrays, blocks=False)]
+            results = bound.run(arrays, blocks=in_function, order=order)
+            return [_tf_compat.as_array(result) for result in results]
 
     dtypes = [spec.dtype for spec in bound.specs]
     shapes = [spec.shape for spec in bound.specs]
-    graph = _outermost_graph()
     # Ranks may build named ones in different orders, and would hold different ones.
-    if may_hold and graph not in bound.group.calls.holding_threads:
-        bound.group.calls.holding_threads.add(graph)
+    holding = bound.group.calls.holding_threads
+    if not name and (in_function or graph not in holding):
+        holding.add(graph)
         got = list(tf.numpy_function(call, tensors, dtypes))
         for tensor, shape in zip(got, shapes, strict=True):
             tensor.set_shape(shape)
@@ -252,9 +283,11 @@ def _run_in_session(
         input_signature=bound.specs,
         autograph=False,
     )
+    current = tf.compat.v1.get_default_graph()
+    known = len(current.get_operations())
     # TensorFlow takes what is outside of a function in the global graph for eager, and
     # would place the call on a task, which a session without a server has not.
-    with graph.as_default():
+    with contextlib.nullcontext() if in_function else graph.as_default():
         function = traced.get_concrete_function()
     dataset = tf.raw_ops.MapDataset(
         input_dataset=tf.raw_ops.TensorDataset(
@@ -266,11 +299,13 @@ def _run_in_session(
         output_shapes=shapes,
         use_inter_op_parallelism=False,  # The function runs on the dataset's thread.
     )
-    return list(
+    got = list(
         tf.raw_ops.DatasetToSingleElement(
             dataset=dataset, output_types=dtypes, output_shapes=shapes
         )
     )
+    _tf_compat.run_independently(current, current.get_operations()[known:])
+    return got
 
 
 def _outermost_graph() -> Any:

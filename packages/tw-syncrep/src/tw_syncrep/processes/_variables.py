@@ -225,7 +225,8 @@ def _broadcast_pack(
     def body(brought: list[tf.Tensor], keys: list[int]) -> list[tf.Tensor]:
         if group.rank == root:
             return [send(brought[0], group, keys[0])]
-        return [receive(pack.shape, pack.dtype, group, keys[0])]
+        spec = tf.TensorSpec(pack.shape, pack.dtype)
+        return [receive(spec, group, keys[0], root=root)]
 
     [received] = run_collectives(
         body,

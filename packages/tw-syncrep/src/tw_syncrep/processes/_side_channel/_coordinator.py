@@ -450,7 +450,8 @@ def _find_described(brought: dict[int, Exchange | None]) -> dict[int, Exchange]:
 def _read_introduction(message: dict[str, Any]) -> Introduction:
     """Reads a greeting, which any peer may send; raises ValueError."""
     comer: Introduction = read_as(Introduction, message.get("hello"))
-    split_address(comer.address)
+    if comer.address:
+        split_address(comer.address)
     for text in (comer.task, comer.machine, comer.run, *comer.versions.values()):
         if len(text) > _LONGEST_TEXT or not text.isprintable():
             raise ValueError(f"what came is no name: {text[:60]!r}")

@@ -31,7 +31,7 @@ class Introduction:
 
     rank: int
     size: int
-    address: str  # "host:port" of its TensorFlow server.
+    address: str  # "host:port" of its TensorFlow server; "" over MPI.
     task: str  # "host, process 123", for messages.
     machine: str  # Equal for all ranks of one machine.
     versions: Mapping[str, str]  # Of software that must be the same on all ranks.

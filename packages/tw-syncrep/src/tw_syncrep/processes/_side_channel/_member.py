@@ -102,6 +102,11 @@ class Member:
         """How many collectives matched by order this rank has described."""
         return self._next_number
 
+    @property
+    def has_left(self) -> bool:
+        """Whether this rank has left, or is about to."""
+        return self._said_bye
+
     def agree(
         self, exchange: Exchange, num_keys: int = 0, *, by_name: bool = False
     ) -> int:
