@@ -29,6 +29,7 @@ HELP = {
     "only": "only this group, or contenders with these parts in their names",
     "processes": "numbers of processes; none for no launch",
     "profiles": "lists of gradients",
+    "ranks": "numbers of ranks",
     "rounds": "number of turns of each contender, at most",
     "servers": "numbers of parameter servers",
     "sizes": "sizes of variables or tensors",

@@ -3,8 +3,8 @@
     pip install ray scikit-learn
     python ray_program.py --workers 2 -- --steps 300
 
-Ray's own TensorflowTrainer sets TF_CONFIG for workers only; this sets it for
-parameter servers too.
+Ray's own TensorflowTrainer sets TF_CONFIG for workers only, as ``ray_fit.py`` uses it;
+this sets it for parameter servers too.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Trains a digit classifier with synchronous replicas; one program for all tasks.
+"""Trains a digit classifier over parameter servers; one program for all tasks.
 
 On one machine:
 
     tw-launch --ps 1 --workers 2 -- python train.py
 
-Elsewhere, anything that sets TF_CONFIG starts it: see ``tfjob.yaml`` (Kubeflow) and
-``ray_program.py`` (Ray).
+Elsewhere, anything that sets TF_CONFIG starts it, as ``ray_program.py`` (Ray) does.
+``fit.py`` is for processes without servers.
 """
 
 import argparse

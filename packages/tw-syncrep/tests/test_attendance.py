@@ -1,7 +1,9 @@
 """Who is missing: the rules, from what ranks say of themselves, without processes."""
 
+import sys
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tw_syncrep.processes._side_channel._attendance import (
@@ -176,14 +178,13 @@ def test_what_ranks_are_inside_of_counts_more_than_what_they_traced_last():
 def test_the_last_exchange_is_over_when_all_who_are_left_have_completed_it():
     found = attendance(5)
     all_say(found, 0.0, 3, 3, 3, 2, 3, completed=[3, 2, 2, 2, 2])
-    assert found.has_behind(0)
-    assert not found.has_behind(1)
+    assert found.find_slowest() == 2
     found.leave(2)
     found.close(3)
     found.fail(4, "has ended by an error")
-    assert found.has_behind(0)
+    assert found.find_slowest() == 2
     found.hear(1, Report(3, 3), 1.0)
-    assert not found.has_behind(0)
+    assert found.find_slowest() == 3
 
 
 @pytest.mark.parametrize("is_silent", [True, False])
@@ -355,3 +356,47 @@ def test_a_finished_rank_is_missing_where_all_are_needed():
     [(missing, why)] = found.find_missing(1.0).items()
     assert missing == 1
     assert "rank 0 has come to a collective, which needs all ranks" in why
+
+
+@example([(n % 4, 1 + n % 3) for n in range(500)])  # Of which it forgets.
+@example([(n % 3, 1) for n in range(500)])
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 3)), max_size=300))
+def test_a_rank_is_behind_from_the_first_report_of_one_that_is_ahead(moves):
+    """As by comparing all ranks with the front at each report."""
+    found, behind_s = attendance(4), [None] * 4
+    for now_s, (rank, more) in enumerate(moves, start=1):
+        before = [other.report.entered for other in found.ranks]
+        found.hear(rank, Report(max(0, before[rank] + more)), now_s)
+        entered = [other.report.entered for other in found.ranks]
+        for other in range(4):
+            if entered[other] == max(entered):
+                behind_s[other] = None
+            elif behind_s[other] is None or entered[other] != before[other]:
+                behind_s[other] = now_s
+        assert [found._find_behind_s(other) for other in found.ranks] == behind_s
+
+
+def count_lines(size):
+    """Counts the lines that run for the beats and looks of a quarter of a second."""
+    found, lines = attendance(size), 0
+
+    def trace(frame, event, _):
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for look in range(5):
+            for rank in range(look, size, 5):
+                found.hear(rank, Report(look * size + rank + 1, 0), look / 20)
+            found.find_missing(look / 20)
+            found.find_slow(look / 20)
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+def test_the_work_grows_with_the_ranks_and_not_with_their_square():
+    assert count_lines(400) < 5 * count_lines(100)

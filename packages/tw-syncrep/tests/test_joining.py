@@ -16,6 +16,7 @@ from tw_syncrep import _tf_compat, processes
 from tw_syncrep.cluster._addresses import split_address
 from tw_syncrep.cluster._network_exposure import find_free_ports
 from tw_syncrep.processes import _joining
+from tw_syncrep.processes._seats import Seat
 
 
 def test_ranks_know_their_numbers(make_ranks):
@@ -41,6 +42,45 @@ def test_tf_config_tells_the_ranks(make_ranks):
     ranks.joined()
     assert [told["rank"] for told in ranks.call("place")] == [0, 1, 2]
     assert ranks.call("step_until", 2) == [6, 6, 6]
+
+
+def test_a_launcher_tells_the_ranks(make_ranks):
+    [port] = find_free_ports(1)
+    by_rank = {
+        rank: {
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        for rank in range(2)
+    }
+    ranks = make_ranks(2, alone=True, environment=by_rank).joined()
+    assert [told["rank"] for told in ranks.call("place")] == [0, 1]
+    assert ranks.call("step_until", 2) == [4, 4]
+
+
+def test_a_name_that_is_local_to_rank_0_is_refused_on_several_machines():
+    seat = Seat(0, 2, ("node1", 1), "node1", None, spans_machines=True)
+    says = r"node1 is 127\.0\.0\.1 to itself, .* set TW_LISTEN"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with pytest.raises(ValueError, match=says):
+            _joining._check_reachable(seat, listener)
+        assert listener.fileno() < 0
+    with socket.create_server(("", 0)) as listener:
+        _joining._check_reachable(seat, listener)
+
+
+def test_ranks_whose_place_only_mpi_knows_are_refused_over_another_engine(monkeypatch):
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "4")
+    monkeypatch.setattr(_joining, "_has_mpi4py", lambda: True)
+    says = "an MPI launcher has started 4 processes, which only MPI can tell where"
+    with pytest.raises(ValueError, match=says):
+        processes.join(engine="tensorflow")
+    monkeypatch.setattr(_joining, "_has_mpi4py", lambda: False)
+    with pytest.raises(ValueError, match="pip install"):
+        processes.join()
 
 
 def test_who_does_not_come_is_named(make_ranks):

@@ -32,6 +32,11 @@ def parse_line(line: bytes) -> Any:
         raise ValueError(f"what came is no message: {line[:60]!r}") from None
 
 
+def write_line(message: dict[str, Any]) -> bytes:
+    """Writes a message as a line."""
+    return json.dumps(message).encode() + b"\n"
+
+
 def read_as(hint: Any, value: Any) -> Any:
     """Reads a parsed value as a field's type: a dataclass, tuple, dict or scalar."""
     inner, origin = get_args(hint), get_origin(hint)
@@ -80,7 +85,7 @@ class LineSocket:
 
     def send(self, message: dict[str, Any], *, timeout_s: float) -> None:
         """Sends an object; raises OSError if it is not accepted in time."""
-        self.send_line(json.dumps(message).encode() + b"\n", timeout_s=timeout_s)
+        self.send_line(write_line(message), timeout_s=timeout_s)
 
     def send_line(self, line: bytes, *, timeout_s: float) -> None:
         """Sends bytes that end in a newline; raises as ``send`` does."""

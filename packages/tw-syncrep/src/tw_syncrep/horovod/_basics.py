@@ -19,7 +19,6 @@ from tw_syncrep import _tf_compat
 from tw_syncrep.cluster._tf_config import find_tf_config
 from tw_syncrep.processes._group import ProcessGroup
 from tw_syncrep.processes._joining import join_prepared
-from tw_syncrep.processes._seats import Seat, find_seat
 from tw_syncrep.processes._side_channel._attendance import Deadlines
 
 _log = logging.getLogger(__name__)
@@ -88,8 +87,9 @@ def init(
 ) -> None:
     """Joins the other processes; call it before TensorFlow is used.
 
-    The processes are read from ``TF_CONFIG``, which ``tw-launch`` sets; without it, a
-    process is alone. If there are several, each sees one GPU of its machine from then
+    The launcher of the processes is found as by ``processes.join()``: ``tw-launch``,
+    ``mpirun``, ``srun``, ``torchrun`` and others; without one, a process is alone. If
+    there are several, each sees one GPU of its machine from then
     on, that of its local rank, unless another was chosen before. TensorFlow's runtime
     starts later, with its first op, and accepts settings until then. After the first
     call, ``init`` does nothing.
@@ -107,10 +107,9 @@ def init(
     Raises:
       NotImplementedError: a communicator, or process sets.
       StartTimeoutError: ranks did not join; they are named.
-      RuntimeError: TensorFlow has been used already, ``shutdown`` was called, or
-        another launcher of Horovod started this process.
-      ValueError: ``TF_CONFIG`` is not a cluster of workers only, or a time is not a
-        positive number.
+      RuntimeError: TensorFlow has been used already, or ``shutdown`` was called.
+      ValueError: ``TF_CONFIG`` is not a cluster of workers only, what the launcher
+        says is no group, or a time is not a positive number.
     """
     global _group
     if comm is not None and comm != []:
@@ -126,12 +125,11 @@ def init(
         warning_s = _read_seconds("HOROVOD_STALL_CHECK_TIME_SECONDS", 60.0)
         if _read_seconds("HOROVOD_STALL_CHECK_DISABLE", 0.0):
             warning_s = stall_s
-        seat = _find_seat()
+        _refuse_servers()
         _group = join_prepared(
             lambda local_rank: pin_gpu(tf.config.experimental, local_rank),
             Deadlines(60.0, stall_s, stall_s, warning_s),
-            seat,
-            _read_seconds("HOROVOD_START_TIMEOUT", 300.0),
+            start_timeout_s=_read_seconds("HOROVOD_START_TIMEOUT", 300.0),
         )
         if _group.rank == 0:
             _name_ignored()
@@ -139,8 +137,7 @@ def init(
             _tf_compat.explain_unavailable(_group.explain)
 
 
-def _find_seat() -> Seat:
-    """Finds this process's seat, where it was started as one of a group of workers."""
+def _refuse_servers() -> None:
     task = find_tf_config()
     if task is not None and task.addresses.get("ps"):
         raise ValueError(
@@ -148,14 +145,6 @@ def _find_seat() -> Seat:
             "start them with `tw-launch --horovod -np N -- COMMAND`, which is "
             "`tw-launch --ps 0 --workers N`."
         )
-    seat, count = find_seat(), os.environ.get("HOROVOD_SIZE", "1")
-    if seat.size == 1 and count != "1":
-        raise RuntimeError(
-            f"init: HOROVOD_SIZE is {count}, but this process is alone: Horovod's own "
-            "launchers do not tell it the others' addresses. Start the program with "
-            f"`tw-launch --horovod -np {count} -- COMMAND`."
-        )
-    return seat
 
 
 def _name_ignored() -> None:

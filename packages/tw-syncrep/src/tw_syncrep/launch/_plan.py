@@ -80,6 +80,12 @@ def plan_tasks(
                 if share.horovod:
                     workers = len(start.cluster["worker"])
                     variables |= _horovods(index, workers, place, count)
+                    if mpi is not None:  # Which Open MPI's variables would hide.
+                        variables = {
+                            name: value
+                            for name, value in variables.items()
+                            if not name.startswith("OMPI_")
+                        }
                 if mpi is not None:
                     variables |= mpi.variables(place)
             gpus = share.gpus[place] if is_worker else ""

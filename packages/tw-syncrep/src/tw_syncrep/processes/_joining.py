@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import importlib.util
 import logging
 import os
 import platform
@@ -11,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import tensorflow as tf
@@ -59,11 +58,15 @@ def join(
 ) -> ProcessGroup:
     """Joins the processes that train together; call it before TensorFlow is used.
 
-    Without arguments the ranks are read from the environment variable ``TF_CONFIG``, as
-    ``tw-launch --ps 0 --workers 2`` sets it: its chief and workers, in this order. Rank
-    0 then listens at its address for the other ranks, and its TensorFlow server at a
-    free port. If it is not set, the process is alone: a group of one, in which every
-    sum is its own input.
+    Without arguments, rank, size and rank 0's address are those that the launcher of
+    this process gave it: the environment variable ``TF_CONFIG``, as ``tw-launch --ps 0
+    --workers 2`` and Ray set it, whose chief and workers are the ranks in this order;
+    or else ``torchrun``, ``horovodrun``, MPI's ``mpiexec``, Slurm's ``srun``, RANK and
+    WORLD_SIZE, Kubeflow's Trainer, or an Indexed Job of Kubernetes, the first of these
+    that has started the process. A line of the log says which, and what it overrides.
+    Where the launcher gives no port, rank 0 listens at one of 20,000 to 28,999 that
+    follows from the job's id. Without a launcher the process is alone: a group of one,
+    in which every sum is its own input.
 
     TensorFlow's runtime starts with its first op, or with the first exchange. Until
     then it accepts settings, such as threads, logical devices and visible GPUs.
@@ -92,13 +95,14 @@ def join(
         was in use all the time.
       RuntimeError: this process has joined or used TensorFlow already, or TensorFlow's
         server cannot start.
-      ValueError: addresses or numbers do not make a group; they or the versions differ
+      ValueError: addresses or numbers do not make a group, a launcher's included, or
+        it started several processes that would be alone; they or the versions differ
         from those of other ranks; another run has the coordinator's address; its host
         is not rank 0's; or the engine cannot be here, or is not that of other ranks.
       TypeError: an argument is of another type.
 
     >>> from tw_syncrep import processes
-    >>> group = processes.join()  # without TF_CONFIG
+    >>> group = processes.join()  # without a launcher
     >>> group.rank, group.size
     (0, 1)
     >>> group.leave()
@@ -108,7 +112,7 @@ def join(
     check_number(above=0.0, start_timeout_s=start_timeout_s)
     check_number(above=0.0, stall_timeout_s=stall_timeout_s)
     limits = Deadlines(timeout_s, first_timeout_s, stall_timeout_s, timeout_s)
-    seat = find_seat(coordinator, rank, size)
+    seat = find_seat(coordinator, rank, size, has_mpi4py=_has_mpi4py())
     return join_prepared(
         lambda local_rank: None, limits, seat, start_timeout_s, engine=engine
     )
@@ -132,7 +136,7 @@ def join_prepared(
         raise RuntimeError(
             "join: this process has joined a group already; hand that group on."
         )
-    seat = seat or find_seat()
+    seat = seat or find_seat(has_mpi4py=_has_mpi4py())
     limits = replace(
         limits,
         first_timeout_s=max(limits.timeout_s, limits.first_timeout_s),
@@ -153,7 +157,7 @@ def join_prepared(
 
 def find_engine() -> tuple[Engine, int]:
     """Returns the engine that ``join`` would choose now, and the number of ranks."""
-    seat = find_seat()
+    seat = find_seat(has_mpi4py=_has_mpi4py())
     return choose_engine("auto", _find_facts(seat)), seat.size
 
 
@@ -161,10 +165,17 @@ def _find_facts(seat: Seat) -> EngineFacts:
     return EngineFacts(
         seat.size,
         mpi_launcher=seat.mpi_launcher,
-        has_mpi4py=importlib.util.find_spec("mpi4py") is not None,
+        has_mpi4py=_has_mpi4py(),
         num_gpus=len(tf.config.get_visible_devices("GPU")),
         tensorflow_has_nccl=bool(tf.sysconfig.get_build_info().get("is_cuda_build")),
     )
+
+
+def _has_mpi4py() -> bool:
+    try:  # Not by its module, which may be a stand-in for programs of Horovod.
+        return bool(version("mpi4py"))
+    except PackageNotFoundError:
+        return False
 
 
 def _join_others(
@@ -203,6 +214,8 @@ def _join_others(
             address = listener.getsockname()[:2]
             if seat.is_told and mpi is not None:
                 mpi.tell_address(seat.host, address[1])
+            if seat.spans_machines:
+                _check_reachable(seat, listener)
             coordinator = Coordinator(listener, seat.size, limits, own=own)
         member = Member(
             *(address, own, limits), start_timeout_s=start_timeout_s, end_s=end_s
@@ -261,6 +274,21 @@ def _hear_address(mpi: World, end_s: float) -> tuple[str, int]:
 
 def _is_over(member: Member) -> bool:
     return bool(member.missing) or member.has_left
+
+
+def _check_reachable(seat: Seat, listener: socket.socket) -> None:
+    """Refuses to listen where no other machine can connect.
+
+    Some systems have a machine's own name for an address of its loopback device.
+    """
+    own = listener.getsockname()[0]
+    if own == "::1" or own.startswith("127."):
+        listener.close()
+        raise ValueError(
+            f"{seat.coordinator[0]} is {own} to itself, where other machines do not "
+            "reach rank 0; correct its /etc/hosts, or set TW_LISTEN to an address of "
+            "this machine (0.0.0.0 is all)"
+        )
 
 
 def _as_start_error(

@@ -14,6 +14,8 @@ A rank that is gone holds others up, some of them inside a collective that the r
 completed. So no rank counts as behind while it is inside one, or while another is gone.
 """
 
+import bisect
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -54,7 +56,7 @@ class Rank:
 
     heard_s: float  # Time of the latest report.
     report: Report = field(default_factory=Report)
-    behind_s: float | None = None  # Since when others have been ahead, if they are.
+    entered_s: float = 0.0  # Time of the first report of ``report.entered``.
     moved_s: float = 0.0  # Time of the latest report of progress.
     closed: bool = False  # Its connection.
     left: bool = False  # With a goodbye.
@@ -67,25 +69,47 @@ class Attendance:
 
     def __init__(self, size: int, deadlines: Deadlines, now_s: float) -> None:
         """Counts each of ``size`` ranks as heard at ``now_s``."""
-        self.ranks = [Rank(now_s, moved_s=now_s) for _ in range(size)]
+        self.ranks = [Rank(now_s, entered_s=now_s, moved_s=now_s) for _ in range(size)]
         self.deadlines = deadlines
+        # What the furthest rank has entered, and since when: each time that it grew.
+        self._fronts, self._fronts_s = [0], [now_s]
 
     def hear(self, rank: int, report: Report, now_s: float) -> None:
         """Records a rank's report."""
         speaker = self.ranks[rank]
-        if report.entered != speaker.report.entered:
-            speaker.behind_s = None
+        before = speaker.report.entered
+        if report.entered != before:
+            speaker.entered_s = now_s
         if _progress(report) != _progress(speaker.report):
             speaker.moved_s = now_s
         elif not report.at:  # It was not asked for it this time.
             report = replace(report, at=speaker.report.at)
         speaker.heard_s, speaker.report = now_s, report
-        front = max(other.report.entered for other in self.ranks)
-        for other in self.ranks:
-            if other.report.entered >= front:
-                other.behind_s = None
-            elif other.behind_s is None:
-                other.behind_s = now_s
+        if report.entered < before:  # Of no rank of ours.
+            front = max(other.report.entered for other in self.ranks)
+            self._fronts = [min(front, one) for one in self._fronts]
+        if report.entered > self._fronts[-1]:
+            self._fronts.append(report.entered)
+            self._fronts_s.append(now_s)
+        if len(self._fronts) > 100 + 2 * len(self.ranks):
+            self._forget_fronts()
+
+    def _forget_fronts(self) -> None:
+        """Keeps the times from which on ranks are behind: a few, so that it is rare."""
+        kept = {self._find_front(rank) for rank in self.ranks} | {len(self._fronts)}
+        kept = {min(place, len(self._fronts) - 1) for place in kept}
+        self._fronts_s = [self._fronts_s[place] for place in sorted(kept)]
+        self._fronts = [self._fronts[place] for place in sorted(kept)]
+
+    def _find_front(self, rank: Rank) -> int:
+        """Returns the place of the first front that was ahead of a rank's report."""
+        return bisect.bisect_right(self._fronts, rank.report.entered)
+
+    def _find_behind_s(self, rank: Rank) -> float | None:
+        """Returns since when others have been ahead of a rank, None if they are not."""
+        place = self._find_front(rank)
+        is_behind = place < len(self._fronts)
+        return max(self._fronts_s[place], rank.entered_s) if is_behind else None
 
     def leave(self, rank: int) -> None:
         """Records that a rank has said goodbye."""
@@ -111,16 +135,11 @@ class Attendance:
             for number, rank in enumerate(self.ranks)
             if (fault := self._find_end(rank, now_s, is_awaited=number in awaited))
         }
-        finished = {
-            number: fault
-            for number, rank in enumerate(self.ranks)
-            if (fault := self._find_finished(rank))
-        }
         limits = self.deadlines
         first_s = max(limits.first_timeout_s, limits.stall_timeout_s)
         return (
             gone
-            or finished
+            or self._find_finished()
             or self._find_mismatch()
             or self._find_stall(now_s, limits.stall_timeout_s, first_s)
         )
@@ -150,14 +169,10 @@ class Attendance:
             and not self._find_end(rank, now_s, is_awaited=False)
         ]
 
-    def has_behind(self, rank: int) -> bool:
-        """Whether others have yet to complete what this rank has completed."""
-        done = self.ranks[rank].report.completed
-        return any(
-            other.report.completed < done
-            for other in self.ranks
-            if not (other.left or other.closed or other.fault)
-        )
+    def find_slowest(self) -> float:
+        """Returns how many collectives all ranks that are here have completed."""
+        here = (r for r in self.ranks if not (r.left or r.closed or r.fault))
+        return min((rank.report.completed for rank in here), default=math.inf)
 
     def _find_mismatch(self) -> dict[int, str]:
         """Finds ranks that wait in a different collective from most.
@@ -189,7 +204,7 @@ class Attendance:
         if rank.fault:
             return rank.fault
         if rank.left:
-            is_awaited = is_awaited or rank.behind_s is not None
+            is_awaited = is_awaited or self._find_behind_s(rank) is not None
             return "has ended, and others wait for it" if is_awaited else ""
         if rank.closed:
             return "has closed its connection: its process has ended"
@@ -197,12 +212,15 @@ class Attendance:
         is_silent = silent_s >= self.deadlines.timeout_s
         return f"has been silent for {silent_s:.1f} s" if is_silent else ""
 
-    def _find_finished(self, rank: Rank) -> str:
-        """Returns why a finished rank is missing where all are needed, or ""."""
-        counts = [other.report.needing_all for other in self.ranks]
-        if not rank.finished or rank.report.needing_all >= max(counts):
-            return ""
-        return describe_finished(counts.index(max(counts)), "a collective")
+    def _find_finished(self) -> dict[int, str]:
+        """Finds finished ranks that are missing where all are needed."""
+        counts = [rank.report.needing_all for rank in self.ranks]
+        most = max(counts)
+        return {
+            number: describe_finished(counts.index(most), "a collective")
+            for number, rank in enumerate(self.ranks)
+            if rank.finished and counts[number] < most
+        }
 
     def _find_stall(
         self, now_s: float, limit_s: float, first_s: float
@@ -211,9 +229,25 @@ class Attendance:
         behind = {
             number: fault
             for number, rank in enumerate(self.ranks)
-            if (fault := _find_delay(rank, now_s, limit_s, first_s))
+            if (fault := self._find_delay(rank, now_s, limit_s, first_s))
         }
         return behind or self._find_stuck(now_s, limit_s)
+
+    def _find_delay(
+        self, rank: Rank, now_s: float, limit_s: float, first_s: float
+    ) -> str:
+        """Describes by how much a rank is late for a collective; "" if it is not."""
+        report = rank.report
+        if rank.left or report.completed < report.entered:
+            return ""
+        since_s = self._find_behind_s(rank)
+        is_new = report.entered == 0 or report.entered == report.traced
+        if since_s is None or now_s - since_s < (first_s if is_new else limit_s):
+            return ""
+        return (
+            f"has not entered collective {report.entered + 1} for "
+            f"{now_s - since_s:.1f} s, which others have"
+        )
 
     def _find_stuck(self, now_s: float, limit_s: float) -> dict[int, str]:
         """Finds ranks that are stuck in a collective that all have entered."""
@@ -240,21 +274,6 @@ class Attendance:
             )
             for number, report in stuck.items()
         }
-
-
-def _find_delay(rank: Rank, now_s: float, limit_s: float, first_s: float) -> str:
-    """Describes by how much a rank is late for a collective; "" if it is not."""
-    report = rank.report
-    if rank.left or rank.behind_s is None or report.completed < report.entered:
-        return ""
-    is_new = report.entered == 0 or report.entered == report.traced
-    behind_s = now_s - rank.behind_s
-    if behind_s < (first_s if is_new else limit_s):
-        return ""
-    return (
-        f"has not entered collective {report.entered + 1} for {behind_s:.1f} s, "
-        "which others have"
-    )
 
 
 def _tell(rank: Rank, now_s: float) -> str:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tw_syncrep.cluster._addresses import split_address
-from tw_syncrep.cluster._channel import MAX_BYTES, LineSocket, read_as
+from tw_syncrep.cluster._channel import MAX_BYTES, LineSocket, read_as, write_line
 from tw_syncrep.processes._agreement import FOLLOWED, Exchange, find_difference
 from tw_syncrep.processes._side_channel._attendance import (
     Attendance,
@@ -66,6 +66,7 @@ class Coordinator:
         self._unknown: dict[LineSocket, float] = {}
         self._num_turned_away = 0
         self._sockets: dict[int, LineSocket] = {}
+        self._ranks: dict[LineSocket, int] = {}  # Those of ``_sockets``.
         self._introductions: dict[int, Introduction] = {}
         self._is_complete = False  # All ranks have joined.
         self._attendance = Attendance(size, limits, time.monotonic())
@@ -78,6 +79,8 @@ class Coordinator:
         self._asked_s: float | None = None
         self._warned_s: float | None = None
         self._leaving: dict[int, float] = {}  # The latest time at which each goes.
+        self._has_followers = False  # A rank has finished, and follows the others.
+        self._must_look = self._must_ask = self._has_comer = False  # Before it waits.
         self._ended = threading.Event()
         self._thread = threading.Thread(
             target=self._serve, name="tw-syncrep-coordinator", daemon=True
@@ -98,15 +101,22 @@ class Coordinator:
     def _serve(self) -> None:
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
+        interval_s = min(find_interval_s(self._limits.timeout_s), 0.05)
+        looked_s = -interval_s
         try:
             while not self._ended.is_set():
-                interval_s = min(find_interval_s(self._limits.timeout_s), 0.05)
                 for key, _ in self._selector.select(interval_s):
                     if key.fileobj is self._listener:
                         self._accept()
                     else:
                         self._read(key.fileobj)
-                self._look()
+                # A look takes as long as there are ranks: not one per message, unless
+                # each may be the answer that is awaited.
+                now_s = time.monotonic()
+                is_due = now_s - looked_s >= interval_s
+                if is_due or self._must_look or self._asked_s is not None:
+                    self._must_look, looked_s = False, now_s
+                    self._look()
         except Exception as error:
             _log.exception("Rank 0's thread for the side channel has ended.")
             self._tell({0: describe_failure(error)})
@@ -138,9 +148,8 @@ class Coordinator:
             if messages is not None:
                 return
         except Exception as error:  # No peer's message may end the run of the others.
-            is_rank = line in self._sockets.values()
             _log.log(
-                logging.WARNING if is_rank else logging.DEBUG,
+                logging.WARNING if line in self._ranks else logging.DEBUG,
                 "A connection to rank 0 is dropped: %r",
                 error,
             )
@@ -150,20 +159,21 @@ class Coordinator:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(line)
         self._unknown.pop(line, None)
-        for rank, known in list(self._sockets.items()):
-            if known is line:
-                del self._sockets[rank]
-                if self._is_complete:
-                    self._attendance.close(rank)
-                else:
-                    del self._introductions[rank]  # May reconnect.
+        rank = self._ranks.pop(line, None)
+        if rank is not None:
+            del self._sockets[rank]
+            self._must_look = True
+            if self._is_complete:
+                self._attendance.close(rank)
+            else:
+                del self._introductions[rank]  # May reconnect.
         line.close()
 
     def _answer(self, line: LineSocket, message: dict[str, Any]) -> None:
         if line in self._unknown:
             self._greet(line, message)
             return
-        rank = next(rank for rank, known in self._sockets.items() if known is line)
+        rank = self._ranks[line]
         now_s = time.monotonic()
         if "report" in message:
             report = read_as(Report, message["report"])
@@ -183,8 +193,10 @@ class Coordinator:
             self._agreeing.setdefault(number, {})[rank] = exchange
             if exchange is not None:
                 self._agreeing_since.setdefault(number, now_s)
-            self._agree(number)
-            self._tell_followers()
+            self._has_followers = self._has_followers or exchange is None
+            if self._has_followers or len(self._agreeing[number]) == self.size:
+                self._agree(number)
+                self._tell_followers()
         if message["do"] == "unfollow":
             self._agreeing.get(read_as(int, message["number"]), {}).pop(rank, None)
         if message["do"] == "tell":
@@ -192,12 +204,12 @@ class Coordinator:
         if message["do"] == "bye" and self._is_complete:
             self._attendance.leave(rank)
             self._leaving[rank] = now_s + float(message["wait_s"])
-            if self._attendance.has_behind(rank):  # By the latest reports.
-                self._send_all({"do": "report"})
+            self._must_look = self._must_ask = True
         if message["do"] == "lost":
             self._attendance.fail(rank, str(message["why"]))
             # It will have ended before the others could be asked.
             self._missing_since, self._asked_s = now_s - _TOGETHER_S, now_s - _ANSWER_S
+            self._must_look = True
             if rank != 0 and message.get("ends"):  # Rank 0 must inform all first.
                 self._send(rank, {"do": "bye"})
 
@@ -225,18 +237,15 @@ class Coordinator:
     def _welcome(self, line: LineSocket, comer: Introduction) -> None:
         del self._unknown[line]
         line.max_bytes = MAX_BYTES
-        self._sockets[comer.rank] = line
+        self._sockets[comer.rank], self._ranks[line] = line, comer.rank
         self._introductions[comer.rank] = comer
         if len(self._introductions) < self.size:
-            absent = sorted(set(range(self.size)) - set(self._introductions))
-            for rank in self._sockets:
-                self._send(rank, {"do": "wait", "absent": absent})
+            self._has_comer = True
             return
         self._is_complete = True
         self._attendance = Attendance(self.size, self._limits, time.monotonic())
         ranks = [asdict(self._introductions[rank]) for rank in range(self.size)]
-        for rank in range(self.size):
-            self._send(rank, {"do": "welcome", "ranks": ranks})
+        self._send_all({"do": "welcome", "ranks": ranks})
 
     def _may_come_again(self, comer: Introduction) -> bool:
         """Whether this group is about to make room for the newcomer's.
@@ -304,7 +313,8 @@ class Coordinator:
         """
         described = self._paired.setdefault(name, {})
         described[rank] = exchange
-        difference = find_difference(described)
+        is_same = exchange == next(iter(described.values()))  # As all others are.
+        difference = "" if is_same else find_difference(described)
         told = {"do": "agreed", "number": name, "key": self._keys[name]}
         self._send(rank, {**told, "why": difference})
         for other in described if difference else ():
@@ -312,7 +322,8 @@ class Coordinator:
                 self._send(other, {"do": "missing", "missing": {rank: difference}})
         if len(described) == self.size:
             del self._paired[name], self._keys[name]
-        self._tell_followers()
+        if self._has_followers:
+            self._tell_followers()
 
     def _tell_followers(self) -> None:
         """Hands named exchanges to following ranks that have not described them."""
@@ -331,6 +342,10 @@ class Coordinator:
             if now_s - since_s > _GREETING_S:
                 self._drop(line)
         if not self._is_complete:
+            if self._has_comer:
+                absent = sorted(set(range(self.size)) - set(self._introductions))
+                self._send_all({"do": "wait", "absent": absent})
+                self._has_comer = False
             return
         self._let_go(now_s)
         awaited = {
@@ -357,8 +372,13 @@ class Coordinator:
 
         Data that a process has sent in it may still be in that process's memory.
         """
+        slowest = self._attendance.find_slowest() if self._leaving else 0
         for rank, until_s in list(self._leaving.items()):
-            if now_s < until_s and self._attendance.has_behind(rank):
+            completed = self._attendance.ranks[rank].report.completed
+            if now_s < until_s and slowest < completed:  # By the latest reports.
+                if self._must_ask:
+                    self._send_all({"do": "report"})
+                    self._must_ask = False
                 continue
             del self._leaving[rank]
             self._send(rank, {"do": "bye"})
@@ -429,15 +449,19 @@ class Coordinator:
         return {}
 
     def _send_all(self, message: dict[str, Any]) -> None:
+        written = write_line(message)
         for rank in list(self._sockets):
-            self._send(rank, message)
+            self._send_line(rank, written)
 
     def _send(self, rank: int, message: dict[str, Any]) -> None:
+        self._send_line(rank, write_line(message))
+
+    def _send_line(self, rank: int, written: bytes) -> None:
         """Sends a message; a rank that does not take it at once is lost."""
         line = self._sockets.get(rank)
         if line is not None:
             try:
-                line.send(message, timeout_s=0.2)
+                line.send_line(written, timeout_s=0.2)
             except OSError:
                 self._drop(line)
 

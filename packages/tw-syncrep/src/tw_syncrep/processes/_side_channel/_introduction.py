@@ -10,7 +10,7 @@ _RUNS = (
     # counts its starts. TORCHELASTIC_RESTART_COUNT differs between machines.
     (("TW_RUN_ID",), "TW_START"),
     (("TORCHELASTIC_RUN_ID",), ""),
-    (("PMIX_RUNSPACE",), ""),
+    (("PMIX_NAMESPACE",), ""),
     (("OMPI_MCA_ess_base_jobid",), ""),
     (("SLURM_JOB_ID", "SLURM_STEP_ID"), "SLURM_RESTART_COUNT"),
     (("PBS_JOBID",), ""),
@@ -59,6 +59,8 @@ def find_run(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
         # torchrun names every run without a rendezvous "none".
         if environment.get(names[0], "none") not in ("", "none"):
             told = [f"{n}={environment[n]}" for n in names if environment.get(n)]
+            if "MPI_LOCALNRANKS" in environment:  # MPICH's has a step on other nodes.
+                told = [one for one in told if not one.startswith("SLURM_STEP_ID")]
             count = environment.get(starts, "0")
             return " ".join(told), int(count) if count.isdecimal() else 0
     return "", 0

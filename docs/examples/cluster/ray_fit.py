@@ -1,0 +1,45 @@
+"""Runs fit.py on a Ray cluster, by Ray's TensorflowTrainer.
+
+    pip install "ray[train]" scikit-learn
+    python ray_fit.py --workers 2
+
+The trainer sets a TF_CONFIG of workers in each process, which is all that is needed.
+"""
+
+import argparse
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--workers", type=int, default=2)
+parser.add_argument("--cpus", type=float, default=1.0, help="of each worker")
+parser.add_argument("arguments", nargs="*", help="for fit.py, after --")
+if __name__ == "__main__":  # Help and wrong options do not wait for Ray.
+    parser.parse_args()
+
+import sys
+from pathlib import Path
+
+import ray
+from ray.train import ScalingConfig
+from ray.train.tensorflow import TensorflowTrainer
+
+HERE = str(Path(__file__).parent)
+
+
+def fit(config: dict) -> None:
+    sys.path.insert(0, HERE)  # All machines see this folder.
+    import fit
+
+    fit.main(config["arguments"])
+
+
+def main() -> None:
+    options = parser.parse_args()
+    ray.init(include_dashboard=False)
+    each = {"CPU": options.cpus}
+    workers = ScalingConfig(num_workers=options.workers, resources_per_worker=each)
+    given = {"arguments": options.arguments}
+    TensorflowTrainer(fit, train_loop_config=given, scaling_config=workers).fit()
+
+
+if __name__ == "__main__":
+    main()
