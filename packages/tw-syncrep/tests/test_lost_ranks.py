@@ -4,13 +4,14 @@ Of the drills, as many as show each fault, victim and mode; ``nox -s faults`` ru
 of them, and again and again.
 """
 
+import os
 import re
 import signal
 import time
 
 import pytest
 from rank_faults import is_linked, run_drill
-from ranks import Raised
+from ranks import ENGINE, Raised
 from syncrep_faults import why_no_links
 
 TIMEOUT_S = 2.0
@@ -96,6 +97,7 @@ def test_who_is_lost_while_others_trace_is_named(make_ranks, number):
         assert raised.value.missing == [2]
 
 
+@pytest.mark.skipif(os.environ.get(ENGINE) == "mpi", reason="MPI has no cluster")
 def test_who_stops_when_all_have_come_is_named(make_ranks):
     ranks = make_ranks(3, timeout_s=TIMEOUT_S, stops_in_join=[1])
     living = ranks.all[0], ranks.all[2]

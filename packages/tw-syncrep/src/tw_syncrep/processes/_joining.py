@@ -224,7 +224,7 @@ def _join_others(
         start_runtime = None
         if mpi is not None:
             keep_freed_memory()
-            mpi.open(functools.partial(_is_over, member))
+            _open_mpi(mpi, member)
         elif held is not None:
             others = [other.address for other in member.introductions]
             _join_cluster(others, seat.rank)
@@ -272,8 +272,12 @@ def _hear_address(mpi: World, end_s: float) -> tuple[str, int]:
         raise AbsentError("rank 0 does not tell where it listens", (0,)) from None
 
 
-def _is_over(member: Member) -> bool:
-    return bool(member.missing) or member.has_left
+def _open_mpi(mpi: World, member: Member) -> None:
+    try:
+        mpi.open(lambda: bool(member.missing) or member.has_left)
+    except EndedError:
+        faults = [f"rank {rank} {why}" for rank, why in member.missing.items()]
+        raise AbsentError("; ".join(faults), tuple(member.missing)) from None
 
 
 def _check_reachable(seat: Seat, listener: socket.socket) -> None:
