@@ -602,6 +602,8 @@ def torch_python(session: nox.Session) -> str:
 def bench(session: nox.Session) -> None:
     """Runs a benchmark by name, as in: nox -s bench -- reduce."""
     install(session, *editable(*PACKAGES), *group("bench"))
+    if session.posargs[:1] == ["gpu"] and shutil.which("nvidia-smi"):
+        install(session, "tensorflow[and-cuda]")
     peers = (
         ["--torch", torch_python(session)]
         if session.posargs[:1] == ["allreduce"]

@@ -350,5 +350,5 @@ def test_every_option_has_help():
         *("--epochs", "--learning-rate", "--seed", "--resume", "--out"),
     ):
         assert option in said
-    for help_text in ("a copy of the variables per tower", "passes over the training"):
+    for help_text in ("variables: a copy per tower", "passes over the training"):
         assert help_text in said

@@ -11,6 +11,7 @@ import time
 from functools import partial
 from typing import Any
 
+import harness
 import networks
 import step
 import step_models
@@ -46,7 +47,7 @@ class FirstStep:
 
 def run_cell(towers: int, rounds: int) -> list[Timing]:
     """Races first steps at one number of towers."""
-    tw_core.use_logical_cpus(towers)
+    harness.use_devices(towers)
     work = step.WORKS["small"]()
     makers = {
         PEER: lambda: step.mirrored(work, towers, with_keras=False),
@@ -77,7 +78,7 @@ def _timer(firsts: dict[str, FirstStep]) -> Any:
 
 def run_network(name: str, towers: int, rounds: int) -> Any:
     """Races first steps of a network at one number of towers."""
-    devices = tw_core.use_logical_cpus(towers)
+    devices = harness.use_devices(towers)
     x, y = networks.data(name, networks.ROWS * towers)
     make = partial(networks.seeded, name)
 

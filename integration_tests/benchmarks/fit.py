@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import harness
 import keras
 import networks
 import numpy as np
@@ -29,6 +30,7 @@ OPTIONS = {
 
 PEER = "MirroredStrategy"
 AT_MOST = 0.33
+RTOL = 1e-5 if harness.DEVICE == "cpu" else 1e-3  # GPUs add in any order
 STEPS, BATCH = 100, 32
 NO_INPUT = "replicated, without input"
 layers = keras.layers
@@ -119,7 +121,7 @@ def bare(model: keras.Model) -> Callable[[], None]:
 
 def run_cell(name: str, towers: int, rounds: int) -> list[Timing]:
     """Races epochs at one number of towers."""
-    devices = tw_core.use_logical_cpus(towers)
+    devices = harness.use_devices(towers)
     make = WORKS[name]
     values = make().get_weights()
     with tf.distribute.MirroredStrategy(devices).scope():
@@ -137,7 +139,7 @@ def run_cell(name: str, towers: int, rounds: int) -> list[Timing]:
     want = epochs["one device"]()
     for title, run in epochs.items():
         if title != "one device":
-            np.testing.assert_allclose(run(), want, rtol=1e-5, err_msg=title)
+            np.testing.assert_allclose(run(), want, rtol=RTOL, err_msg=title)
     bare_steps = {
         "bare steps, one device": bare(models["one device"]),
         "bare steps, replicated": bare(models["replicated"]),
@@ -156,7 +158,7 @@ def run_cell(name: str, towers: int, rounds: int) -> list[Timing]:
 
 def run_weights(name: str, towers: int, rounds: int) -> list[Timing]:
     """Races a step with means over towers and with means over rows."""
-    devices = tw_core.use_logical_cpus(towers)
+    devices = harness.use_devices(towers)
     models = tw_core.replicate(tw_core.towers(devices), lambda _: WORKS[name]())
     x, y = data()
     parts = [tf.constant(own) for own in np.array_split(x[: towers * 32], towers)]
@@ -202,7 +204,7 @@ def run_weights(name: str, towers: int, rounds: int) -> list[Timing]:
 
 def run_first(name: str, towers: int, rounds: int) -> Any:
     """Races the first epoch of a network, above a later one."""
-    devices = tw_core.use_logical_cpus(towers)
+    devices = harness.use_devices(towers)
     x, y = networks.data(name, networks.ROWS * towers * networks.STEPS)
     make = partial(networks.seeded, name)
 

@@ -24,6 +24,8 @@ from tw_reduce.doctor._race import seconds_of
 
 OUT = Path("out/bench")
 WAIT_S = 120.0  # for a process to answer
+# Kind of the towers' devices; the benchmark `gpu` sets it for those that it starts.
+DEVICE = os.environ.get("TOWERS_BENCH_DEVICE", "cpu")
 Block = Callable[[int], float]  # runs steps on all processes; the slowest one's seconds
 _T = TypeVar("_T")
 _MIN_BLOCK_S = 0.02
@@ -99,6 +101,8 @@ class Report:
     name: str
     rows: list[dict[str, Any]] = field(default_factory=list)
     targets: list[dict[str, Any]] = field(default_factory=list)
+    notes: dict[str, Any] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
 
     def add(self, timings: Sequence[Timing], peer: str) -> None:
         """Prints a table and keeps its rows."""
@@ -128,7 +132,10 @@ class Report:
 
     def write(self) -> Path:
         """Writes JSON and a plot below ``out/bench/``."""
-        path = save(self.name, rows=self.rows, targets=self.targets)
+        path = save(self.name, rows=self.rows, targets=self.targets, **self.notes)
+        if not self.rows:
+            print(f"Wrote {path}")
+            return path
         draw(self.rows, path.with_suffix(".png"), title=self.name)
         print(f"Wrote {path} and {path.with_suffix('.png')}")
         return path
@@ -140,6 +147,24 @@ def save(name: str, **content: Any) -> Path:
     path = OUT / f"{name}.json"
     path.write_text(json.dumps({"machine": machine(), **content}, indent=2) + "\n")
     return path
+
+
+def use_devices(count: int) -> list[str]:
+    """Makes the towers' devices in this process: logical CPUs, or GPUs.
+
+    On GPUs products are of float32 as on CPUs, so that results can be compared.
+    """
+    import tensorflow as tf
+
+    from tw_reduce.doctor._examiner import make_towers
+
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    return make_towers(DEVICE, count)
+
+
+def device_names(count: int) -> list[str]:
+    """Names the devices that ``use_devices`` makes."""
+    return [f"/{DEVICE}:{k}" for k in range(count)]
 
 
 def race(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import harness
 import numpy as np
 import tensorflow as tf
 from harness import Contender, Report, Timing, paired_ratio, race
@@ -107,7 +108,7 @@ class SessionRace:
         with self._graph.as_default():
             buffers = Variables(self._arrays, flat=True)
             buffers.load(self._session)
-            with tf.device("/cpu:0"):
+            with tf.device(harness.device_names(1)[0]):
                 inputs = [row[0] for row in buffers.grads()]
                 total = tf.raw_ops.AddN(inputs=inputs)
             run = self._session.make_callable([total])
@@ -129,7 +130,7 @@ class SessionRace:
 
 
 def _add_each(grads: Lists) -> Lists:
-    with tf.device("/cpu:0"):
+    with tf.device(harness.device_names(1)[0]):
         sums = [
             tf.raw_ops.AddN(inputs=list(column)) for column in zip(*grads, strict=True)
         ]
@@ -138,7 +139,7 @@ def _add_each(grads: Lists) -> Lists:
 
 def function_contenders(cell: Cell, arrays: Arrays) -> list[Contender]:
     """auto and MirroredStrategy, each in a tf.function."""
-    devices = [f"/cpu:{k}" for k in range(cell.towers)]
+    devices = harness.device_names(cell.towers)
     variables = Variables(arrays)
     makers = {
         OURS: lambda: tw_reduce.auto(devices)(variables.grads()),
@@ -200,7 +201,7 @@ def numpy_bounds(arrays: Arrays) -> list[Contender]:
 
 def run_cell(cell: Cell) -> list[Timing]:
     """Builds, checks and races all contenders of one table."""
-    devices = tw_core.use_logical_cpus(cell.towers)
+    devices = harness.use_devices(cell.towers)
     arrays = Arrays(PROFILES[cell.profile], cell.towers)
     default = v1.ConfigProto(device_count={"CPU": cell.towers})
     plain = SessionRace(arrays, default, "")
@@ -241,7 +242,7 @@ def targets(cell: Cell) -> list[tuple[str, str, float]]:
     """Ours, theirs, and the ratio that was asked for."""
     found = []
     if cell.profile == "resnet50":
-        at_most = {2: 0.75, 4: 0.75, 8: 0.6}[cell.towers]
+        at_most = {8: 0.6}.get(cell.towers, 0.75)
         found.append((OURS, TENSORPACK, at_most))
         found.append(("mean(auto)", TENSORPACK, at_most))
     if cell.profile == "resnet50" and cell.towers == 8:

@@ -20,12 +20,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 HERE = Path(__file__).parent
 HELP = {
     "blocks": "blocks of steps in a launch",
+    "at_most": "seconds after which a part counts as hung",
     "cycles": "launches of every number of processes",
     "epochs": "epochs to trace",
     "groups": "groups of contenders, or numbers of micro-batches in an update",
     "keep": "folder for the doctor's files",
     "lists": "parts of names of gradient lists",
+    "device": "kind of the towers' devices: GPUs where there are some (auto)",
     "models": "models to train",
+    "parts": "parts to run",
     "only": "only this group, or contenders with these parts in their names",
     "processes": "numbers of processes; none for no launch",
     "profiles": "lists of gradients",
@@ -76,8 +79,10 @@ def main(arguments: list[str]) -> None:
     sys.path.insert(0, str(HERE))
     report = importlib.import_module("harness").Report(arguments[0])
     importlib.import_module(arguments[0]).main(options, report)
-    if report.rows:  # Counts alone give nothing to draw.
+    if report.rows or report.notes:  # Counts alone give nothing to draw.
         report.write()
+    if report.faults:
+        sys.exit(f"run.py {arguments[0]}: {'; '.join(report.faults)}")
 
 
 def _keywords(given: Any) -> dict[str, Any]:

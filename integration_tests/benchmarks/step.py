@@ -18,7 +18,7 @@ import tensorflow as tf
 import training
 from harness import Contender, Report, Timing, race
 from training import MIRRORED as PEER
-from training import REPLICATED, SERVER, cpus
+from training import REPLICATED, SERVER
 
 import tw_builders
 import tw_core
@@ -136,7 +136,7 @@ def graph_step(work: Work, towers: int, kind: str, new: Any = momentum) -> Built
         return list(zip(tf.gradients(loss, weights), weights, strict=True))
 
     with tf.Graph().as_default():
-        builder = _builder(kind, cpus(towers))
+        builder = _builder(kind, harness.device_names(towers))
         session, train_op, [first, *_] = training.session_step(builder, tower, new)
     return session.make_callable(train_op), lambda: session.run(first)
 
@@ -178,14 +178,14 @@ def _model(work: Work, *, with_keras: bool) -> tuple[Any, Any, Any]:
 def function_step(work: Work, towers: int, kind: str, *, with_keras: bool) -> Built:
     made = _model(work, with_keras=with_keras)
     step, model = training.function_step(
-        cpus(towers), *made, kind=kind, below_bytes=BELOW_BYTES
+        harness.device_names(towers), *made, kind=kind, below_bytes=BELOW_BYTES
     )
-    shards = training.shards_of(cpus(towers), work.x, work.y)
+    shards = training.shards_of(harness.device_names(towers), work.x, work.y)
     return partial(step, *shards), lambda: training.values_of(model)
 
 
 def mirrored(work: Work, towers: int, *, with_keras: bool) -> Built:
-    strategy = tf.distribute.MirroredStrategy(cpus(towers))
+    strategy = tf.distribute.MirroredStrategy(harness.device_names(towers))
     made = _model(work, with_keras=with_keras)
     step, model = training.mirrored_step(strategy, *made)
     shards = training.mirrored_shards(strategy, work.x, work.y)
@@ -220,7 +220,7 @@ FLAT_OF_TWO = 0.48  # in a function, at K = 2
 
 def run_cell(group: str, towers: int, rounds: int) -> list[Timing]:
     """Races one group at one number of towers."""
-    tw_core.use_logical_cpus(towers)
+    harness.use_devices(towers)
     work = WORKS["mlp" if group == "graph" else "small"]()
     with_keras = group == "keras"
     built = mirrored(work, towers, with_keras=with_keras)
@@ -252,7 +252,7 @@ def run_small(towers: int, rounds: int) -> list[Timing]:
 def _race_kinds(
     name: str, kinds: tuple[str, ...], new: Any, what: str, towers: int, rounds: int
 ) -> list[Timing]:
-    tw_core.use_logical_cpus(towers)
+    harness.use_devices(towers)
     work = WORKS[name]()
     found = [
         checked(work, kind, graph_step(work, towers, kind, new), GRAPH, new)
@@ -264,7 +264,7 @@ def _race_kinds(
 
 def run_apply(towers: int, rounds: int) -> list[Timing]:
     """Races reducing and applying many small gradients, which are held in memory."""
-    tw_core.use_logical_cpus(towers)
+    harness.use_devices(towers)
     found = [apply_step(towers, kind) for kind in (AUTO, "flat", "flat sharded")]
     title = f"400 variables of 1,024 floats, reduce and Adam, K = {towers}"
     return race(title, found, peer=AUTO, rounds=rounds)
@@ -283,7 +283,7 @@ def apply_step(towers: int, kind: str) -> Contender:
         ]
 
     with tf.Graph().as_default():
-        builder = _builder(kind, cpus(towers))
+        builder = _builder(kind, harness.device_names(towers))
         session, train_op, [*_, last] = training.session_step(builder, tower, adam)
     return harness.checked(
         kind,

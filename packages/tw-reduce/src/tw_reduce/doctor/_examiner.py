@@ -39,7 +39,7 @@ _USED_OF_GPU = 0.8
 def run(job: dict[str, Any], tell: Tell) -> None:
     """Does a job of ``Examination.job``, and reports events by ``tell``."""
     until = time.monotonic() + job["seconds"]
-    devices = _make_towers(job["device"], job["towers"])
+    devices = make_towers(job["device"], job["towers"])
     tell("towers", devices=[canonical_device(device) for device in devices])
     tell("facts", **_all_facts())
     failed = list(job["failed"])
@@ -126,7 +126,7 @@ def _made(check: Check) -> tuple[str, str, float]:
     return status, said, round(time.monotonic() - begun, 3)
 
 
-def _make_towers(device: str, count: int | None) -> list[str]:
+def make_towers(device: str, count: int | None) -> list[str]:
     """Makes devices for the towers: CPUs, or GPUs, divided if there are fewer."""
     gpus = tf.config.list_physical_devices("GPU")
     if device == "gpu" and not gpus:
