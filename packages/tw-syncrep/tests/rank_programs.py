@@ -38,9 +38,8 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
         (ranks), ``v1``, ``towers``, ``machine`` (number), ``network`` (process in whose
         namespace it is, None for a new one; its address; all addresses),
         ``starts_in_s`` (how long TensorFlow's runtime takes to start, by rank),
-        ``stops_in_join`` (ranks),
-        ``is_quiet``, ``environment`` (variables by rank), ``resolves_in_s`` (until
-        names are known).
+        ``stops_in_join`` (ranks), ``is_quiet``, ``environment`` (variables by rank),
+        ``resolves_in_s`` (until names are known).
     """
     syncrep_programs.end_with_the_test()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # Whatever the test has.
