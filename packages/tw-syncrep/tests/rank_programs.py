@@ -20,8 +20,9 @@ import tensorflow as tf
 
 from tw_core.ranks import RankGroup
 from tw_syncrep import _tf_compat, processes
-from tw_syncrep.processes import _calls, _joining
-from tw_syncrep.processes._engines import EngineFacts
+from tw_syncrep.processes import _calls
+from tw_syncrep.processes._engines.choice import EngineFacts
+from tw_syncrep.processes._joining import joining
 
 _counter: Any = None
 v1 = tf.compat.v1
@@ -91,7 +92,7 @@ def _prepare(options: dict[str, Any], pipe: Any) -> dict[str, Any]:
     towers = [tf.config.LogicalDeviceConfiguration()] * options.pop("towers", 1)
     tf.config.set_logical_device_configuration(cpu, towers)
     if options.pop("has_gpus", False):  # As far as the choice of an engine goes.
-        _joining._find_facts = lambda seat: EngineFacts(seat.size, "", False, 1, True)
+        joining._find_facts = lambda seat: EngineFacts(seat.size, "", False, 1, True)
     if options.pop("counted", False):
         _count_calls_from()
     if options.pop("v1", False):

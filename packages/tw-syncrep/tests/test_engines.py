@@ -2,7 +2,7 @@
 
 import pytest
 
-from tw_syncrep.processes._engines import EngineFacts, choose_engine
+from tw_syncrep.processes._engines.choice import EngineFacts, choose_engine
 
 CPU = EngineFacts(size=2)
 GPU = EngineFacts(size=2, num_gpus=1, tensorflow_has_nccl=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tw_syncrep.processes._launchers import find_places
+from tw_syncrep.processes._joining.launchers import find_places
 
 FOLDER = Path(__file__).parents[3] / "docs/examples/cluster"
 

@@ -15,8 +15,8 @@ from syncrep_launches import wait_until
 from tw_syncrep import _tf_compat, processes
 from tw_syncrep.cluster._addresses import split_address
 from tw_syncrep.cluster._network_exposure import find_free_ports
-from tw_syncrep.processes import _joining
-from tw_syncrep.processes._seats import Seat
+from tw_syncrep.processes._joining import joining
+from tw_syncrep.processes._joining.seats import Seat
 
 
 def test_ranks_know_their_numbers(make_ranks):
@@ -65,20 +65,20 @@ def test_a_name_that_is_local_to_rank_0_is_refused_on_several_machines():
     says = r"node1 is 127\.0\.0\.1 to itself, .* set TW_LISTEN"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         with pytest.raises(ValueError, match=says):
-            _joining._check_reachable(seat, listener)
+            joining._check_reachable(seat, listener)
         assert listener.fileno() < 0
     with socket.create_server(("", 0)) as listener:
-        _joining._check_reachable(seat, listener)
+        joining._check_reachable(seat, listener)
 
 
 def test_ranks_whose_place_only_mpi_knows_are_refused_over_another_engine(monkeypatch):
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "4")
-    monkeypatch.setattr(_joining, "_has_mpi4py", lambda: True)
+    monkeypatch.setattr(joining, "_has_mpi4py", lambda: True)
     says = "an MPI launcher has started 4 processes, which only MPI can tell where"
     with pytest.raises(ValueError, match=says):
         processes.join(engine="tensorflow")
-    monkeypatch.setattr(_joining, "_has_mpi4py", lambda: False)
+    monkeypatch.setattr(joining, "_has_mpi4py", lambda: False)
     with pytest.raises(ValueError, match="pip install"):
         processes.join()
 
@@ -258,7 +258,7 @@ def test_a_server_that_cannot_start_is_named(monkeypatch):
         port = held.getsockname()[1]
         says = rf"server of rank 1 cannot start at port {port}: Could not start gRPC "
         with pytest.raises(RuntimeError, match=says):
-            _joining._start_runtime(1, held)
+            joining._start_runtime(1, held)
 
 
 def test_a_coordinator_elsewhere_is_refused(make_ranks):

@@ -5,15 +5,15 @@ import logging
 
 import pytest
 
-from tw_syncrep.processes import _seats
-from tw_syncrep.processes._launchers import (
+from tw_syncrep.processes._joining import seats
+from tw_syncrep.processes._joining.launchers import (
     FIRST_PORT,
     NUM_PORTS,
     derive_port,
     expand_nodes,
     find_places,
 )
-from tw_syncrep.processes._seats import Seat, find_seat
+from tw_syncrep.processes._joining.seats import Seat, find_seat
 from tw_syncrep.processes._side_channel._introduction import find_run
 
 # Of two processes on one machine, the second's, without what is the same elsewhere.
@@ -123,10 +123,12 @@ ONE_WORKER = json.dumps(
 @pytest.fixture
 def find(monkeypatch):
     """Finds the seat of a process that has no other environment."""
-    monkeypatch.setattr("tw_syncrep.processes._launchers._find_ancestor", lambda _: 42)
+    monkeypatch.setattr(
+        "tw_syncrep.processes._joining.launchers._find_ancestor", lambda _: 42
+    )
 
     def found(environment, *arguments, **options):
-        monkeypatch.setattr(_seats.os, "environ", environment)
+        monkeypatch.setattr(seats.os, "environ", environment)
         return find_seat(*arguments, **options)
 
     return found

@@ -3,7 +3,7 @@
 import warnings
 
 from tw_syncrep.cluster import TaskConfig, is_exposed, read_tf_config
-from tw_syncrep.processes._joining import find_engine
+from tw_syncrep.processes._joining.joining import find_engine
 
 
 def describe_tf_config() -> str:

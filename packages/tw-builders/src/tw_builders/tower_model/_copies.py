@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tw_builders._owners import owned
 from tw_builders.tower_model import _batches
-from tw_builders.tower_model._agreement import numbers_of_rank_0, spread_seeds
 from tw_builders.tower_model._building import (
     build_metrics,
     build_variables,
@@ -32,7 +31,11 @@ from tw_builders.tower_model._checks import (
 )
 from tw_builders.tower_model._lockstep import naming
 from tw_builders.tower_model._meetings import optimizers_of
-from tw_builders.tower_model._ranks import Ranks
+from tw_builders.tower_model._over_ranks.agreement import (
+    numbers_of_rank_0,
+    spread_seeds,
+)
+from tw_builders.tower_model._over_ranks.ranks import Ranks
 from tw_builders.tower_model._updates import FlatTraining, OptimizerStates
 from tw_builders.tower_model._wrapped import WrappedOptimizer, wrapped
 from tw_core import Tower, copy_to_replicas

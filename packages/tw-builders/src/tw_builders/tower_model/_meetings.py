@@ -19,7 +19,7 @@ from tw_builders.tower_model._batches import join
 from tw_builders.tower_model._building import is_seed
 from tw_builders.tower_model._checks import layers_of
 from tw_builders.tower_model._lockstep import meet, tower_index
-from tw_builders.tower_model._ranks import Ranks
+from tw_builders.tower_model._over_ranks.ranks import Ranks
 from tw_builders.tower_model._updates import (
     Brought,
     Update,

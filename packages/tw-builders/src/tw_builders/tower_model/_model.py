@@ -9,7 +9,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tw_builders.tower_model._agreement import settings_of
 from tw_builders.tower_model._checks import check_choices, check_outside
 from tw_builders.tower_model._copies import Copies, Weigh
 from tw_builders.tower_model._following import (
@@ -18,7 +17,8 @@ from tw_builders.tower_model._following import (
     of_this_rank,
     show_tower_0,
 )
-from tw_builders.tower_model._ranks import Ranks
+from tw_builders.tower_model._over_ranks.agreement import settings_of
+from tw_builders.tower_model._over_ranks.ranks import Ranks
 from tw_builders.tower_model._steps import Steps
 from tw_builders.tower_model._updates import APPLY
 from tw_core import Tower

@@ -18,7 +18,7 @@ from tw_core.checks import caller, check_number, public
 from tw_syncrep import _tf_compat
 from tw_syncrep.cluster._tf_config import find_tf_config
 from tw_syncrep.processes._group import ProcessGroup
-from tw_syncrep.processes._joining import join_prepared
+from tw_syncrep.processes._joining.joining import join_prepared
 from tw_syncrep.processes._side_channel._attendance import Deadlines
 
 _log = logging.getLogger(__name__)

@@ -1,5 +1,5 @@
 from ._group import ProcessGroup as ProcessGroup
-from ._joining import join as join
+from ._joining.joining import join as join
 from ._reducer import mean_across as mean_across
 from ._reducer import mean_of_ranks as mean_of_ranks
 from ._reducer import sum_across as sum_across

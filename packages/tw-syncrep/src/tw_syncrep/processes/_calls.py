@@ -15,8 +15,8 @@ from tw_core import black_box
 from tw_syncrep import _tf_compat
 from tw_syncrep._errors import ReplicaTimeoutError
 from tw_syncrep.processes._agreement import Exchange
+from tw_syncrep.processes._engines.mpi import EndedError
 from tw_syncrep.processes._interrupts import InterruptWatch
-from tw_syncrep.processes._mpi import EndedError
 from tw_syncrep.processes._side_channel._attendance import (
     Deadlines,
     Report,

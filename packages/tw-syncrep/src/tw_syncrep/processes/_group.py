@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from tw_syncrep.processes._calls import Calls
-from tw_syncrep.processes._engines import Engine
+from tw_syncrep.processes._engines.choice import Engine
+from tw_syncrep.processes._engines.mpi import World
 from tw_syncrep.processes._interrupts import InterruptWatch
-from tw_syncrep.processes._mpi import World
 from tw_syncrep.processes._side_channel._attendance import Deadlines
 from tw_syncrep.processes._side_channel._coordinator import Coordinator
 from tw_syncrep.processes._side_channel._introduction import (

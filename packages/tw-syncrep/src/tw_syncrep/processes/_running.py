@@ -35,8 +35,8 @@ from tw_syncrep.processes._collectives import (
     as_tensor,
     by_nccl,
 )
+from tw_syncrep.processes._engines.mpi import MAX_COMMUNICATORS
 from tw_syncrep.processes._group import ProcessGroup
-from tw_syncrep.processes._mpi import MAX_COMMUNICATORS
 
 _log = logging.getLogger(__name__)
 _PROVEN_LENGTHS = (1, 4_099, 1 << 18)

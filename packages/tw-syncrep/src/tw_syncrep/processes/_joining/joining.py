@@ -28,10 +28,10 @@ from tw_syncrep.cluster._addresses import (
 )
 from tw_syncrep.cluster._network_exposure import find_free_ports, warn_if_exposed
 from tw_syncrep.cluster._servers import keep_freed_memory, server_config
-from tw_syncrep.processes._engines import Engine, EngineFacts, choose_engine
+from tw_syncrep.processes._engines.choice import Engine, EngineFacts, choose_engine
+from tw_syncrep.processes._engines.mpi import EndedError, World
 from tw_syncrep.processes._group import ProcessGroup
-from tw_syncrep.processes._mpi import EndedError, World
-from tw_syncrep.processes._seats import Seat, find_seat
+from tw_syncrep.processes._joining.seats import Seat, find_seat
 from tw_syncrep.processes._side_channel._attendance import Deadlines
 from tw_syncrep.processes._side_channel._coordinator import Coordinator
 from tw_syncrep.processes._side_channel._introduction import (

@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from tw_builders._parts import rows_of
-from tw_builders.tower_model._agreement import begin_fit
-from tw_builders.tower_model._exchanges import (
+from tw_builders.tower_model._over_ranks.agreement import begin_fit
+from tw_builders.tower_model._over_ranks.exchanges import (
     NARROW,
     SumExchange,
     UpdateExchange,
@@ -28,7 +28,7 @@ from tw_builders.tower_model._exchanges import (
     to_travel,
     unflatten,
 )
-from tw_builders.tower_model._results import Results
+from tw_builders.tower_model._over_ranks.results import Results
 from tw_builders.tower_model._updates import Brought
 from tw_core.gradients import weigh
 from tw_core.ranks import RankGroup

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from tw_core.checks import check_text, check_whole_number
 from tw_syncrep.cluster._addresses import join_address, split_address
 from tw_syncrep.cluster._tf_config import find_tf_config
-from tw_syncrep.processes._launchers import Place, find_places
+from tw_syncrep.processes._joining.launchers import Place, find_places
 
 _log = logging.getLogger(__name__)
 

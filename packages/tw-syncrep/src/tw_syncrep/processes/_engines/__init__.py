@@ -1,0 +1,1 @@
+"""What carries exchanges below TensorFlow's own collectives: the choice, and MPI."""

@@ -1,0 +1,1 @@
+"""How a process joins the others: its launcher, its seat, the group."""
