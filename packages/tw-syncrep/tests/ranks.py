@@ -110,6 +110,7 @@ class Ranks:
         self._size, self._machines, self._run = size, machines, run
         self._hosts: list[str] = []
         self._hub: Task | None = None
+        self._shared: set[Path] = set()
         self.all: list[RankProcess] = []
         if linked:
             self._hosts = syncrep_links.task_addresses(len(set(machines)))
@@ -155,6 +156,7 @@ class Ranks:
         """Waits until all have joined."""
         for rank in self.all:
             rank.hear()
+            self._shared |= _shared_memory(rank)
         return self
 
     def call(self, name: str, *arguments: Any) -> list[Any]:
@@ -177,14 +179,13 @@ class Ranks:
         return results
 
     def end(self) -> None:
-        shared = [path for rank in self.all for path in _shared_memory(rank)]
         try:
             for rank in self.all:
                 rank.end()
         finally:
             if self._mpi is not None:
                 self._mpi.close()
-            for path in shared:  # MPICH leaves it where ranks are killed.
+            for path in self._shared:  # MPICH leaves it where ranks are killed.
                 path.unlink(missing_ok=True)
             if self._hub is not None:
                 self._hub.kill()

@@ -12,10 +12,12 @@ different orders.
 
 import contextlib
 import os
+import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -265,12 +267,21 @@ class World:
                 return
             except EndedError:
                 status = 0
+        _remove_shared_memory()
         time.sleep(_REPORTS_S)
         if self._finalizes_itself or not status:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):
                     stream.flush()
             self._mpi.COMM_WORLD.Abort(status or 1)
+
+
+def _remove_shared_memory() -> None:
+    """Removes the files that MPICH leaves in memory where it is not finalized."""
+    with contextlib.suppress(OSError):
+        maps = Path("/proc/self/maps").read_text()
+        for name in set(re.findall(r"/dev/shm/mpich_shm\S+", maps)):
+            Path(name).unlink(missing_ok=True)
 
 
 def _empty(shape: Sequence[int], dtype: Any) -> np.ndarray:
