@@ -100,7 +100,7 @@ class Ranks:
     ) -> None:
         if engine:
             options["engine"] = engine
-        engine = engine or os.environ.get(ENGINE, "tensorflow")
+        engine = engine or os.environ.get(ENGINE, "")
         self._mpi = _pmi.World(size) if engine == "mpi" and not linked else None
         if (
             run is None

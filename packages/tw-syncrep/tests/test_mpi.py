@@ -143,7 +143,8 @@ import tensorflow as tf
 from tw_syncrep import processes
 group = processes.join()
 [[total]] = processes.sum_across([[tf.constant([group.rank + 1.0])]], group=group)
-print(group.engine, group.rank, group.size, int(total[0]), flush=True)
+line = f"{group.engine} {group.rank} {group.size} {int(total[0])}\\n"
+print(line, end="", flush=True)  # At once, so that lines do not mix.
 """
 
 
