@@ -101,6 +101,17 @@ class _Cluster:
         return bytes(self._definition.SerializeToString())
 
 
+def sleep_at_once() -> None:
+    """Makes idle threads of the eager runtime, unless it runs, sleep without a look."""
+    runtime = context.context()
+    if not has_started():
+        settings = tf.compat.v1.ConfigProto()
+        if runtime._config is not None:
+            settings.CopyFrom(runtime._config)
+        settings.experimental.disable_thread_spinning = True
+        runtime._config = settings
+
+
 def start_runtime() -> None:
     """Starts the eager runtime, unless it is running."""
     context.context().ensure_initialized()

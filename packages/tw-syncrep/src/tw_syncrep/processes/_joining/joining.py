@@ -225,6 +225,9 @@ def _join_others(
         if mpi is not None:
             keep_freed_memory()
             _open_mpi(mpi, member)
+            here = find_local_ranks(member.introductions, seat.rank)
+            if len(here) >= (os.cpu_count() or 1):
+                _tf_compat.sleep_at_once()  # Other ranks need the processors.
         elif held is not None:
             others = [other.address for other in member.introductions]
             _join_cluster(others, seat.rank)
