@@ -177,11 +177,12 @@ class _Bound:
 
     def build(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Builds the ops in the current graph."""
-        # A group has one device per rank, whichever logical CPU the caller uses; MPI
-        # has the CPU.
+        # A group has one device per rank, whichever logical CPU the caller uses.
         has_gpu = bool(tf.config.list_logical_devices("GPU"))
-        is_there = has_gpu == (self.group.mpi is None)
-        place = contextlib.nullcontext() if is_there else tf.device("/cpu:0")
+        if self.group.mpi is not None:
+            with tf.device("/cpu:0") if has_gpu else contextlib.nullcontext():
+                return self._body(list(tensors), self._keys)
+        place = contextlib.nullcontext() if has_gpu else tf.device("/cpu:0")
         engine = "nccl" if self._uses_nccl else "tensorflow"
         scope = tf.name_scope(f"by_{engine}")  # Timelines show it.
         with place, scope, by_nccl(self._uses_nccl):
@@ -261,12 +262,14 @@ def _run_on_host(
     function they run one after another, unless they have names.
     """
     graph, in_function = _outermost_graph(), traces_function()
-    order = name if in_function else ""
+    order, over_mpi = name if in_function else "", bound.group.mpi is not None
 
     def call(*arrays: np.ndarray) -> list[np.ndarray]:
         with _tf_compat.eager_mode():
             results = bound.run(arrays, blocks=in_function, order=order)
-            return [_tf_compat.as_array(result) for result in results]
+            # Of TensorFlow's ops, some return their input, which is the caller's.
+            read = _tf_compat.as_array if over_mpi else np.array
+            return [read(result) for result in results]
 
     dtypes = [spec.dtype for spec in bound.specs]
     shapes = [spec.shape for spec in bound.specs]
@@ -274,7 +277,9 @@ def _run_on_host(
     holding = bound.group.calls.holding_threads
     if not name and (in_function or graph not in holding):
         holding.add(graph)
-        got = list(tf.numpy_function(call, tensors, dtypes))
+        # Timelines show the name.
+        with tf.name_scope("by_mpi") if over_mpi else contextlib.nullcontext():
+            got = list(tf.numpy_function(call, tensors, dtypes))
         for tensor, shape in zip(got, shapes, strict=True):
             tensor.set_shape(shape)
         return got

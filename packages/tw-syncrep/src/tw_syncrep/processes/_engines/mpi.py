@@ -56,13 +56,7 @@ class EndedError(Exception):
 
 
 class World:
-    """This process's place in MPI, and the communicators of exchanges.
-
-    Attributes:
-      rank: of this process among all that MPI has started.
-      size: their number.
-      library: MPI's name and version.
-    """
+    """This process's place in MPI, and the communicators of exchanges."""
 
     def __init__(self) -> None:
         """Starts MPI, unless the program has; waits for all processes."""

@@ -24,10 +24,12 @@ from tw_syncrep.cluster._addresses import (
     join_address,
     listen,
     may_pass,
+    split_address,
     wait_for_port,
 )
 from tw_syncrep.cluster._network_exposure import find_free_ports, warn_if_exposed
 from tw_syncrep.cluster._servers import keep_freed_memory, server_config
+from tw_syncrep.cluster._tf_config import find_tf_config
 from tw_syncrep.processes._engines.choice import Engine, EngineFacts, choose_engine
 from tw_syncrep.processes._engines.mpi import EndedError, World
 from tw_syncrep.processes._group import ProcessGroup
@@ -159,6 +161,13 @@ def find_engine() -> tuple[Engine, int]:
     """Returns the engine that ``join`` would choose now, and the number of ranks."""
     seat = find_seat(has_mpi4py=_has_mpi4py())
     return choose_engine("auto", _find_facts(seat)), seat.size
+
+
+def is_on_one_machine() -> bool:
+    """Returns whether TF_CONFIG has all ranks at one host."""
+    task = find_tf_config()
+    listed = task.addresses.values() if task is not None else ()
+    return len({split_address(one)[0] for own in listed for one in own}) == 1
 
 
 def _find_facts(seat: Seat) -> EngineFacts:
