@@ -41,8 +41,8 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
     tf.config.threading.set_inter_op_parallelism_threads(options.get("threads", 0))
     if (timeout_s := options.get("timeout_s")) is not None:
         join = _basics.join_prepared
-        _basics.join_prepared = lambda prepare, limits, *others: join(
-            prepare, replace(limits, timeout_s=timeout_s, warning_s=timeout_s), *others
+        _basics.join_prepared = lambda prepare, limits, **others: join(
+            prepare, replace(limits, timeout_s=timeout_s, warning_s=timeout_s), **others
         )
     answer(pipe, hvd.init)
     while True:

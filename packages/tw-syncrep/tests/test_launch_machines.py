@@ -274,8 +274,8 @@ def test_what_is_no_launcher_is_turned_away_and_the_run_begins(launches):
 OTHER_VERSION = """
 import sys
 from tw_syncrep import launch
-real = launch.version
-launch.version = lambda name: "1.2.3" if name == "tensorflow" else real(name)
+real = launch.version_of
+launch.version_of = lambda name: "1.2.3" if name == "tensorflow" else real(name)
 sys.exit(launch.main())
 """
 
