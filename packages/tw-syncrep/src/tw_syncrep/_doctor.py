@@ -29,5 +29,5 @@ def describe_engine() -> str:
         return said
     return (
         f"{said}; on one machine MPI's shared memory is several times faster for large "
-        "tensors: pip install mpi4py mpich, then tw-launch --mpi"
+        "tensors: `pip install mpi4py mpich`, then `tw-launch --mpi`"
     )
