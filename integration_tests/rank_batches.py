@@ -5,10 +5,19 @@ One device trains on all ranks' batches, joined.
 
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
+from keras import losses
 from rank_fits import dense
 from rank_training import X, freeze_first, made, optimizers, sgd, synchronized
+
+
+def two_outputs() -> keras.Model:
+    x = keras.Input([4])
+    ends = [keras.layers.Dense(1, name=name)(x) for name in ("first", "second")]
+    return keras.Model(x, ends)
+
 
 # Of batches that each rank has of its own: rows by batch and rank, for each fit.
 OWN: dict[str, dict[str, Any]] = {
@@ -33,6 +42,22 @@ OWN: dict[str, dict[str, Any]] = {
         "compile": {"steps_per_execution": 2},
     },
     "no rows": {"fits": [[[0, 3, 2], [4, 0]]]},
+    "two outputs": {
+        "make": two_outputs,
+        "targets": 2,
+        "fits": [[[1, 6, 2], [5, 2]]],
+        "compile": {"loss": ["mse", "mse"], "loss_weights": [1.0, 0.5]},
+    },
+    "a loss that is summed": {
+        "fits": [[[1, 6, 2], [5, 2]]],
+        "compile": {"loss": losses.MeanSquaredError("sum")},
+        "loss_reduction": "sum",
+    },
+    "divided by weights": {
+        "weighs": True,
+        "fits": [[[1, 6, 2], [5, 2]], [[], [4, 2]]],
+        "compile": {"loss": losses.MeanSquaredError("mean_with_sample_weight")},
+    },
     "several steps in one call": {
         "fits": [[[3, 2, 4, 1, 2], [4, 2]]],
         "compile": {"steps_per_execution": 2},
@@ -50,7 +75,14 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
-def own_batches(group: Any, of_ranks: Any, *, is_known: bool = True) -> Any:
+def own_batches(
+    group: Any,
+    of_ranks: Any,
+    *,
+    is_known: bool = True,
+    targets: int = 1,
+    weighs: bool = False,
+) -> Any:
     """Returns a rank's batches, or those of one device: all ranks' joined."""
     ends = iter(np.cumsum([n for own in of_ranks for n in own]))
     parts = [
@@ -67,9 +99,13 @@ def own_batches(group: Any, of_ranks: Any, *, is_known: bool = True) -> Any:
 
     def generate() -> Any:
         for batch in batches:
-            yield batch, batch[:, :1] * 0.5 + 0.1
+            every = [batch[:, n : n + 1] * 0.5 + 0.1 for n in range(targets)]
+            target = every[0] if targets == 1 else tuple(every)
+            yield (batch, target, 1.5 + batch[:, 3]) if weighs else (batch, target)
 
-    specs = (tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1]))
+    spec = tf.TensorSpec([None, 1])
+    specs = tf.TensorSpec([None, 4]), spec if targets == 1 else (spec,) * targets
+    specs += (tf.TensorSpec([None]),) if weighs else ()
     made = tf.data.Dataset.from_generator(generate, output_signature=specs)
     if not is_known:
         return made
@@ -80,22 +116,26 @@ def on_own(group: Any, name: str, towers: int) -> Any:
     """Trains a case of ``OWN``; returns its losses and weights."""
     case = OWN[name]
     make, uneven = case.get("make", dense), case.get("uneven", "wait")
-    model = made(group, make, towers, uneven=uneven)
-    losses: list[float] = []
+    options = {"uneven": uneven}
+    if "loss_reduction" in case and group is not None:
+        options["loss_reduction"] = case["loss_reduction"]
+    model = made(group, make, towers, **options)
+    shown: list[float] = []
     for n, of_ranks in enumerate(case["fits"]):
         options = {"loss": "mse", **case.get("compile", {})}
         if group is None:
             options.pop("steps_per_execution", None)
         if n == 0 or "between" in case:
             model.compile(optimizers.SGD(0.1 * (n + 1)), **options)
-        data, steps = own_batches(group, of_ranks), case.get("steps")
+        kinds = {key: case[key] for key in ("targets", "weighs") if key in case}
+        data, steps = own_batches(group, of_ranks, **kinds), case.get("steps")
         if steps is not None:
             data = data.repeat()
             steps = min(steps) if group is None else steps[group.rank]
         found = model.fit(data, epochs=2, steps_per_epoch=steps, verbose=0)
-        losses += found.history["loss"]
+        shown += [value for key in found.history for value in found.history[key]]
         case.get("between", lambda model: None)(model)
-    return losses, model.get_weights()
+    return shown, model.get_weights()
 
 
 def on_any(group: Any, of_ranks: Any, towers: int, is_known: bool) -> Any:

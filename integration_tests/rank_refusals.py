@@ -35,7 +35,9 @@ def refused(group: Any, kind: str) -> None:
         data |= {"batch_size": BATCH, "shuffle": False}
         options["data"] = "shared"
     elif kind == "weights":
-        data = {"x": X, "y": Y, "sample_weight": WEIGHTS}
+        data = {"x": X, "y": Y, "sample_weight": WEIGHTS, "shuffle": False}
+        data["validation_data"] = X, Y, WEIGHTS
+        options["data"] = "shared"
         loss = keras.losses.MeanSquaredError("mean_with_sample_weight")
     else:
         data = {"x": X, "y": Y}

@@ -124,6 +124,7 @@ def test_training_goes_on_from_the_backup_of_rank_0(groups, tmp_path):
     *("compiled again-2", "no batch, eagerly-1", "no batch at first-2", "no rows-1"),
     *("several steps in one call-2", "steps until one stops-1"),
     *("synchronised, rank 0 first-2", "synchronised, no batch-1"),
+    *("two outputs-2", "a loss that is summed-1", "divided by weights-2"),
 )
 @pytest.mark.parametrize("towers", [1, 2])
 @pytest.mark.parametrize("name", rank_batches.OWN)
@@ -188,7 +189,7 @@ def test_ranks_and_towers_draw_unlike_numbers_which_a_seed_repeats(groups):
         ("stop, none", r"every rank needs a batch.*got \[0, 1\] by rank"),
         ("stop, a part", r"steps_per_execution=2 batches; got \[3, 4\] by rank"),
         ("shared", "the data of some has ended"),
-        ("weights", "divides by a sum that one rank does not know"),
+        ("weights", "by a sum that one rank does not know where it validates"),
         ("synchronised, eagerly", "over towers, which needs run_eagerly=False"),
         ("synchronised, each traced", "over ranks, which needs trace='once'"),
         ("synchronised, rows", r"whose shapes must be known; got \(None, 4\)"),

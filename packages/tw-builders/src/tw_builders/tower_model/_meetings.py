@@ -56,7 +56,8 @@ class Meetings:
         divides_by_weights: bool = False,
         ranks: Ranks | None = None,
         checksum: Any = None,
-        share: Any = None,
+        share: Callable[[], tf.Tensor] | None = None,
+        trains: bool = True,
     ) -> None:
         """Finds the optimizers and metrics of the models, which may all be one model.
 
@@ -66,10 +67,11 @@ class Meetings:
         the others. ``applier`` replaces tower 0's optimizer. The last ``lent`` towers
         have no rows of their own. ``divides_by_weights``: losses are divided by the sum
         of their sample weights. ``ranks`` reduce gradients with other processes, which
-        compare the ``checksum`` of a batch that all have; ``share`` is the part of a
-        batch's rows that is this rank's.
+        compare the ``checksum`` of a batch that all have; ``share`` returns the part of
+        a batch's rows that is this rank's. They take part in a step that ``trains``.
         """
         self._ranks, self._checksum, self._share = ranks, checksum, share
+        self._trains = trains
         self._graph = tf.compat.v1.get_default_graph()  # of the step
         self._lent, self._divides_by_weights = lent, divides_by_weights
         self._states, self._applier = states, applier
@@ -169,15 +171,18 @@ class Meetings:
 
         Losses of other divisors may stand beside them: all are averaged by rows.
         """
-        if self._ranks is not None:
-            raise ValueError(
-                "TowerModel: a loss with reduction='mean_with_sample_weight' divides "
-                "by a sum that one rank does not know; use 'sum_over_batch_size', or "
-                "TowerModel(..., weights=lambda x, y, w: tf.reduce_sum(w))."
-            )
         sums = [tf.cast(own, tf.float64) for own in self._own(sums)]
         rows = [tf.cast(own, tf.float64) for own in self._weights or [1] * len(sums)]
-        per_row = tf.math.divide_no_nan(tf.add_n(rows), tf.add_n(sums))
+        totals = tf.stack([tf.add_n(rows), tf.add_n(sums)])
+        if self._ranks is not None and self._trains:
+            [totals] = self._ranks.sum_layer("divisors of losses", [totals])
+        elif self._ranks is not None and self._ranks.shares_data:
+            raise ValueError(
+                "TowerModel: a loss with reduction='mean_with_sample_weight' divides "
+                "by a sum that one rank does not know where it validates on shared "
+                "data; use 'sum_over_batch_size', or data='own'."
+            )
+        per_row = tf.math.divide_no_nan(totals[0], totals[1])
         return [
             tf.math.divide_no_nan(own, of_tower) * per_row
             for own, of_tower in zip(sums, rows, strict=True)
@@ -258,7 +263,7 @@ class Meetings:
                     partial(self._merged, adds=True), *weights
                 )
             elif self._share is not None and _takes_a_mean(metric, values):
-                options["sample_weight"] = self._share
+                options["sample_weight"] = self._share()
             metric.update_state(*values, **options)
 
     def _merged(self, *values: Any, adds: bool) -> Any:
@@ -300,10 +305,10 @@ class Meetings:
         # Where a tower is known to have no rows, Keras's loss is an empty list of them.
         values = [own if own.shape.rank == 0 else tf.reduce_sum(own) for own in values]
         merged = reducer([[value] for value in values])[0][0]
-        if self._ranks is None or self._average:
+        if self._share is None or self._average:
             return merged
         # Ranks' results are averaged by rows in the end; a sum is that of all.
-        share = tf.cast(self._share, merged.dtype)
+        share = tf.cast(self._share(), merged.dtype)
         return tf.math.divide_no_nan(merged, share)
 
     def _log(self, values: Sequence[Any]) -> Any:

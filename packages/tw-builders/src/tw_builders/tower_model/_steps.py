@@ -42,7 +42,7 @@ class Steps:
         checksum = share = None
         if ranks is not None:
             ranks.begin_step()
-            share = ranks.share(data, sizes)
+            share = ranks.share(data, sizes, trains=method == "train_step")
             if ranks.shares_data and method == "train_step":  # the rest exchanges none
                 checksum = ranks.checksum(data)
         meetings = self._meetings(
@@ -54,6 +54,7 @@ class Steps:
             divides_by_weights=self._own.weigh is None and divides_by_weights(main),
             checksum=checksum,
             share=share,
+            trains=method == "train_step",
         )
         # The moments of all rows have no part of what is lent.
         counted = _batches.have_rows(sizes) if synchronized else None

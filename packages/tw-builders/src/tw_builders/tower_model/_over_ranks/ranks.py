@@ -6,6 +6,7 @@ of its callbacks asks to stop; metrics at the end of an epoch. A rank whose data
 ended takes part with zeros and makes the others' updates, until none has a batch.
 """
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -207,16 +208,27 @@ class Ranks:
             own[self.group.rank] = checksum
         return own
 
-    def share(self, data: Any, sizes: Sequence[Any]) -> tf.Tensor:
-        """Returns the part of a batch's rows that is this rank's.
+    def share(
+        self, data: Any, sizes: Sequence[Any], *, trains: bool
+    ) -> Callable[[], tf.Tensor]:
+        """Returns a function of the part of a batch's rows that is this rank's.
 
-        Where each has batches of its own, other ranks are taken to have as many rows.
+        Where each has batches of its own, it asks the others in a step that trains, and
+        else, as they may have no batch, takes them to have as many rows.
         """
         own = tf.cast(tf.add_n([tf.cast(size, tf.int64) for size in sizes]), tf.float64)
-        if not self.shares_data:
-            return tf.cast(own > 0, tf.float64) / self.group.size
-        leaf = next(leaf for leaf in tf.nest.flatten(data) if leaf is not None)
-        return tf.math.divide_no_nan(own, tf.cast(rows_of(leaf), tf.float64))
+
+        def find() -> tf.Tensor:
+            if self.shares_data:
+                leaf = next(leaf for leaf in tf.nest.flatten(data) if leaf is not None)
+                total = tf.cast(rows_of(leaf), tf.float64)
+            elif trains:
+                [total] = self.sum_layer("rows of a batch", [own])
+            else:
+                return tf.cast(own > 0, tf.float64) / self.group.size
+            return tf.math.divide_no_nan(own, total)
+
+        return functools.cache(find)
 
     def checksum(self, data: Any) -> tf.Tensor:
         """Returns a number of a batch, at the beginning of an epoch; 0 later."""
