@@ -26,6 +26,7 @@ MODES = ["eager", "function", "session"]
 SAME = [
     *("sums_across", "broadcast", "uneven_ends", "matching", "horovod_ops"),
     *("lost_ranks", "rank_endings", "gradient_shapes", "weights"),
+    "horovod_lost_ranks",
 ]
 
 
