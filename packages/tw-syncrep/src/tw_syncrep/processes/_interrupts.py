@@ -96,13 +96,13 @@ class InterruptWatch(threading.Thread):
         if before != -1:
             signal.set_wakeup_fd(before)
             return False
-        signal.signal(signal.SIGINT, self._handle)
+        signal.signal(signal.SIGINT, self._note_signal)
         return True
 
     def _handles(self) -> bool:
-        return signal.getsignal(signal.SIGINT) == self._handle
+        return signal.getsignal(signal.SIGINT) == self._note_signal
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _note_signal(self, number: int, frame: FrameType | None) -> None:
         """Raises KeyboardInterrupt, but not while TensorFlow constructs an error.
 
         C++ calls the error's class, and turns other exceptions into a RuntimeError.
