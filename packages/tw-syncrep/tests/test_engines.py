@@ -13,7 +13,7 @@ MPI = EngineFacts(size=2, mpi_launcher="mpiexec (MPICH)", has_mpi4py=True)
     ("said", "facts", "name", "reason"),
     [
         ("auto", CPU, "tensorflow", "no GPU, and no MPI launcher"),
-        ("auto", GPU, "nccl", "every rank has a GPU"),
+        ("auto", GPU, "nccl", "this process has a GPU"),
         ("auto", EngineFacts(2, num_gpus=1), "tensorflow", "built without CUDA"),
         ("auto", MPI, "mpi", "mpiexec (MPICH) has started"),
         ("auto", EngineFacts(2, "mpiexec"), "tensorflow", "mpi4py is not installed"),

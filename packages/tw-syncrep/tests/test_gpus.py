@@ -4,11 +4,14 @@ Private modules are imported for what a launch decides before it starts anything
 GPU is needed: drivers and nvidia-smi are fakes.
 """
 
+import contextlib
+
 import pytest
 
 from tw_syncrep.launch._machine import find_gpus, share_gpus
 from tw_syncrep.launch._messages import Start
 from tw_syncrep.launch._plan import Share, plan_tasks
+from tw_syncrep.launch._pmi import World
 
 
 @pytest.fixture
@@ -103,3 +106,14 @@ def test_nvidia_smi_is_asked_first(machine):
     assert find_gpus(driver=machine) == ("0", "1")
     tool.write_text("#!/bin/sh\necho 'No devices were found'; exit 6\n")
     assert find_gpus(driver=machine) == ()
+
+
+def test_programs_of_horovod_over_mpi_see_one_mpi():
+    share = Share(ps=0, workers=1, evaluators=0, gpus=(None,), horovod=True)
+    start = Start(0, {"worker": ["a:1"]}, 0, "")
+    [plain] = plan_tasks(share, start)
+    with contextlib.closing(World(1)) as world:
+        [over_mpi] = plan_tasks(share, start, world)
+    assert plain.variables["OMPI_COMM_WORLD_RANK"] == "0"
+    assert "OMPI_COMM_WORLD_RANK" not in over_mpi.variables
+    assert over_mpi.variables["PMI_RANK"] == over_mpi.variables["HOROVOD_RANK"] == "0"

@@ -79,13 +79,12 @@ def plan_tasks(
                 variables["TW_LOCAL_SIZE"] = str(count)
                 if share.horovod:
                     workers = len(start.cluster["worker"])
-                    variables |= _horovods(index, workers, place, count)
-                    if mpi is not None:  # Which Open MPI's variables would hide.
-                        variables = {
-                            name: value
-                            for name, value in variables.items()
-                            if not name.startswith("OMPI_")
-                        }
+                    # Open MPI's variables would hide those of another MPI.
+                    prefixes = [
+                        "HOROVOD",
+                        *(["OMPI_COMM_WORLD"] if mpi is None else []),
+                    ]
+                    variables |= _horovods(prefixes, index, workers, place, count)
                 if mpi is not None:
                     variables |= mpi.variables(place)
             gpus = share.gpus[place] if is_worker else ""
@@ -95,13 +94,15 @@ def plan_tasks(
     return tuple(tasks)
 
 
-def _horovods(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
+def _horovods(
+    prefixes: Sequence[str], rank: int, size: int, local_rank: int, local_size: int
+) -> dict[str, str]:
     """Returns the variables that a program of Horovod finds: Gloo's and Open MPI's."""
     numbers = {"RANK": rank, "SIZE": size}
     numbers |= {"LOCAL_RANK": local_rank, "LOCAL_SIZE": local_size}
     path = filter(None, (str(_NAMES), os.environ.get("PYTHONPATH")))
     return {
         f"{prefix}_{name}": str(number)
-        for prefix in ("HOROVOD", "OMPI_COMM_WORLD")
+        for prefix in prefixes
         for name, number in numbers.items()
     } | {"PYTHONPATH": os.pathsep.join(path)}

@@ -47,7 +47,7 @@ def choose_engine(said: str, facts: EngineFacts) -> Engine:
             raise ValueError(f"join: engine={said!r} cannot be: {against[said]}.")
         return Engine(said, "it was asked for")
     if not against["nccl"]:
-        return Engine("nccl", "every rank has a GPU", falls_back=True)
+        return Engine("nccl", "this process has a GPU", falls_back=True)
     if not against["mpi"] and not facts.num_gpus:
         return Engine("mpi", f"{facts.mpi_launcher} has started this process")
     if facts.num_gpus:
