@@ -12,7 +12,6 @@ import tensorflow as tf
 
 import tw_ampopt
 import tw_core
-from tw_core.devices import canonical_device
 
 v1 = tf.compat.v1
 _RATE, _START = 0.5, np.arange(4_096.0, dtype=np.float32) % 8
@@ -54,9 +53,7 @@ def _check_gate(devices: Sequence[str]) -> None:
 
 
 def _check_graph_gate(devices: Sequence[str]) -> None:
-    is_cpu = all("CPU" in canonical_device(device) for device in devices)
-    # GPUs are configured already.
-    config = tw_core.session_config(num_cpus=len(devices)) if is_cpu else None
+    config = tw_core.session_config()
     with tf.Graph().as_default(), v1.Session(config=config) as session:
         optimizer = tw_ampopt.Optimizer(**_settings())
         factor = v1.placeholder_with_default(1.0, [])

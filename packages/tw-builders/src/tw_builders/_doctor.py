@@ -14,7 +14,6 @@ import tensorflow as tf
 import tw_builders
 import tw_core
 import tw_reduce
-from tw_core.devices import canonical_device
 
 v1 = tf.compat.v1
 _RATE, _STEPS = 0.5, 2
@@ -55,9 +54,7 @@ def _factors(tower: int) -> list[np.ndarray]:
 def _check_builder(
     name: str, arguments: dict[str, Any], devices: Sequence[str]
 ) -> None:
-    is_cpu = all("CPU" in canonical_device(device) for device in devices)
-    # GPUs are configured already.
-    config = tw_core.session_config(num_cpus=len(devices)) if is_cpu else None
+    config = tw_core.session_config()
     with tf.Graph().as_default(), v1.Session(config=config) as session:
         builder = getattr(tw_builders, name)(devices, **arguments)
         grads = builder.call_for_each_tower(_tower_pairs)

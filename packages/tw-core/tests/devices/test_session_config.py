@@ -41,6 +41,43 @@ def test_the_memory_pass_is_off_and_gpu_memory_grows():
     assert config.gpu_options.allow_growth
 
 
+GPUS = [tf.config.PhysicalDevice(f"/physical_device:GPU:{n}", "GPU") for n in range(3)]
+
+
+def config_with_gpus(monkeypatch, visible, divided):
+    """Makes one where TensorFlow has three GPUs and tells this of them."""
+    devices = {"CPU": tf.config.get_visible_devices("CPU"), "GPU": visible}
+    answers = {
+        "list_physical_devices": {"GPU": GPUS}.get,
+        "get_visible_devices": devices.get,
+        "get_logical_device_configuration": divided.get,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(tf.config, name, answer)
+    return session_config()
+
+
+def test_a_session_has_the_gpus_that_are_visible_and_their_parts(monkeypatch):
+    part = tf.config.LogicalDeviceConfiguration
+    divided = {GPUS[1]: [part(memory_limit=512), part(memory_limit=256)]}
+    options = config_with_gpus(monkeypatch, [GPUS[2], GPUS[1]], divided).gpu_options
+    assert options.visible_device_list == "1,2"
+    parts = options.experimental.virtual_devices
+    assert [list(own.memory_limit_mb) for own in parts] == [[512, 256], []]
+
+
+def test_a_session_has_no_gpu_where_none_is_visible(monkeypatch):
+    config = config_with_gpus(monkeypatch, [], {})
+    assert config.device_count["GPU"] == 0
+    assert "GPU" in config.device_count
+
+
+def test_a_session_has_all_gpus_whole_unless_told_otherwise(monkeypatch):
+    options = config_with_gpus(monkeypatch, GPUS, {}).gpu_options
+    assert not options.visible_device_list
+    assert not options.experimental.virtual_devices
+
+
 def kernels_of_a_large_sum(config):
     """Adds three tensors of 64 MiB, one of them from the sum's own device."""
     parts = []

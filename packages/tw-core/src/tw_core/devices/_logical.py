@@ -141,7 +141,8 @@ def session_config(
         to another one, as v1 code with integer variables on GPUs needs.
 
     Returns:
-      A fresh ``ConfigProto``: memory pass off, GPU memory taken as needed.
+      A fresh ``ConfigProto``: memory pass off, GPU memory taken as needed, GPUs
+      visible and divided as ``tf.config`` was told.
 
     Raises:
       ValueError: ``num_cpus`` is below 1.
@@ -155,6 +156,7 @@ def session_config(
     rewrites = config.graph_options.rewrite_options
     rewrites.memory_optimization = rewrites.NO_MEM_OPT
     config.device_count["CPU"] = num_cpus or count_logical_devices("CPU")
+    _use_gpus_of_this_process(config)
     return config
 
 
@@ -240,6 +242,23 @@ def _configure_cpus(count: int) -> None:
             f"{count_logical_devices('CPU')} logical CPUs; asked for {count}. Call it "
             "before the first tensor, variable or session."
         ) from error
+
+
+def _use_gpus_of_this_process(config: tf.compat.v1.ConfigProto) -> None:
+    """Gives a session the GPUs, whole or divided, that ``tf.config`` was told of."""
+    gpus = tf.config.list_physical_devices("GPU")
+    visible = [gpu for gpu in gpus if gpu in tf.config.get_visible_devices("GPU")]
+    divided = [tf.config.get_logical_device_configuration(gpu) for gpu in visible]
+    if gpus and not visible:
+        config.device_count["GPU"] = 0
+    elif visible != gpus:
+        numbers = ",".join(str(gpus.index(gpu)) for gpu in visible)
+        config.gpu_options.visible_device_list = numbers
+    if any(divided):
+        for parts in divided:
+            config.gpu_options.experimental.virtual_devices.add(
+                memory_limit_mb=[part.memory_limit for part in parts or ()]
+            )
 
 
 def _specs(devices: Iterable[str]) -> dict[str, tf.DeviceSpec]:
