@@ -12,7 +12,7 @@ from tw_core.timeline._parts import interval_of, producer_of
 _LABEL = re.compile(r"(?:\[.*\] )?\S+ = (\w+)\((.*)\)$")
 _RECEIVED = re.compile(r"(?:edge_\d+_)?(\S+) from (\S+) to (\S+)$")
 _IGNORED = {"_SOURCE", "_SINK"}
-_STREAM = re.compile(r"(/stream:.*| \((compute|memcpy)\))$")
+_STREAM = re.compile(r"(/stream:.*|/memcpy| \((compute|memcpy)\))$")
 
 
 class _Node(NamedTuple):
@@ -27,6 +27,7 @@ class _Node(NamedTuple):
     end: float
     num_bytes: int | None
     received: tuple[str, str] | None  # (producer, source device) of a RecvTensor
+    of_stream: bool  # run by a GPU, and not by an executor
 
 
 def step_of_stats(
@@ -57,10 +58,18 @@ def step_of_stats(
         )
         for node in nodes
     ]
-    streams = {node.device for node in nodes if node.kind == "stream"}
+    # Streams are those of whole GPUs; what launched an operation knows the logical one.
+    launched = {node.name: node.device for node in nodes if not node.of_stream}
+    nodes = [
+        node._replace(device=launched.get(node.name, node.device))
+        if node.of_stream
+        else node
+        for node in nodes
+    ]
+    streams = {node.device for node in nodes if node.of_stream}
     made = [node for node in nodes if node.received is None]
     # A GPU's work is what its streams did; the rest are launches.
-    made = [n for n in made if n.device not in streams or n.kind == "stream"]
+    made = [n for n in made if n.device not in streams or n.of_stream]
     return RecordedStep(
         number,
         begin,
@@ -76,8 +85,8 @@ def step_of_stats(
 
 def _nodes(device_stats: Any, epoch: float) -> Iterator[_Node]:
     is_stream = _STREAM.search(device_stats.device)
-    if is_stream and "/stream:all" not in device_stats.device:
-        return  # each stream alone: all are in "stream:all"
+    if is_stream and not device_stats.device.endswith(("/stream:all", "/memcpy")):
+        return  # each stream alone
     device = canonical_device(_STREAM.sub("", device_stats.device))
     task = device.rpartition("/device:")[0]
     for stats in device_stats.node_stats:
@@ -86,7 +95,9 @@ def _nodes(device_stats: Any, epoch: float) -> Iterator[_Node]:
         base = stats.all_start_micros * 1e-6 - epoch
         label = _LABEL.match(stats.timeline_label)
         received = None
-        name, kind, inputs = stats.node_name, "stream" if is_stream else "", ()
+        name, kind, inputs = stats.node_name, "", ()
+        if is_stream:
+            name, _, kind = name.partition(":")
         if stats.node_name == "RecvTensor":
             found = _RECEIVED.search(stats.timeline_label)
             if found is None:
@@ -102,6 +113,7 @@ def _nodes(device_stats: Any, epoch: float) -> Iterator[_Node]:
             end=base + max(stats.op_end_rel_micros, stats.all_end_rel_micros) * 1e-6,
             num_bytes=_bytes_of(stats),
             received=received,
+            of_stream=bool(is_stream),
         )
 
 

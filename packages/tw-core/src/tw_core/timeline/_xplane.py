@@ -93,7 +93,7 @@ def steps_of_space(
         for own in ran
         if own.kind != "_Recv"
     ]
-    kernels = list(_kernels(space))
+    kernels = list(_kernels(space, intervals))
     on_gpus = {own.device for own in kernels}  # there the executors only launch
     intervals = [own for own in intervals if own.device not in on_gpus] + kernels
     arrivals = list(_arrivals(ran, sent, devices))
@@ -383,8 +383,14 @@ def _arrivals(
         )
 
 
-def _kernels(space: Any) -> Iterator[Interval]:
-    """Yields what a GPU's streams ran, by the operation that launched it."""
+def _kernels(space: Any, launches: Iterable[Interval]) -> Iterator[Interval]:
+    """Yields what a GPU's streams ran, by the operation that launched it.
+
+    The profile has whole GPUs: a logical one is known from what was launched on it.
+    """
+    launched: dict[str, set[str]] = defaultdict(set)
+    for own in launches:
+        launched[own.name].add(own.device)
     for plane in space.planes:
         found = _GPU.search(plane.name)
         if not found:
@@ -397,4 +403,7 @@ def _kernels(space: Any) -> Iterator[Interval]:
                 of_op = str(event.stats.get("tf_op") or event.name)
                 name, _, kind = of_op.partition(":")
                 kind = event.name if event.name.startswith("Memcpy") else kind
-                yield interval_of(device, name, kind, event.start, event.end)
+                [at, *others] = launched.get(name) or {device}
+                if others or "GPU" not in at:
+                    at = device
+                yield interval_of(at, name, kind, event.start, event.end)
