@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tw_core.testing import CPUS, SparseRows, run_in_function, run_in_graph
 from tw_reduce import packed, sum_collective
+from tw_reduce._sums import collectives
 from tw_reduce.reducers import CollectiveKeys
 
 WAIT_S = 30.0
@@ -265,3 +266,25 @@ def test_rows_of_unknown_dense_shape_are_refused(run):
     )
     with pytest.raises(ValueError, match=wanted):
         run(reducer(2, CollectiveKeys()), [[rows], [rows]])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sent_as"), [(tf.bfloat16, tf.float32), (tf.int32, tf.int64)]
+)
+def test_dtypes_that_gpus_do_not_add_are_sent_as_wider_ones(
+    monkeypatch, dtype, sent_as
+):
+    monkeypatch.setattr(collectives, "canonical_device", lambda device: "/device:GPU:0")
+    keys = CollectiveKeys()
+
+    @tf.function(autograph=False)
+    def step():
+        grads = [[tf.cast(tf.range(5) + k, dtype)] for k in range(2)]
+        return sum_collective(grads, devices=CPUS[:2], keys=keys)
+
+    for [total] in step():
+        assert total.dtype == dtype
+        np.testing.assert_array_equal(total, np.arange(1, 11, 2))
+    graph = step.get_concrete_function().graph
+    sent = [op for op in graph.get_operations() if op.type == "CollectiveReduce"]
+    assert [op.get_attr("T") for op in sent] == [sent_as] * 2

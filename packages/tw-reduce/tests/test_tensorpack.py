@@ -307,6 +307,20 @@ def test_nccl_names_its_alternatives():
         sum_nccl([[tf.ones(2)]] * 2, devices=["/gpu:0", "/gpu:1"], keys=KEYS)
 
 
+def test_nccl_is_refused_where_towers_share_a_gpu(monkeypatch):
+    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    parts = [tf.config.LogicalDeviceConfiguration(memory_limit=64)] * 2
+    devices = {"CPU": tf.config.get_visible_devices("CPU"), "GPU": [gpu]}
+    configured = {gpu: parts}
+    monkeypatch.setattr(tf.config, "get_visible_devices", devices.get)
+    monkeypatch.setattr(tf.config, "get_logical_device_configuration", configured.get)
+    with (
+        tf.Graph().as_default(),
+        pytest.raises(ValueError, match="a GPU for each tower; got 2 towers on 1"),
+    ):
+        sum_nccl([[tf.ones(2)]] * 2, devices=["/gpu:0", "/gpu:1"], keys=KEYS)
+
+
 def test_groups_must_hold_every_tower_once():
     with tf.Graph().as_default():
         grads = [[tf.ones(2)] for _ in range(3)]

@@ -41,6 +41,8 @@ from tw_reduce._sums.rendezvous import (
 
 NCCL_DTYPES = ("float16", "float32", "float64", "int32", "int64")
 COLLECTIVE_DTYPES = ("bfloat16", *NCCL_DTYPES)
+# TensorFlow's collectives do not add these on GPUs.
+_WIDER_ON_GPUS = {tf.bfloat16: tf.float32, tf.int32: tf.int64}
 _ALTERNATIVES = (
     "On other devices use sum_balanced, hierarchical(groups) or sum_collective "
     "(by mode: 'cpu', 'gpu', 'hierarchical' or 'collective')."
@@ -199,6 +201,12 @@ def check_one_gpu_per_tower(devices: Sequence[str], num_towers: int) -> None:
         )
     check_devices(devices, num_towers=num_towers)
     check_distinct(devices)
+    num_gpus = len(tf.config.get_visible_devices("GPU"))
+    if all(spec.job is None for spec in specs) and num_gpus < num_towers:
+        raise ValueError(
+            f"sum_nccl: NCCL needs a GPU for each tower; got {num_towers} towers on "
+            f"{num_gpus}. {_ALTERNATIVES}"
+        )
 
 
 def _dense_columns(grads: Gradients, devices: Sequence[str]) -> list[list[tf.Tensor]]:
@@ -247,11 +255,15 @@ def _reduce(
     carried: dict[str, Any],
 ) -> list[tf.Tensor]:
     is_filled = dense[0].shape.num_elements() is not None
+    dtype = sent_as = dense[0].dtype
+    if any("GPU" in canonical_device(device) for device in devices):
+        sent_as = _WIDER_ON_GPUS.get(dtype, dtype)
     sums = []
     for tensor, device in zip(dense, devices, strict=True):
         with tf.device(device):
             # A tensor that may be empty is sent with one more element.
             sent = tensor if is_filled else join([tensor, tf.zeros([1], tensor.dtype)])
+            sent = tf.cast(sent, sent_as)
             total = tf.raw_ops.CollectiveReduce(
                 input=sent,
                 group_size=len(devices),
@@ -263,6 +275,7 @@ def _reduce(
                 timeout_seconds=timeout_s,
                 **carried,
             )
+            total = tf.cast(total, dtype)
             whole = total if is_filled else tf.reshape(total[:-1], tf.shape(tensor))
             sums.append(whole)
     return sums
