@@ -1,11 +1,14 @@
 """What ranks do in tests of engines: a step, and how its collectives are chained."""
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tw_syncrep import processes
+from tw_syncrep.processes import _running
 
 KINDS = ("CollectiveReduceV2", "CollectiveGatherV2", "CollectiveAllToAllV2")
 
@@ -20,6 +23,11 @@ def spoil(group: Any, factor: int) -> None:
         return reduce(input=input, communication_hint=communication_hint, **options)
 
     tf.raw_ops.CollectiveReduceV2 = spoiled
+
+
+def use_gpu(group: Any, uuid: bytes) -> None:
+    """Has this rank use a GPU of this UUID."""
+    _running.identify_gpu = lambda: uuid
 
 
 def train(group: Any, steps: int) -> dict[str, Any]:
@@ -59,6 +67,49 @@ def train(group: Any, steps: int) -> dict[str, Any]:
 def report(group: Any) -> list[str]:
     """Returns the engine's facts."""
     return [group.engine, group.engine_reason]
+
+
+def add_whole_numbers(group: Any) -> tuple[list[int], str]:
+    """Sums int32 as on GPUs; returns the sums and their dtype."""
+    with _with_a_gpu(True):
+        [[total]] = processes.sum_across([[_whole_numbers(group)]], group=group)
+    return total[-2:].numpy().tolist(), total.dtype.name
+
+
+def sent(group: Any, has_gpu: bool) -> list[str]:
+    """Builds a sum of int32; returns the dtypes of its collectives but the weight's."""
+    with _with_a_gpu(has_gpu):
+        step = tf.function(lambda x: processes.sum_across([[x]], group=group))
+        graph = step.get_concrete_function(_whole_numbers(group)).graph
+    dtypes = [op.inputs[0].dtype for op in _collectives(graph)]
+    return [dtype.name for dtype in dtypes if dtype.is_integer]
+
+
+def _whole_numbers(group: Any) -> tf.Tensor:
+    """[50_000] int32: more than ranks gather and add on their own."""
+    return tf.fill([50_000], group.rank + 1)
+
+
+@contextlib.contextmanager
+def _with_a_gpu(has_gpu: bool) -> Iterator[None]:
+    """Has ``tf.config`` tell of a GPU."""
+    told = tf.config.get_visible_devices
+    tf.config.get_visible_devices = lambda kind=None: [kind] if has_gpu else told(kind)
+    try:
+        yield
+    finally:
+        tf.config.get_visible_devices = told
+
+
+def proven(group: Any) -> bool:
+    """Returns whether this rank has seen a proof of NCCL."""
+    return group.calls.is_proven
+
+
+def hints_of_steps(group: Any) -> list[str]:
+    """Returns what carries each exchange of gradients, by key."""
+    steps = sorted(group.calls.of_step.items())
+    return ["nccl" if bound.uses_nccl else "auto" for _, (bound, _) in steps]
 
 
 def in_session(group: Any) -> list[Any]:

@@ -3,9 +3,13 @@
 There is no GPU here, where TensorFlow's ring carries what the ops leave to NCCL.
 """
 
+import threading
+
 import numpy as np
 import pytest
 from ranks import Raised
+
+from tw_syncrep.processes._uneven import _Turns
 
 V = np.arange(1.0, 4.0)
 
@@ -65,6 +69,67 @@ def test_wrong_sums_of_an_engine_that_was_asked_for_are_an_error(make):
     for rank in ranks.all:
         with pytest.raises(Raised, match=r'engine="nccl" cannot be: NCCL added'):
             rank.hear()
+
+
+def test_ranks_that_share_a_gpu_do_not_try_nccl(make_ranks):
+    ranks = make_ranks(3, has_gpus=True).joined()
+    uuids = [b"one GPU, 16 byte", b"its neighbour...", b"one GPU, 16 byte"]
+    ranks.call_each("rank_engines:use_gpu", [(uuid,) for uuid in uuids])
+    ranks.call_each("rank_engines:spoil", [(2,)] * 3)  # Any sum of NCCL's were wrong.
+    for told in ranks.call("rank_engines:train", 1):
+        assert told["engine"] == "tensorflow"
+        assert told["reason"] == "ranks 0 and 2 share a GPU"
+        assert set(told["hints"]) == {("auto", 0)}
+
+
+@pytest.mark.parametrize("uuids", [(b"1" * 16, b"2" * 16), (b"", b"")])
+def test_ranks_with_gpus_of_their_own_use_nccl(make, uuids):
+    ranks = make()
+    ranks.call_each("rank_engines:use_gpu", [(uuid,) for uuid in uuids])
+    for told in ranks.call("rank_engines:train", 1):
+        check_results(told, steps=1)
+        assert told["engine"] == "nccl"
+
+
+def test_whole_numbers_of_32_bits_are_sent_to_gpus_as_64(make_ranks):
+    ranks = make_ranks(2).joined()
+    assert ranks.call("rank_engines:add_whole_numbers") == [([3, 3], "int32")] * 2
+    assert ranks.call("rank_engines:sent", True) == [["int64"]] * 2
+    assert ranks.call("rank_engines:sent", False) == [["int32"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_proven"), [("function", True), ("eager", False), ("session", False)]
+)
+def test_a_rank_without_any_batch_does_as_the_others_do(make, mode, is_proven):
+    batches = [[([1.0, 2.0], 3), ([3.0], 3)], []]
+    ranks = make(timeout_s=20.0, first_timeout_s=40.0)
+    told = ranks.call_each("reduce_unevenly", [(own, mode, None) for own in batches])
+    assert [(len(results), taken) for results, taken in told] == [(2, 0), (0, 2)]
+    assert ranks.call("rank_engines:proven") == [is_proven] * 2
+    [of_batches, of_none] = ranks.call("rank_engines:hints_of_steps")
+    assert of_batches == of_none
+    assert set(of_none) == {"nccl" if is_proven else "auto"}
+
+
+def test_nccls_exchanges_of_a_step_take_turns():
+    turns, order = _Turns(), []
+    for key in (7, 3, 5):
+        turns.enter(key)
+
+    def run(key):
+        for step in range(50):
+            with turns.take(key):
+                order.append((step, key))
+        turns.leave(key)
+
+    threads = [threading.Thread(target=run, args=(key,)) for key in (5, 7, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20.0)
+    assert order == sorted(order)
+    assert len(order) == 150
 
 
 def test_sessions_leave_nccl_alone(make):

@@ -6,13 +6,16 @@ compares the descriptions, and reports to all ranks that they agree, or how they
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 GRADIENTS = "the sum of gradients"
 END = "the end of all data"
-FOLLOWED = (GRADIENTS, END)
+PROOF = "a proof of NCCL"
+FOLLOWED = (GRADIENTS, END, PROOF)
 """Kinds of exchange in which a rank that has finished still takes part."""
+
+_BY_NCCL = ("engine", "nccl")
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,15 @@ class Exchange:
     tensors: tuple[TensorSpec, ...]
     options: tuple[tuple[str, str], ...] = ()  # All else that must be the same.
     name: str = ""  # Chosen by the program.
+
+    @property
+    def by_nccl(self) -> bool:
+        """Whether NCCL carries it."""
+        return _BY_NCCL in self.options
+
+    def carried_by_nccl(self) -> "Exchange":
+        """Returns a description that says so."""
+        return replace(self, options=(*self.options, _BY_NCCL))
 
     def __str__(self) -> str:
         """Formats it for messages, e.g. "'a broadcast' of a tensor float32 [3]"."""

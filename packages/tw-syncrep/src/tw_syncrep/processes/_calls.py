@@ -64,7 +64,7 @@ class Calls:
         self.moved_s = time.monotonic()
         self._rank, self._tasks, self._limits = rank, tasks, limits
         self._start_runtime, self._aborts = start_runtime, aborts
-        self._keys: dict[tuple[Exchange, int, bool, bool], int] = {}
+        self._keys: dict[tuple[Exchange, int, bool], int] = {}
         self._exchanges: dict[int, Exchange] = {}  # By first key.
         self._traced, self._inside = 0, ""
         self._compiled: OrderedDict[int, Callable[..., Any]] = OrderedDict()
@@ -96,7 +96,6 @@ class Calls:
         num_keys: int,
         *,
         by_name: bool,
-        by_nccl: bool = False,
     ) -> int:
         """Returns the first of a collective's keys, on which all ranks agree.
 
@@ -110,7 +109,7 @@ class Calls:
             uses = {} if graph is None else self._uses.setdefault(graph, {})
             place = uses.get(exchange, 0)
             uses[exchange] = place + 1
-            known = exchange, place, by_name, by_nccl
+            known = exchange, place, by_name
             key = self._keys.get(known)
             if key is None:
                 key = self.agree(exchange, num_keys, by_name=by_name)

@@ -68,6 +68,7 @@ def exchange_gradients(
     wire: str | None,
     divides: bool,
     weighs: bool,
+    by_nccl: bool | None = None,
 ) -> tuple[list[Any], tf.Tensor]:
     """Returns the sums or means of [N] gradients and the weight, [1], of all ranks."""
     plan = _plan(local, wire, divides=divides, weighs=weighs)
@@ -97,6 +98,7 @@ def exchange_gradients(
         group=group,
         exchange=_describe(local, plan, names),
         find_weight=lambda results: unpack(results)[-1],
+        by_nccl=by_nccl,
     )
     *parts, total = unpack(got)
     reduced: dict[int, Any] = dict(zip(plan.dense, parts, strict=True))
@@ -201,6 +203,7 @@ def follow_exchange(exchange: Exchange, group: ProcessGroup, graph: tf.Graph) ->
                 wire=options["wire_dtype"] if options["wire_dtype"] != "None" else None,
                 divides=options["divides"] == "True",
                 weighs=options["weighs"] == "True",
+                by_nccl=exchange.by_nccl,
             )
 
 

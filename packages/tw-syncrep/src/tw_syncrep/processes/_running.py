@@ -28,13 +28,14 @@ from tw_core.modes import (
     without_autograph,
 )
 from tw_syncrep import _tf_compat
-from tw_syncrep.processes._agreement import Exchange
+from tw_syncrep.processes._agreement import PROOF, Exchange
 from tw_syncrep.processes._collectives import (
     KEYS_PER_TENSOR,
     add_up,
     as_tensor,
     by_nccl,
 )
+from tw_syncrep.processes._engines.gpus import find_sharers, identify_gpu
 from tw_syncrep.processes._engines.mpi import MAX_COMMUNICATORS
 from tw_syncrep.processes._group import ProcessGroup
 
@@ -57,18 +58,23 @@ def run_collectives(
     exchange: Exchange,
     specs: Sequence[tf.TensorSpec] = (),
     find_weight: Callable[[list[tf.Tensor]], tf.Tensor] | None = None,
+    by_nccl: bool | None = None,
 ) -> list[tf.Tensor]:
     """Runs collectives in the caller's mode.
 
     ``specs`` describe inputs and results, by default those of ``tensors``. In exchanges
     that finished ranks join with -0.0, ``find_weight`` returns the weight of all ranks,
-    [1], from the results.
+    [1], from the results. ``by_nccl`` is whether NCCL carries it; by default, if it is
+    the group's engine and a function is traced: only there its order is the program's.
     """
     specs = specs or [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
-    uses_nccl = group.engine == "nccl" and not builds_session_graph()
-    if uses_nccl and not group.calls.is_proven:
-        prove_nccl(group)
-        uses_nccl = group.engine == "nccl"
+    if by_nccl is None and traces_function() and group.engine == "nccl":
+        if not group.calls.is_proven:
+            prove_nccl(group)
+        by_nccl = group.engine == "nccl"
+    uses_nccl = bool(by_nccl)
+    if uses_nccl:
+        exchange = exchange.carried_by_nccl()
     graph = None
     if not tf.executing_eagerly():
         if compiles_with_xla():
@@ -86,7 +92,6 @@ def run_collectives(
         graph,
         num_keys,
         by_name=is_named and graph is not None,
-        by_nccl=uses_nccl,
     )
     needs_all = find_weight is None
     bound = _Bound(
@@ -113,44 +118,57 @@ def prove_nccl(group: ProcessGroup) -> None:
     """Adds whole numbers by NCCL, which must be exact on all ranks.
 
     Otherwise an engine that was chosen for the user falls back to TensorFlow's ring,
-    and one that was asked for raises RuntimeError.
+    and one that was asked for raises RuntimeError. NCCL is not tried where ranks share
+    a GPU: it refuses that, and TensorFlow then refuses all collectives.
     """
     group.calls.is_proven = True
-    numbers = [np.arange(n, dtype=np.float32) % 251 for n in _PROVEN_LENGTHS]
+    uuids = np.zeros([group.size, 2], np.int64)
+    uuids[group.rank] = np.frombuffer(identify_gpu().ljust(16, b"\0"), np.int64)
     with tf.init_scope():
-        brought = [tf.constant(array * (group.rank + 1)) for array in numbers]
-        sums = run_collectives(
-            lambda given, keys: [
-                add_up(tensor, group, key, "Add")
-                for tensor, key in zip(given, keys, strict=True)
-            ],
-            brought,
-            group=group,
-            exchange=Exchange("a proof of NCCL's sums", ()),
-        )
-        total = group.size * (group.size + 1) // 2
-        wrong = [
-            not np.array_equal(np.asarray(got), array * total)
-            for got, array in zip(sums, numbers, strict=True)
-        ]
-        engine, group.engine = group.engine, "tensorflow"
-        [count] = run_collectives(  # All ranks decide the same.
-            lambda given, keys: [add_up(given[0], group, keys[0], "Add")],
-            [tf.constant([int(any(wrong))])],
-            group=group,
-            exchange=Exchange("the result of a proof of NCCL's sums", ()),
-        )
-        num_wrong = int(count[0])
-    if not num_wrong:
-        group.engine = engine
-        return
-    why = f"NCCL added whole numbers wrongly on {num_wrong} of {group.size} ranks"
+        [told] = _add_now(group, [uuids], "GPUs", by_nccl=False)
+        if sharing := find_sharers(np.asarray(told)):
+            why = f"ranks {' and '.join(map(str, sharing))} share a GPU"
+        elif wrong := _count_wrong(group):
+            why = f"NCCL added whole numbers wrongly on {wrong} of {group.size} ranks"
+        else:
+            return
+    group.engine = "tensorflow"
     if not group.falls_back:
         raise RuntimeError(
             f'join: engine="nccl" cannot be: {why}. Join with engine="tensorflow".'
         )
     group.engine_reason = why
     _log.warning("join: engine 'tensorflow' in place of 'nccl', as %s.", why)
+
+
+def _count_wrong(group: ProcessGroup) -> int:
+    """Adds by NCCL; returns on how many ranks sums were wrong, told by the ring."""
+    numbers = [np.arange(n, dtype=np.float32) % 251 for n in _PROVEN_LENGTHS]
+    brought = [array * np.float32(group.rank + 1) for array in numbers]
+    sums = _add_now(group, brought, "sums", by_nccl=True)
+    total = group.size * (group.size + 1) // 2
+    is_wrong = any(
+        not np.array_equal(np.asarray(got), array * total)
+        for got, array in zip(sums, numbers, strict=True)
+    )
+    [count] = _add_now(group, [np.array([int(is_wrong)])], "result", by_nccl=False)
+    return int(count[0])
+
+
+def _add_now(
+    group: ProcessGroup, arrays: Sequence[np.ndarray], what: str, *, by_nccl: bool
+) -> list[tf.Tensor]:
+    """Adds all ranks' arrays for a proof."""
+    return run_collectives(
+        lambda given, keys: [
+            add_up(tensor, group, key, "Add")
+            for tensor, key in zip(given, keys, strict=True)
+        ],
+        [tf.constant(array) for array in arrays],
+        group=group,
+        exchange=Exchange(PROOF, (), options=(("part", what),)),
+        by_nccl=by_nccl,
+    )
 
 
 class _Bound:
@@ -171,7 +189,8 @@ class _Bound:
         self.group = group
         self.specs = list(specs)
         self.key = keys[0]
-        self._body, self._keys, self._uses_nccl = body, keys, uses_nccl
+        self._body, self._keys = body, keys
+        self.uses_nccl = uses_nccl  # Which needs one order on all ranks.
         self.needs_all = needs_all  # Including ranks that have finished.
         self._shares_communicator = shares_communicator
 
@@ -183,9 +202,9 @@ class _Bound:
             with tf.device("/cpu:0") if has_gpu else contextlib.nullcontext():
                 return self._body(list(tensors), self._keys)
         place = contextlib.nullcontext() if has_gpu else tf.device("/cpu:0")
-        engine = "nccl" if self._uses_nccl else "tensorflow"
+        engine = "nccl" if self.uses_nccl else "tensorflow"
         scope = tf.name_scope(f"by_{engine}")  # Timelines show it.
-        with place, scope, by_nccl(self._uses_nccl):
+        with place, scope, by_nccl(self.uses_nccl):
             return self._body(list(tensors), self._keys)
 
     def run(

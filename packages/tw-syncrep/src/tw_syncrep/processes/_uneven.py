@@ -8,6 +8,7 @@ is done is -0.0, and that of any other 0.0 or more: their sum is -0.0 if and onl
 are done. Adding -0.0 also leaves every bit of any sum as it is.
 """
 
+import contextlib
 import math
 import threading
 from collections.abc import Iterable, Iterator
@@ -16,12 +17,12 @@ from typing import TypeVar
 import tensorflow as tf
 
 from tw_syncrep import _tf_compat
-from tw_syncrep.processes._agreement import END, Exchange
+from tw_syncrep.processes._agreement import END, PROOF, Exchange
 from tw_syncrep.processes._calls import Calls
 from tw_syncrep.processes._collectives import add_up
 from tw_syncrep.processes._gradient_exchange import follow_exchange
 from tw_syncrep.processes._group import ProcessGroup
-from tw_syncrep.processes._running import run_collectives
+from tw_syncrep.processes._running import prove_nccl, run_collectives
 
 _Batch = TypeVar("_Batch")
 _END = Exchange(END, ())
@@ -52,6 +53,7 @@ def finish(group: ProcessGroup) -> int:
         return 0
     graph = tf.Graph()
     shares: dict[int, _Share] = {}
+    turns = _Turns()
 
     def is_over() -> bool:
         failed = any(share.error is not None for share in shares.values())
@@ -59,11 +61,14 @@ def finish(group: ProcessGroup) -> int:
 
     while True:
         for key in group.calls.of_step.keys() - shares.keys():
-            shares[key] = _Share(group.calls, key)
+            shares[key] = _Share(group.calls, key, turns)
         found = group.calls.follow(is_over, is_idle=not shares)
         if found is None or found == _END:
             break
-        follow_exchange(found, group, graph)
+        if found.kind == PROOF:
+            prove_nccl(group)
+        else:
+            follow_exchange(found, group, graph)
     if not any(share.error for share in shares.values()):
         for share in shares.values():  # All ranks are done, so each ends soon.
             share.join()
@@ -77,16 +82,19 @@ def finish(group: ProcessGroup) -> int:
 class _Share(threading.Thread):
     """A thread that takes part in one exchange of each step until all are done.
 
-    Other ranks may run the exchanges of a step in any order, so each has a thread.
+    Other ranks may run the exchanges of a step in any order, so each has a thread; but
+    those of NCCL have one order on all ranks, and take ``turns``.
     """
 
-    def __init__(self, calls: Calls, key: int) -> None:
+    def __init__(self, calls: Calls, key: int, turns: "_Turns") -> None:
         """Starts the thread."""
         super().__init__(name="tw-syncrep-finish", daemon=True)
         self.steps = 0
         self.is_done = False
         self.error: BaseException | None = None
-        self._calls, self._key = calls, key
+        self._calls, self._key, self._turns = calls, key, turns
+        if calls.of_step[key][0].uses_nccl:
+            turns.enter(key)
         self.start()
 
     def run(self) -> None:
@@ -94,12 +102,58 @@ class _Share(threading.Thread):
         exchange, find_weight = self._calls.of_step[self._key]
         try:
             with _tf_compat.eager_mode():
-                while not _is_end(find_weight(exchange.run_with_nothing())):
+                while True:
+                    with self._turns.take(self._key):
+                        weight = find_weight(exchange.run_with_nothing())
+                    if _is_end(weight):
+                        break
                     self.steps += 1
             self.is_done = True
         except BaseException as error:  # ``finish`` raises it in its caller's thread.
             self.error = error
+        self._turns.leave(self._key)
         self._calls.look_again()
+
+
+class _Turns:
+    """Has exchanges run in the order of their keys, the same number of times each.
+
+    Keys are in the order in which ranks described the exchanges, as a step runs them.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._taken: dict[int, int] = {}  # Turns by key.
+
+    def enter(self, key: int) -> None:
+        """Adds an exchange, which begins with the turn that the others are at."""
+        with self._changed:
+            self._taken[key] = min(self._taken.values(), default=0)
+
+    @contextlib.contextmanager
+    def take(self, key: int) -> Iterator[None]:
+        """Waits for the turn of an exchange; at once if it has not entered."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_next(key))
+        yield
+        with self._changed:
+            if key in self._taken:
+                self._taken[key] += 1
+            self._changed.notify_all()
+
+    def leave(self, key: int) -> None:
+        """Has the others go on without an exchange."""
+        with self._changed:
+            self._taken.pop(key, None)
+            self._changed.notify_all()
+
+    def _is_next(self, key: int) -> bool:
+        own = self._taken.get(key)
+        return own is None or all(
+            taken > own if other < key else taken >= own
+            for other, taken in self._taken.items()
+            if other != key
+        )
 
 
 def _is_end(weight: tf.Tensor) -> bool:
