@@ -113,3 +113,14 @@ def test_towers_on_two_devices_are_not_compiled(method):
         match=rf"'T'\.{method}: XLA compiles .*got towers on \[.*CPU:0', '.*CPU:1'\]",
     ):
         step()
+
+
+def test_on_a_gpu_the_scalars_cannot_be_read(monkeypatch):
+    w = tf.Variable(tf.ones([3]))
+    optimizer = TowerOptimizer([w], loss_scale=DynamicLossScale())
+    monkeypatch.setattr(TowerOptimizer, "_devices", lambda self: {"/device:GPU:0"})
+    for call in (optimizer.apply_loss_scaling, lambda x: optimizer.apply([[x]])):
+        compiled = tf.function(call, autograph=False, jit_compile=True)
+        with pytest.raises(ValueError, match="takes the scale as an argument"):
+            compiled(tf.ones([3]))
+    optimizer.apply([tf.ones([3])])  # Uncompiled it works.

@@ -306,6 +306,13 @@ class TowerOptimizer(
                 "whose sessions do not have this optimizer's state. Use "
                 "tw_ampopt.Optimizer there."
             )
+        if compiles_with_xla() and any("GPU" in own for own in self._devices()):
+            raise ValueError(
+                f"{caller()}: in a function that XLA compiles for a GPU, which cannot "
+                f"read this optimizer's scalars on {self._shared.scalars.host}. Leave "
+                "jit_compile=True to a function that takes the scale as an argument "
+                "and returns gradients (docs/howto/ampopt.md)."
+            )
 
     def _scope(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -324,11 +331,15 @@ class TowerOptimizer(
         self._check_xla()
         return gradients_by_tower(grads, self._updater.variables)
 
+    def _devices(self) -> set[str]:
+        """The devices of all variables."""
+        variables = tf_variables(v for own in self._updater.variables for v in own)
+        return {canonical_device(v.device) for v in variables}
+
     def _check_xla(self) -> None:
         if not compiles_with_xla():
             return
-        variables = tf_variables(v for own in self._updater.variables for v in own)
-        devices = sorted({canonical_device(v.device) for v in variables})
+        devices = sorted(self._devices())
         if len(devices) > 1:
             raise ValueError(
                 f"{caller()}: XLA compiles a function with the variables of one "
