@@ -299,6 +299,8 @@ def test_a_layer_that_was_adapted_in_one_tower_only_is_refused():
 
 def test_arguments_are_checked():
     refused(TypeError, "make_model", make=3)
+    mine = keras.Sequential(name="mine")
+    refused(TypeError, r"returns a new model.*got the model 'mine'", make=mine)
     refused(
         ValueError, r"variables must be one of .*; got 'mirrored'", variables="mirrored"
     )

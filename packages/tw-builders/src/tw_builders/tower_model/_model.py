@@ -123,6 +123,11 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
           TypeError: ``make_model`` is not a function, or does not return a Keras model.
           RuntimeError: in a graph or a ``tf.function``.
         """
+        if isinstance(make_model, keras.Model):
+            raise TypeError(
+                "TowerModel: make_model must be a function that returns a new model, "
+                f"for each tower; got the model {make_model.name!r}."
+            )
         check_function(make_model=make_model)
         if variables not in list(APPLY):  # Of what has no hash too.
             raise ValueError(
