@@ -342,6 +342,30 @@ def test_a_program_does_what_it_does_on_one_device(name):
             np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("kind", [float, tf.Variable, keras.Variable])
+def test_towers_follow_a_learning_rate_that_changes_between_steps(kind):
+    def seeded():
+        keras.utils.set_random_seed(1)
+        return dense()
+
+    def trained(model):
+        rate = kind(0.1)
+        given = rate if kind is float else lambda: rate
+        model.compile(keras.optimizers.Adam(given), "mse")
+        for new in (0.01, 0.2, 0.03):
+            if kind is float:
+                model.optimizer.learning_rate = new
+            else:
+                rate.assign(new)
+            model.train_on_batch(X, Y)
+        return model
+
+    want = trained(seeded()).get_weights()
+    for tower in trained(TowerModel(seeded, CPUS[:2])).towers:
+        for one, other in zip(tower.get_weights(), want, strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-6, atol=1e-6)
+
+
 def test_metrics_do_not_count_padding():
     def evaluated(model):
         model.compile("sgd", "mse", metrics=["mae"])

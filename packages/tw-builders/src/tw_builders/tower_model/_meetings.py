@@ -313,7 +313,8 @@ class Meetings:
 
     def _log(self, values: Sequence[Any]) -> Any:
         first = values[0]
-        if isinstance(first, keras.Variable):  # a learning rate
+        # A learning rate; before Keras 3.7 its class is not ``keras.Variable``.
+        if is_variable(first) and not isinstance(first, tf.Variable):
             return tf.convert_to_tensor(first)
         if all(value is first for value in values) or not tf.is_tensor(first):
             return first

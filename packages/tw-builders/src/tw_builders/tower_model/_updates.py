@@ -13,7 +13,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tw_builders._apply import apply_shared_gradients
@@ -25,7 +24,7 @@ from tw_core.flat_variables import FlatModel, flatten, plain_optimizer
 from tw_core.gradients import weigh
 from tw_core.optimizers import apply_pairs, create_slots
 from tw_core.tracing import call_once
-from tw_core.variables import tf_variable
+from tw_core.variables import is_variable, tf_variable
 from tw_reduce import Reducer, mean
 
 
@@ -252,12 +251,12 @@ def _with_gradients(brought: Sequence[Brought]) -> list[Brought]:
 def _follow_learning_rate(optimizer: Any, states: Sequence[Any]) -> None:
     """Copies the learning rate of tower 0's optimizer, which callbacks change."""
     rate = getattr(optimizer, "learning_rate", None)
-    if not isinstance(rate, keras.Variable):  # else a schedule of the iterations
+    if not is_variable(rate):  # but a schedule of the iterations
         return
-    own = [tf_variable(v) for v in optimizer.variables]
-    (n,) = [n for n, variable in enumerate(own) if variable is tf_variable(rate)]
-    for state in states[1:]:
-        state.variables[n].assign(rate.value)
+    for n, variable in enumerate(map(tf_variable, optimizer.variables)):
+        if variable is tf_variable(rate):  # else a function's, which towers share
+            for state in states[1:]:
+                state.variables[n].assign(variable)
 
 
 _TRAINED = ("trainable_variables", "trainable_weights")
