@@ -37,12 +37,19 @@ AROUND = {
         optimizers.Adam(0.01), {"words.*": optimizers.SGD(0.1)}
     ),
 }
+# Keras 3.5, the oldest that is supported, does not have these.
+NEWER = {"Muon", "MultiOptimizer"}
 KINDS = {
     name: kind
     for name, kind in sorted(vars(optimizers).items())
     if inspect.isclass(kind) and issubclass(kind, optimizers.Optimizer)
     if kind is not optimizers.Optimizer
 }
+
+
+def present(*cases):
+    """Lists the cases, or optimizers, that this version of Keras can have."""
+    return [case for case in cases if case.split()[0] not in NEWER - KINDS.keys()]
 
 
 def options_of(kind):

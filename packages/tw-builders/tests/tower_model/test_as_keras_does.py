@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tower_models import CPUS
+from tower_models import CPUS, STEPS, reducing
 
 from tw_builders import TowerModel
 
@@ -15,7 +15,6 @@ Y = X[:, :1].copy()
 TOKENS = RANDOM.integers(0, 5, size=(40, 6))
 WEIGHTS = RANDOM.random(40).astype("float32")
 FILMS = RANDOM.normal(size=(40, 3, 4, 4, 1)).astype("float32")
-BY_WEIGHT = keras.losses.MeanSquaredError("mean_with_sample_weight")
 OF_TOWERS = ("trace", "flat_below_bytes", "variables", "loss_reduction")
 OF_TOKENS = RANDOM.normal(size=(40, 6, 1)).astype("float32")
 
@@ -24,6 +23,10 @@ def dense():
     return keras.Sequential(
         [keras.Input([4]), layers.Dense(3, "tanh"), layers.Dense(1)]
     )
+
+
+def by_weight():
+    return reducing(keras.losses.MeanSquaredError)
 
 
 def two_outputs():
@@ -289,17 +292,17 @@ CASES = {
     },
     "a loss of weights beside a mean over rows": {
         "make": adding_losses,
-        "compile": {"loss": BY_WEIGHT},
+        "compile": lambda: {"loss": by_weight()},
         "fit": {"sample_weight": WEIGHTS, "batch_size": 9},
     },
     "two outputs, weights of their own": {
         "make": two_outputs,
         "y": [Y, Y],
         "towers": 3,
-        "compile": {"loss": [BY_WEIGHT, BY_WEIGHT]},
+        "compile": lambda: {"loss": [by_weight(), by_weight()]},
         "fit": {"sample_weight": [WEIGHTS, WEIGHTS[::-1]], "batch_size": 19},
     },
-    "several steps in one call": {"compile": {"steps_per_execution": 3}},
+    "several steps in one call": {"compile": {"steps_per_execution": STEPS}},
     "eagerly": {"compile": {"run_eagerly": True}},
     "each traced": {"trace": "each"},
 }
@@ -308,10 +311,11 @@ CASES = {
 def trained(model, case):
     """Compiles and fits a model; returns its weights and history."""
     case.get("prepare", lambda model: None)(model)
-    if case.get("compile", {}) is None:
+    options = case.get("compile", {})
+    if options is None:
         model.compile()
     else:
-        options = {"loss": "mse", **case.get("compile", {})}
+        options = {"loss": "mse", **(options() if callable(options) else options)}
         model.compile(case.get("optimizer", adam)(), **options)
     callbacks = case.get("callbacks", list)()
     x, y = case.get("x", X), case.get("y", Y)

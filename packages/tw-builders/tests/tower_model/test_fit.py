@@ -7,14 +7,17 @@ import tensorflow as tf
 from tower_models import (
     CPUS,
     FULL,
+    KERAS,
     MODELS,
     OPTIONS,
+    STEPS,
     check_same,
     check_same_weights,
     data_for,
     fit,
     float64,
     pair,
+    reducing,
     rows_of,
     settings_for,
     trained_pair,
@@ -158,7 +161,7 @@ def test_moving_averages_of_weights_are_those_of_one_device():
 
 
 COMPILED = {
-    "steps_per_execution": {"steps_per_execution": 3},
+    "steps_per_execution": {"steps_per_execution": STEPS},
     "run_eagerly": {"run_eagerly": True},
     "jit_compile": {"jit_compile": True},
 }
@@ -206,10 +209,12 @@ def test_losses_may_be_reduced_as_keras_can(reduction, weighted):
         model.compile(
             keras.optimizers.SGD(0.001),
             loss={
-                "a": keras.losses.SparseCategoricalCrossentropy(
-                    from_logits=True, reduction=reduction
+                "a": reducing(
+                    keras.losses.SparseCategoricalCrossentropy,
+                    reduction,
+                    from_logits=True,
                 ),
-                "b": keras.losses.MeanSquaredError(reduction=reduction),
+                "b": reducing(keras.losses.MeanSquaredError, reduction),
             },
             jit_compile=False,
         )
@@ -241,7 +246,7 @@ def test_tokens_weigh_what_weights_says():
     many = TowerModel(make, CPUS, weights=count)
     many.set_weights(one.get_weights())
     for model in (one, many):
-        loss = OverTokens(reduction="mean_with_sample_weight", dtype="float64")
+        loss = reducing(OverTokens, dtype="float64")
         model.compile(keras.optimizers.SGD(0.1), loss, jit_compile=False)
     options = {"batch_size": 10, "epochs": 3, "shuffle": False, "verbose": 0}
     histories = [
@@ -290,6 +295,16 @@ def test_all_kinds_of_input_are_cut(name):
     check_same(*histories)
 
 
+def since_reset(*models):
+    """Resets metrics where Keras, before 3.15, does not do so for each batch given.
+
+    To a loss of one output a batch of a static shape then counts by its rows, and any
+    other as one, and what is static is not the same over towers.
+    """
+    for model in models if KERAS < (3, 15) else ():
+        model.reset_metrics()
+
+
 def test_evaluate_predict_and_batches_of_ones_own_are_those_of_one_device():
     one, many = pair("two outputs", 3)
     x, y = data_for("two outputs")
@@ -298,8 +313,10 @@ def test_evaluate_predict_and_batches_of_ones_own_are_those_of_one_device():
     for rows in (10, 2):
         batches = [(x[:rows], rows_of(y, rows)), (x[rows : 2 * rows], rows_of(y, rows))]
         for given in batches:
+            since_reset(one, many)
             logs = [model.train_on_batch(*given) for model in (many, one)]
             np.testing.assert_allclose(*logs, rtol=1e-9)
+        since_reset(one, many)
         tests = [
             model.test_on_batch(x[:rows], rows_of(y, rows)) for model in (many, one)
         ]

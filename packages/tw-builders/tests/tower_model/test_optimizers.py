@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_optimizers import CASES, KINDS, make, unknown_options
+from keras_optimizers import CASES, KINDS, make, present, unknown_options
 from tower_models import CPUS
 
 from tw_builders import TowerModel
@@ -84,7 +84,7 @@ def rounding(train, result):
     return 0.0
 
 
-@pytest.mark.full(*(f"{case}-2" for case in BY_DAY), "LossScaleOptimizer-3")
+@pytest.mark.full(*(f"{case}-2" for case in present(*BY_DAY)), "LossScaleOptimizer-3")
 @pytest.mark.parametrize(
     ("case", "num_towers"),
     [

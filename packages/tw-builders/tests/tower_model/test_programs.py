@@ -8,7 +8,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tower_models import CPUS
+from keras_optimizers import present
+from tower_models import CPUS, STEPS
 
 from tw_builders import TowerModel
 
@@ -394,7 +395,7 @@ PROGRAMS = {
     "clipped": {"optimizer": of(optimizers.SGD, 0.1, global_clipnorm=0.1)},
     **{
         name: {"optimizer": of(getattr(optimizers, name), 0.01)}
-        for name in (
+        for name in present(
             *("Adam", "AdamW", "Adamax", "Nadam", "Adafactor", "Adagrad", "Adadelta"),
             *("RMSprop", "Ftrl", "Lion", "Lamb", "Muon"),
         )
@@ -415,7 +416,7 @@ PROGRAMS = {
     "several steps in one call": {
         "make": of_words(of(layers.LSTM, 3), SYNCHRONISED),
         "x": WORDS,
-        **compiled(steps_per_execution=3),
+        **compiled(steps_per_execution=STEPS),
     },
     "eager": compiled(run_eagerly=True),
     "compiled by XLA": compiled(jit_compile=True),
