@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tw_syncrep.horovod as hvd
+import tw_syncrep.horovod.keras as hvd_keras
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -70,12 +71,24 @@ REFUSED = {
     "hvd.keras.callbacks.LearningRateScheduleCallback(None, 1.0)": "initial_lr must",
     "hvd.keras.broadcast_global_variables(0)": "a session graph's",
 }
+
+
+def scaled(optimizer):
+    """Wraps an optimizer; before 3.10 Keras does not show it, and ``fit`` refuses."""
+    around = keras.optimizers.LossScaleOptimizer(optimizer)
+    if tuple(map(int, keras.__version__.split(".")[:2])) < (3, 10):
+        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        model.compile(around, "mse")
+        first = hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
+        model.fit(np.ones([1, 1]), np.ones([1, 1]), callbacks=[first], verbose=0)
+
+
 NAMES = {
     "hvd": hvd,
     "np": np,
     "tf": tf,
     "SGD": keras.optimizers.SGD,
-    "LossScaleOptimizer": keras.optimizers.LossScaleOptimizer,
+    "LossScaleOptimizer": scaled,
 }
 
 

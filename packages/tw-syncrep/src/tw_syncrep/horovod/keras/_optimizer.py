@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -156,6 +156,15 @@ def copy_reducing(optimizer: Any, name: str | None, reducer: GradientReducer) ->
     return cls.from_config(config | {"name": name} if name else config)
 
 
+def refuse_loss_scale_around() -> NoReturn:
+    """Refuses a LossScaleOptimizer of Keras 3 around a distributed optimizer."""
+    raise ValueError(
+        f"{_CALLER}: cannot be inside a LossScaleOptimizer, which Keras puts around "
+        "the optimizer of a mixed_float16 model; pass hvd.DistributedOptimizer("
+        "keras.optimizers.LossScaleOptimizer(optimizer))."
+    )
+
+
 class _State:
     """State of a distributed optimizer that Keras does not save."""
 
@@ -287,12 +296,9 @@ class _OfKeras3(Distributed):
     def __setattr__(self, name: str, value: Any) -> None:
         # A LossScaleOptimizer sets this when it wraps an optimizer. It skips steps
         # according to this rank's gradients alone, so other ranks would wait for it.
+        # Before 3.10 Keras does not set it, and BroadcastGlobalVariablesCallback looks.
         if name == "loss_scale_factor" and value is None and self._horovod is not None:
-            raise ValueError(
-                f"{_CALLER}: cannot be inside a LossScaleOptimizer, which Keras puts "
-                "around the optimizer of a mixed_float16 model; pass hvd."
-                "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))."
-            )
+            refuse_loss_scale_around()
         super().__setattr__(name, value)
 
     @without_autograph

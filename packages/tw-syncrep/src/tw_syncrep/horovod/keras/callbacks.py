@@ -7,11 +7,17 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.checks import check_whole_number, public
+from tw_core.variables import is_variable
 from tw_syncrep.horovod import _ops
 from tw_syncrep.horovod._basics import find_group, rank, size
-from tw_syncrep.horovod._keras import keras
+from tw_syncrep.horovod._keras import IS_KERAS_2, keras
 from tw_syncrep.horovod._variables import broadcast_variables
-from tw_syncrep.horovod.keras._optimizer import Distributed, build, find_variables
+from tw_syncrep.horovod.keras._optimizer import (
+    Distributed,
+    build,
+    find_variables,
+    refuse_loss_scale_around,
+)
 from tw_syncrep.processes import check_same
 
 
@@ -53,8 +59,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         Raises:
           ValueError: it is not a variable.
         """
-        # Keras 2 has TensorFlow's variables.
-        if not isinstance(var, (tf.Variable, getattr(keras, "Variable", tf.Variable))):
+        if not is_variable(var):
             raise ValueError(
                 "BroadcastGlobalVariablesCallback: local_variables must be variables; "
                 f"got {var!r}."
@@ -69,9 +74,16 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             model.jit_compile = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Forgets an earlier training; warns if gradients will not be reduced."""
+        """Forgets an earlier training; warns if gradients will not be reduced.
+
+        Raises:
+          ValueError: under Keras 3, a loss scale is around the distributed optimizer.
+        """
         self.broadcast_done = False
         optimizer = self.model.optimizer
+        is_scaled = isinstance(getattr(optimizer, "inner_optimizer", None), Distributed)
+        if is_scaled and not IS_KERAS_2:
+            refuse_loss_scale_around()
         is_of_keras = type(optimizer).__module__.startswith(("keras.", "tf_keras."))
         has_own_step = type(self.model).train_step is not keras.Model.train_step
         reduces = _find_state(optimizer) or not is_of_keras or has_own_step
