@@ -196,7 +196,7 @@ def test_mpi_where_it_is_installed_is_itself(tmp_path, monkeypatch, caplog, size
     installed.mkdir(parents=True)
     (installed / "__init__.py").write_text("")
     (installed / "MPI.py").write_text("COMM_WORLD = 'theirs'\n")
-    monkeypatch.setattr(sys, "path", [*sys.path, str(installed.parent)])
+    monkeypatch.syspath_prepend(str(installed.parent))
     for name in _mpi_names._LAUNCHED:
         monkeypatch.delenv(name, raising=False)
     set_tf_config(monkeypatch, 0, worker=size)
