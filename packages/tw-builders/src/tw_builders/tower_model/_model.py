@@ -554,8 +554,8 @@ def _ranks_of(group: RankGroup | None, data: str, uneven: str) -> Ranks | None:
 def _naming_what_failed() -> Iterator[None]:
     """Says where an error is that TensorFlow has lost between devices.
 
-    The call of a function fails on one device, and others are cancelled; theirs is the
-    error that TensorFlow raises, unless calls are inlined.
+    What fails in the call of a function cancels what its device waits for before the
+    call has failed; that is the error that TensorFlow raises, unless calls are inlined.
     """
     try:
         yield
@@ -563,8 +563,9 @@ def _naming_what_failed() -> Iterator[None]:
         if "RecvAsync is cancelled" in str(error):
             error.add_note(
                 "TowerModel: an operation of a tower has failed, and TensorFlow raises "
-                "the error of one that waited for it. With TowerModel(..., "
-                "inline=True) it names the operation and its line."
+                "the error of one that waited for it. Its log on stderr has the cause "
+                "('aborting with status'); with TowerModel(..., inline=True) the error "
+                "names the operation and its line."
             )
         raise
 
