@@ -34,8 +34,7 @@ def identify_gpu() -> bytes:
 def find_sharers(uuids: np.ndarray) -> list[int]:
     """Returns the first ranks found that use one GPU, or an empty list.
 
-    Args:
-      uuids: [size, 2] int64, each rank's UUID; zeros if it is not known.
+    Takes [size, 2] int64, each rank's UUID; zeros where it is not known.
 
     >>> find_sharers(np.array([[7, 7], [0, 0], [7, 8], [0, 0], [7, 7]]))
     [0, 4]
