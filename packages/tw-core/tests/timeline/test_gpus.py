@@ -9,7 +9,7 @@ from tw_core.timeline._intervals import Interval
 from tw_core.timeline._step_stats import step_of_stats
 from tw_core.timeline._xplane import _kernels
 
-A, B = "/device:GPU:0", "/device:GPU:1"
+A, B, HOST = "/device:GPU:0", "/device:GPU:1", "/device:CPU:0"
 TASK = "/job:localhost/replica:0/task:0"
 
 
@@ -34,26 +34,28 @@ def test_kernels_of_a_session_are_on_the_logical_gpu_that_launched_them():
         ("tower0/matmul:MatMul", "sm80_gemm", 30, 90),
         ("tower1/matmul:MatMul", "sm80_gemm", 40, 95),
     ]
-    copy = ("tower1/gradients/AddN/_3:_Recv", "MemcpyD2D kind_src:device", 96, 97)
+    copy = ("tower1/gradients/AddN/_3:_Recv", "MemcpyD2H kind_src:device", 96, 97)
+    sent = "tower1/gradients/AddN/_3"
+    on_host = [(sent, f"{sent} = _Recv()", 96, 98), ("x", "x = AddN()", 98, 99)]
     stats = stats_of(
         {
             "/device:GPU:0/stream:17": kernels[1:],
-            "/device:GPU:0/stream:20<MemcpyD2D>": [copy],
+            "/device:GPU:0/stream:20<MemcpyD2H>": [copy],
             "/device:GPU:0/stream:all": kernels,
             "/device:GPU:0/memcpy": [copy],
-            f"{TASK}/device:GPU:0": [
-                ("tower0/matmul", "tower0/matmul = MatMul()", 1, 2)
-            ],
-            f"{TASK}/device:GPU:1": [
-                ("tower1/matmul", "tower1/matmul = MatMul()", 1, 2)
-            ],
+            TASK + HOST: on_host,
+            TASK + A: [("tower0/matmul", "tower0/matmul = MatMul()", 1, 2)],
+            TASK + B: [("tower1/matmul", "tower1/matmul = MatMul()", 1, 2)],
         }
     )
     step = step_of_stats(stats, 7, begin=0.0, start=0.5, end=2.0, epoch=0.0)
     assert [
         (own.device, own.part, own.tower, round(1e6 * (own.end - own.start)))
         for own in step.intervals
-    ] == [(A, "forward", 0, 60), (B, "forward", 1, 55), (A, "move", 1, 1)]
+    ] == [
+        *((A, "forward", 0, 60), (B, "forward", 1, 55)),
+        *((A, "move", 1, 1), (HOST, "move", 1, 2), (HOST, "other", None, 1)),
+    ]
 
 
 def test_kernels_of_a_profile_are_on_the_logical_gpu_that_launched_them():
@@ -67,7 +69,7 @@ def test_kernels_of_a_profile_are_on_the_logical_gpu_that_launched_them():
             event.stats.add(metadata_id=1, str_value=name)
     launches = [
         Interval(device, "forward", None, name, "Mul", 0.0, 1.0, None)
-        for device, name in [(A, "tower0/mul"), (B, "tower1/mul"), (B, "both")]
+        for device, name in [(A, "tower0/mul"), (B, "tower1/mul"), (HOST, "tower1/mul")]
     ]
     ran = [(own.device, own.name, own.kind) for own in _kernels(space, launches)]
     assert ran == [

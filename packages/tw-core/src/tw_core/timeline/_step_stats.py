@@ -59,7 +59,11 @@ def step_of_stats(
         for node in nodes
     ]
     # Streams are those of whole GPUs; what launched an operation knows the logical one.
-    launched = {node.name: node.device for node in nodes if not node.of_stream}
+    launched = {
+        node.name: node.device
+        for node in nodes
+        if not node.of_stream and "GPU" in node.device
+    }
     nodes = [
         node._replace(device=launched.get(node.name, node.device))
         if node.of_stream

@@ -390,7 +390,8 @@ def _kernels(space: Any, launches: Iterable[Interval]) -> Iterator[Interval]:
     """
     launched: dict[str, set[str]] = defaultdict(set)
     for own in launches:
-        launched[own.name].add(own.device)
+        if "GPU" in own.device:  # Copies are received on the host under one name.
+            launched[own.name].add(own.device)
     for plane in space.planes:
         found = _GPU.search(plane.name)
         if not found:
@@ -404,6 +405,5 @@ def _kernels(space: Any, launches: Iterable[Interval]) -> Iterator[Interval]:
                 name, _, kind = of_op.partition(":")
                 kind = event.name if event.name.startswith("Memcpy") else kind
                 [at, *others] = launched.get(name) or {device}
-                if others or "GPU" not in at:
-                    at = device
+                at = device if others else at
                 yield interval_of(at, name, kind, event.start, event.end)
