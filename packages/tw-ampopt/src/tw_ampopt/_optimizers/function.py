@@ -188,7 +188,7 @@ class TowerOptimizer(
           TypeError: something that is not a gradient or a weight.
           ValueError: wrong numbers of towers, gradients or weights, a weight below 0,
             no gradient at all, shapes that are not the variables', or several devices
-            under XLA.
+            or a GPU under XLA.
         """
         raw = self._raw(grads)
         check_weights(weights, num_towers=len(raw))
@@ -308,10 +308,10 @@ class TowerOptimizer(
             )
         if compiles_with_xla() and any("GPU" in own for own in self._devices()):
             raise ValueError(
-                f"{caller()}: in a function that XLA compiles for a GPU, which cannot "
-                f"read this optimizer's scalars on {self._shared.scalars.host}. Leave "
-                "jit_compile=True to a function that takes the scale as an argument "
-                "and returns gradients (docs/howto/ampopt.md)."
+                f"{caller()}: called in a function that XLA compiles for a GPU, which "
+                f"cannot read the optimizer's scalars on {self._shared.scalars.host}. "
+                "Leave jit_compile=True to a function that takes the scale as an "
+                "argument and returns gradients (docs/howto/ampopt.md)."
             )
 
     def _scope(self) -> AbstractContextManager[None]:

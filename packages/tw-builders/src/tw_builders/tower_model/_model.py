@@ -125,7 +125,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         """
         if isinstance(make_model, keras.Model):
             raise TypeError(
-                "TowerModel: make_model must be a function that returns a new model, "
+                "TowerModel: make_model must be a function that returns a new model "
                 f"for each tower; got the model {make_model.name!r}."
             )
         check_function(make_model=make_model)

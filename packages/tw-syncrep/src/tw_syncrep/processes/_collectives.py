@@ -81,7 +81,7 @@ def add_up(
         summed = mpi.add_up(_tf_compat.as_array(tensor), op, divides=divides)
         return as_tensor(summed)
     if tensor.dtype == tf.int32 and tf.config.get_visible_devices("GPU"):
-        # TensorFlow adds none of these on GPUs.
+        # TensorFlow's all-reduce does not take int32 on GPUs.
         wide = add_up(tf.cast(tensor, tf.int64), group, key, op, divides=divides)
         return tf.cast(wide, tf.int32)
     return tf.raw_ops.CollectiveReduceV2(
