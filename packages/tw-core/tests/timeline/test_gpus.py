@@ -1,13 +1,10 @@
 """What a GPU ran, as TensorFlow recorded it where two logical GPUs share one."""
 
-from dataclasses import replace
-
 from tensorflow.core.framework import step_stats_pb2
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from tw_core.timeline._intervals import Interval
 from tw_core.timeline._step_stats import step_of_stats
-from tw_core.timeline._xplane import _kernels
+from tw_core.timeline._xplane import MARK, steps_of_space
 
 A, B, HOST = "/device:GPU:0", "/device:GPU:1", "/device:CPU:0"
 TASK = "/job:localhost/replica:0/task:0"
@@ -58,24 +55,46 @@ def test_kernels_of_a_session_are_on_the_logical_gpu_that_launched_them():
     ]
 
 
+def add_event(plane, line, name, start, end, /, **stats):
+    """Adds an event, of begin and end in us, to a line of a plane."""
+    key = len(plane.event_metadata) + 1
+    plane.event_metadata[key].name = name
+    event = line.events.add(metadata_id=key)
+    event.offset_ps, event.duration_ps = 10**6 * start, 10**6 * (end - start)
+    for stat, value in stats.items():
+        key = len(plane.stat_metadata) + 1
+        plane.stat_metadata[key].name = stat
+        kind = "str_value" if isinstance(value, str) else "int64_value"
+        setattr(event.stats.add(metadata_id=key), kind, value)
+
+
 def test_kernels_of_a_profile_are_on_the_logical_gpu_that_launched_them():
     space = xplane_pb2.XSpace()
-    plane = space.planes.add(name=A)
-    plane.stat_metadata[1].name = "tf_op"
-    for number, name in enumerate(["tower0/mul:Mul", "tower1/mul:Mul", "alone:Mul"]):
-        plane.event_metadata[number].name = "kernel"
-        for line in ("Stream #13(Compute)", "TensorFlow Ops"):
-            event = plane.lines.add(name=line).events.add(metadata_id=number)
-            event.stats.add(metadata_id=1, str_value=name)
-    launches = [
-        Interval(device, "forward", None, name, "Mul", 0.0, 1.0, None)
-        for device, name in [(A, "tower0/mul"), (B, "tower1/mul"), (HOST, "tower1/mul")]
+    host = space.planes.add(name="/host:CPU")
+    add_event(host, host.lines.add(name="python3"), MARK, 0, 100, step_num=1)
+    for k, device in enumerate((A, B)):  # As operations sent say, or their caller.
+        line, at = host.lines.add(name=f"tf_Compute/{k}"), 30 * k
+        key = f"{TASK}{device};1;{TASK}{HOST};edge_1_x;0:0"
+        call = {"name": f"tower{k}/call", "kernel_type": "PartitionedCall"}
+        for begin, end, name, stats in [
+            (at, at + 29, "ExecutorState::Process", {"id": 7, "_c": k}),
+            (at + 1, at + 2, f"x{k}/_1:_Send", {"key": key}),
+            (at + 3, at + 4, "cuLaunchKernel", {"correlation_id": 100 + k}),
+            (at + 5, at + 8, "ExecutorState::ProcessAsync::Start", {"_p": 50, **call}),
+            (at + 6, at + 7, "FunctionRun", {"_p": 10 + k}),
+            (70, 99, "ExecutorState::Process", {"id": 8, "_c": 10 + k}),
+            (71, 72, "cuLaunchKernel", {"correlation_id": 200 + k}),
+        ]:
+            add_event(host, line, name, begin, end, **stats)
+    whole = space.planes.add(name=A)
+    ops = {100: "apply_grad/x", 101: "apply_grad/x", 200: "mul", 201: "mul", 300: "mul"}
+    for name in ("Stream #13(Compute)", "TensorFlow Ops"):
+        line = whole.lines.add(name=name)
+        for at, (launch, op) in enumerate(ops.items(), start=80):
+            own = {"tf_op": f"{op}:Mul", "correlation_id": launch}
+            add_event(whole, line, "kernel", at, at + 1, **own)
+    [step] = steps_of_space(space, last=1)
+    assert [(own.device, own.part, own.tower) for own in step.intervals] == [
+        *((A, "apply", None), (B, "apply", None)),
+        *((A, "forward", 0), (B, "forward", 1), (A, "other", None)),
     ]
-    ran = [(own.device, own.name, own.kind) for own in _kernels(space, launches)]
-    assert ran == [
-        (A, "tower0/mul", "Mul"),
-        (B, "tower1/mul", "Mul"),
-        (A, "alone", "Mul"),
-    ]
-    several = [*launches, replace(launches[1], device=A)]
-    assert [own.device for own in _kernels(space, several)] == [A, A, A]

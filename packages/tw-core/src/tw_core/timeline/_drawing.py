@@ -237,9 +237,9 @@ def _draw_key(figure: Any, step: RecordedStep, place: tuple[float, float]) -> No
     counts = Counter(one.part for one in step.intervals)
     handles = [Patch(color=color, label=told) for told, color in _PROGRAM.items()]
     handles += [
-        Patch(color=_COLORS[part], label=f"{part} ({counts[part]} ops)")
+        Patch(color=_COLORS[part], label=f"{part} ({n:,} op{'s' * (n != 1)})")
         for part in PARTS
-        if counts[part]
+        if (n := counts[part])
     ]
     grey: dict[str, Any] = {
         "facecolor": _COLORS[WAIT],

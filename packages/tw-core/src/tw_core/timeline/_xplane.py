@@ -58,6 +58,15 @@ class _Caller(NamedTuple):
     name: str
 
 
+class _Found(NamedTuple):
+    """What executors did."""
+
+    ran: list[_Ran]
+    sent: list["_Sent"]
+    callers: dict[tuple[object, ...], _Caller]
+    launchers: dict[int, tuple[object, ...]]  # by the number of what ran on a GPU
+
+
 class _Sent(NamedTuple):
     """A tensor that an executor handed over."""
 
@@ -86,17 +95,17 @@ def steps_of_space(
     marks, calls = _calls(lines)
     if not marks:
         return []
-    ran, sent, callers = _operations(lines)
-    devices = _Devices(lines, graph, ran, sent, callers)
+    found = _operations(lines)
+    devices = _Devices(lines, graph, found)
     intervals = [
         interval_of(devices.of(own.executor), *own[1:])
-        for own in ran
+        for own in found.ran
         if own.kind != "_Recv"
     ]
-    kernels = list(_kernels(space, intervals))
+    kernels = list(_kernels(space, found, devices))
     on_gpus = {own.device for own in kernels}  # there the executors only launch
     intervals = [own for own in intervals if own.device not in on_gpus] + kernels
-    arrivals = list(_arrivals(ran, sent, devices))
+    arrivals = list(_arrivals(found, devices))
     steps = []
     for index in range(max(0, len(marks) - last), len(marks)):
         mark = marks[index]
@@ -170,16 +179,15 @@ def _outermost(events: Iterable[_Event]) -> list[_Event]:
     return outer
 
 
-def _operations(
-    lines: Iterable[list[_Event]],
-) -> tuple[list[_Ran], list[_Sent], dict[tuple[object, ...], _Caller]]:
-    """Returns what executors ran and sent, and who called those of inner functions.
+def _operations(lines: Iterable[list[_Event]]) -> _Found:
+    """Returns what executors ran, sent and launched, and who called inner functions'.
 
     A receive lasts until it has its tensor.
     """
     ran: list[_Ran] = []
     callers: dict[tuple[object, ...], _Caller] = {}
     sent: list[_Sent] = []
+    launchers: dict[int, tuple[object, ...]] = {}
     begun: dict[Any, _Ran] = {}
     ended: dict[Any, float] = {}
     for line in lines:
@@ -201,6 +209,9 @@ def _operations(
             if index < 0 or event.start > regions[index].end:
                 continue
             executor = _executor(regions[index])
+            if "correlation_id" in event.stats:
+                launchers[event.stats["correlation_id"]] = executor
+                continue
             if event.name == "FunctionRun":
                 call = bisect_right(begins, event.start) - 1
                 if call >= 0 and event.end <= calls[call].end:
@@ -224,7 +235,7 @@ def _operations(
                 sent.append(_Sent(executor, name, key[3], source, target, event.start))
     ran += [own._replace(end=ended[key]) for key, own in begun.items() if key in ended]
     named = [own._replace(name=_name_in_caller(own, callers)) for own in ran]
-    return _linked(named), sent, callers
+    return _Found(_linked(named), sent, callers, launchers)
 
 
 def _name_in_caller(own: _Ran, callers: dict[tuple[object, ...], _Caller]) -> str:
@@ -288,14 +299,9 @@ class _Devices:
     """
 
     def __init__(
-        self,
-        lines: Iterable[list[_Event]],
-        graph: tf.Graph | None,
-        ran: Sequence[_Ran],
-        sent: Sequence[_Sent],
-        callers: dict[tuple[object, ...], _Caller],
+        self, lines: Iterable[list[_Event]], graph: tf.Graph | None, found: _Found
     ) -> None:
-        self._callers = callers
+        ran, sent, self._callers, _ = found
         self._functions = dict(_called_functions(lines))
         self._asked_by = functools.cache(function_devices)
         ops = graph.get_operations() if graph is not None else []
@@ -310,7 +316,7 @@ class _Devices:
                 self._found.setdefault(own.executor, targets[own.name])
         made = [own for own in ran if own.kind != "_Recv"]
         for own in made:
-            device = self.of(own.executor) or self._asked(own.executor, own.name)
+            device = self.on(own.executor, own.name)
             if device:
                 self._found[own.executor] = device
         self._of_op = {own.name: self.of(own.executor) for own in made}
@@ -318,6 +324,10 @@ class _Devices:
     def of(self, executor: tuple[object, ...]) -> str:
         """Canonical device string; ``""`` if it is unknown."""
         return self._found.get(executor, "")
+
+    def on(self, executor: tuple[object, ...], op: str) -> str:
+        """Device of an executor's op; ``""`` if it is unknown."""
+        return self.of(executor) or self._asked(executor, op)
 
     def source_of(self, receive: _Ran) -> str:
         """Device of the op that made a received tensor; ``""`` if it is unknown."""
@@ -328,7 +338,7 @@ class _Devices:
         """Device that an executor's function, or the graph, asks for."""
         asked, caller = self._graph, self._callers.get(executor)
         if caller is not None:
-            return self.of(executor) or self._asked(*caller)
+            return self.of(executor) or self.on(*caller)
         if executor[0] == "function":
             name = self._functions.get(executor[-1])
             asked = {} if name is None else self._asked_by(name)
@@ -354,18 +364,16 @@ def _received_as(name: str) -> str:
     return _LAST_NUMBER.sub(lambda found: f"_{int(found[1]) + 1}", name)
 
 
-def _arrivals(
-    ran: Sequence[_Ran], sent: Sequence[_Sent], devices: _Devices
-) -> Iterator[Arrival]:
+def _arrivals(found: _Found, devices: _Devices) -> Iterator[Arrival]:
     """Pairs each receive with the last send before its end."""
     sends: dict[tuple[str, str], list[_Sent]] = defaultdict(list)
-    for one in sorted(sent, key=lambda own: own.time):
+    for one in sorted(found.sent, key=lambda own: own.time):
         sends[_received_as(one.name), one.target].append(one)
     made = defaultdict(list)
-    for own in ran:
+    for own in found.ran:
         if own.num_bytes:
             made[own.name].append(own.num_bytes)
-    for own in ran:
+    for own in found.ran:
         if own.kind != "_Recv":
             continue
         device = devices.of(own.executor)
@@ -383,20 +391,16 @@ def _arrivals(
         )
 
 
-def _kernels(space: Any, launches: Iterable[Interval]) -> Iterator[Interval]:
-    """Yields what a GPU's streams ran, by the operation that launched it.
+def _kernels(space: Any, done: _Found, devices: _Devices) -> Iterator[Interval]:
+    """Yields what GPUs' streams ran, by the operation that launched it.
 
-    The profile has whole GPUs: a logical one is known from what was launched on it.
+    The profile has whole GPUs; a logical one is that of the executor that launched.
     """
-    launched: dict[str, set[str]] = defaultdict(set)
-    for own in launches:
-        if "GPU" in own.device:  # Copies are received on the host under one name.
-            launched[own.name].add(own.device)
     for plane in space.planes:
         found = _GPU.search(plane.name)
         if not found:
             continue
-        device = canonical_device(found[0])
+        whole = canonical_device(found[0])
         for line in plane.lines:
             if not line.name.startswith("Stream"):
                 continue  # the other lines are derived from the streams
@@ -404,6 +408,8 @@ def _kernels(space: Any, launches: Iterable[Interval]) -> Iterator[Interval]:
                 of_op = str(event.stats.get("tf_op") or event.name)
                 name, _, kind = of_op.partition(":")
                 kind = event.name if event.name.startswith("Memcpy") else kind
-                [at, *others] = launched.get(name) or {device}
-                at = device if others else at
-                yield interval_of(at, name, kind, event.start, event.end)
+                executor = done.launchers.get(event.stats.get("correlation_id"), ())
+                at = devices.on(executor, name) if executor else ""
+                ran = _Ran(executor, name, kind, event.start, event.end, None)
+                name = _name_in_caller(ran, done.callers)
+                yield interval_of(at if "GPU" in at else whole, name, *ran[2:])
