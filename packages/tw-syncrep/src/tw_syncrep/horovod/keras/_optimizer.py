@@ -178,7 +178,9 @@ class _State:
         """Makes the sums over passes that do not exist yet."""
         with tf.init_scope():
             if self.count is None:
-                self.count = tf.Variable(0, trainable=False, name="horovod_passes")
+                # Of 64 bits, as those of 32 stay on the host, where XLA finds none.
+                zero = tf.zeros([], tf.int64)
+                self.count = tf.Variable(zero, trainable=False, name="horovod_passes")
             for grad, variable in zip(grads, variables, strict=True):
                 if grad is not None and id(variable) not in self.sums:
                     start = tf.zeros(variable.shape, grad.dtype)
