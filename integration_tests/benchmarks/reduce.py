@@ -203,9 +203,12 @@ def run_cell(cell: Cell) -> list[Timing]:
     """Builds, checks and races all contenders of one table."""
     devices = harness.use_devices(cell.towers)
     arrays = Arrays(PROFILES[cell.profile], cell.towers)
-    default = v1.ConfigProto(device_count={"CPU": cell.towers})
+    no_pass = tw_core.session_config()
+    default = v1.ConfigProto(
+        device_count={"CPU": cell.towers}, gpu_options=no_pass.gpu_options
+    )
     plain = SessionRace(arrays, default, "")
-    without = SessionRace(arrays, tw_core.session_config(), NO_PASS)
+    without = SessionRace(arrays, no_pass, NO_PASS)
     asked = {
         name: reducer
         for name, reducer in (our_reducers(devices) | peers(devices)).items()
