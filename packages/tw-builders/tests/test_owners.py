@@ -1,5 +1,6 @@
 """Who owns which variable, and how an owner's slots are named."""
 
+import keras
 import pytest
 import tensorflow as tf
 from hypothesis import given
@@ -52,6 +53,17 @@ def test_owners_are_chosen_by_bytes_and_not_by_elements():
         for n, variable in enumerate(owned(towers))
     ]
     assert owners == [1, 0, 1]  # of 12, 40 and 20 bytes
+
+
+def test_copies_that_an_optimizer_was_built_for_stay_their_owners():
+    sizes = [8, 6, 5, 4, 3]
+    towers = [[keras.Variable(tf.zeros([n])) for n in sizes] for _ in "abc"]
+    optimizer = keras.optimizers.SGD()
+    optimizer.build(owned(towers))
+    some = [own[2:] for own in towers]
+    of_all = [*map(id, owned(towers)[2:])]
+    assert [*map(id, owned(some, optimizer))] == of_all
+    assert [*map(id, owned(some))] != of_all
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 4)])

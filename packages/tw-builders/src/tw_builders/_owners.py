@@ -44,16 +44,23 @@ def plan_owners(num_bytes: Sequence[int | None], total: int) -> tuple[int, ...]:
     return plan_balanced(num_bytes, [f"/cpu:{k}" for k in range(total)]).device_of
 
 
-def owned(columns: Sequence[Sequence[Any]]) -> list[Any]:
-    """Returns the owner's copy of each variable; ``columns`` is [K][N]."""
-    plain = [tf_variable(variable) for variable in columns[0]]
-    counts = [variable.shape.num_elements() for variable in plain]
-    num_bytes = [
-        None if count is None else count * variable.dtype.size
-        for count, variable in zip(counts, plain, strict=True)
-    ]
+def owned(columns: Sequence[Sequence[Any]], optimizer: Any = None) -> list[Any]:
+    """Returns the owner's copy of each variable; ``columns`` is [K][N].
+
+    An ``optimizer`` of Keras 3 that was built for more variables has the owners of that
+    plan: those are the copies for which it has state.
+    """
+    known = {id(own) for own in getattr(optimizer, "_trainable_variables", ())}
+    known = known if len(known) > len(columns[0]) else set()
+    num_bytes: list[int | None] = []
+    for variable in map(tf_variable, columns[0]):
+        count = variable.shape.num_elements()
+        num_bytes.append(None if count is None else count * variable.dtype.size)
     owners = plan_owners(num_bytes, len(columns))
-    return [columns[owner][n] for n, owner in enumerate(owners)]
+    return [
+        next((own for own in column if id(own) in known), column[owner])
+        for owner, *column in zip(owners, *columns, strict=True)
+    ]
 
 
 def check_homes(towers: Sequence[Tower], columns: Sequence[Sequence[Any]]) -> None:

@@ -160,7 +160,8 @@ def apply_sharded_gradients(
     packed = read_replicas(grads, replicas)
     variables = packed.variables
     check_homes(towers, variables)
-    reduced = reduce_onto(owned(variables), packed, average=average, weights=weights)
+    owners = owned(variables, optimizer)
+    reduced = reduce_onto(owners, packed, average=average, weights=weights)
     return _apply_and_copy(towers[0], reduced, variables, optimizer)
 
 
@@ -197,7 +198,7 @@ def apply_at_owners(
     packed = with_flat(_read_reduced(towers, grads, replicas))
     variables = packed.variables
     grad_of = {id(variable): grad for own in packed.pairs for grad, variable in own}
-    pairs = [(grad_of[id(variable)], variable) for variable in owned(variables)]
+    pairs = [(grad_of[id(own)], own) for own in owned(variables, optimizer)]
     # An optimizer that computes gradients may need every variable that it was made for,
     # as tw_ampopt.TowerOptimizer does. Keras's compute none, and warn about None.
     takes_none = orders_effects() and hasattr(optimizer, "compute_gradients")

@@ -143,7 +143,7 @@ def apply_sharded(update: Update, brought: Sequence[Brought]) -> None:
     """Each variable's owner applies the reduced gradient, and the others copy it."""
     optimizer = update.optimizer
     with tf.init_scope(), tf.device(update.towers[0].device):
-        create_slots(optimizer, owned([own.variables for own in brought]))
+        create_slots(optimizer, owned([own.variables for own in brought], optimizer))
     kept = _with_gradients(brought)
     grads, variables = [own.grads for own in kept], [own.variables for own in kept]
     if update.is_reduced:
