@@ -6,7 +6,7 @@ import math
 import shutil
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 
 from tw_syncrep.cluster._addresses import split_address
@@ -58,11 +58,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def version_of(distribution: str) -> str:
-    """Returns an installed version."""
+    """Returns an installed version, that of a nightly build or the like as well."""
     try:
         return version(distribution)
-    except PackageNotFoundError:  # e.g. another build of it
-        return "of unknown version"
+    except PackageNotFoundError:
+        others = packages_distributions().get(distribution, ())
+        return next(map(version, others), "of unknown version")
 
 
 def _parser() -> argparse.ArgumentParser:
