@@ -327,18 +327,3 @@ def luminance(colour):
         for part in parts
     )
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def test_every_public_name_is_in_the_reference():
-    interfaces = sorted(ROOT.glob("packages/*/api.txt"))
-    assert interfaces
-    missing = []
-    for interface in interfaces:
-        package = interface.parent.name
-        html = (SITE / "api" / f"{package}.html").read_text()
-        for line in interface.read_text().splitlines():
-            kind, _, rest = line.partition(" ")
-            name = rest.partition("(")[0].split(":")[0].split(" ")[0]
-            if kind in ("class", "def", "value") and name.count(".") == 1:
-                missing += [name] if f'id="{name}"' not in html else []
-    assert not missing

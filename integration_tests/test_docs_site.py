@@ -6,11 +6,15 @@ built before need not be that of the pages as they are.
 
 import os
 import re
+import sys
 from html import unescape
 from pathlib import Path
 
 import pytest
 from docs_blocks import PAGES, ROOT, python_blocks
+
+sys.path.insert(0, str(ROOT / "docs"))
+from api_names import find_names
 
 SITE = Path(os.environ.get("TOWERS_SITE", "no site")).resolve()
 LIST = SITE / "llms.txt"
@@ -54,6 +58,17 @@ def test_the_reference_begins_with_tables_of_names():
     twin = TWINS["api/tw-core"].partition("### ")[0]
     for name in ("use_logical_cpus", "record_steps", "tw_core.gradients"):
         assert f"`{name}`" in twin or f"[{name}]" in twin, name
+
+
+def test_every_public_name_is_in_the_reference():
+    interfaces = sorted(ROOT.glob("packages/*/api.txt"))
+    assert interfaces
+    for interface in interfaces:
+        html = (SITE / "api" / f"{interface.parent.name}.html").read_text()
+        for module, names in find_names(interface.read_text()).items():
+            for name in set(names) - {"__getattr__"}:
+                homes = (module, module.partition(".")[0])
+                assert any(f'id="{home}.{name}"' in html for home in homes), name
 
 
 def test_pages_that_are_made_have_no_twin_to_name():
