@@ -64,7 +64,7 @@ class _Found(NamedTuple):
     ran: list[_Ran]
     sent: list["_Sent"]
     callers: dict[tuple[object, ...], _Caller]
-    launchers: dict[int, tuple[object, ...]]  # by the number of what ran on a GPU
+    launchers: dict[Any, tuple[object, ...]]  # by the number of what ran on a GPU
 
 
 class _Sent(NamedTuple):
@@ -187,7 +187,7 @@ def _operations(lines: Iterable[list[_Event]]) -> _Found:
     ran: list[_Ran] = []
     callers: dict[tuple[object, ...], _Caller] = {}
     sent: list[_Sent] = []
-    launchers: dict[int, tuple[object, ...]] = {}
+    launchers: dict[Any, tuple[object, ...]] = {}
     begun: dict[Any, _Ran] = {}
     ended: dict[Any, float] = {}
     for line in lines:
