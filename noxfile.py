@@ -253,24 +253,21 @@ def matrix(session: nox.Session, resolution: str) -> None:
     run_and_note(session, "newest" if resolution == "highest" else "lowest")
 
 
-def run_and_note(session: nox.Session, dependencies: str, **env: str) -> None:
+def run_and_note(session: nox.Session, dependencies: str) -> None:
     """Runs the packages' tests; where all pass, writes a row of docs/tested.md."""
-    variables = {**ENV, "PYTHONPATH": None, **env}
-    session.run("pytest", *at_once(4), *session.posargs, env=variables)
+    env = {**ENV, "PYTHONPATH": None}
+    session.run("pytest", *at_once(4), *session.posargs, env=env)
     tool(session, "structure.tested", dependencies, *session.posargs)
 
 
 @nox.session(requires=["build"], reuse_venv=False)
 def nightly(session: nox.Session) -> None:
-    """Runs all packages' tests with TensorFlow's nightly build, and Keras's.
-
-    They train every combination, of which ``tests`` trains a cover.
-    """
+    """Runs all packages' tests with TensorFlow's nightly build, and Keras's."""
     needed = [*third_parties(*PACKAGES), *test_requirements(*PACKAGES)]
     kept = [line for line in needed if Requirement(line).name not in NIGHTLY]
     session.install(*sorted(set(NIGHTLY.values())), *kept)
     session.install("--no-deps", *map(wheel, PACKAGES))
-    run_and_note(session, "nightly", TOWERS_TESTS="full")
+    run_and_note(session, "nightly")
 
 
 @nox.session(reuse_venv=True)

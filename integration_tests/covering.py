@@ -9,8 +9,8 @@ import, leaves of each test the first cases that hold every pair, and of one mar
 
 Tests that take long are marked ``full``, with the ids of the cases that run
 nevertheless: a short form of each family. All cases of all tests run where the
-environment has ``TOWERS_TESTS=full``, as in the sessions ``full`` and ``nightly``. A
-test that is named on the command line (``file.py::test``) runs as it is named.
+environment has ``TOWERS_TESTS=full``, as in the session ``full``. A test that is named
+on the command line (``file.py::test``) runs as it is named.
 """
 
 import os
