@@ -58,15 +58,6 @@ class _Caller(NamedTuple):
     name: str
 
 
-class _Found(NamedTuple):
-    """What executors did."""
-
-    ran: list[_Ran]
-    sent: list["_Sent"]
-    callers: dict[tuple[object, ...], _Caller]
-    launchers: dict[Any, tuple[object, ...]]  # by the number of what ran on a GPU
-
-
 class _Sent(NamedTuple):
     """A tensor that an executor handed over."""
 
@@ -76,6 +67,15 @@ class _Sent(NamedTuple):
     source: str
     target: str
     time: float
+
+
+class _Found(NamedTuple):
+    """What executors did."""
+
+    ran: list[_Ran]
+    sent: list[_Sent]
+    callers: dict[tuple[object, ...], _Caller]
+    launchers: dict[Any, tuple[object, ...]]  # by the number of what ran on a GPU
 
 
 def steps_of_space(
