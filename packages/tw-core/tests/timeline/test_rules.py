@@ -270,6 +270,13 @@ def test_a_tensor_that_waited_for_input_says_so():
     assert reasons(step, A) == [waited, (4.5, 5, CORES)]
 
 
+def test_what_a_towers_call_returns_is_of_what_it_did():
+    ops = (op(1, 2), op(4, 5), op(0, 3.9, B, "backward"))
+    came = (Arrival(A, B, "tower1/StatefulPartitionedCall", 3.9, 4.0),)
+    step = RecordedStep(0, 0, 0, 6, ops, came)
+    assert (2, 4, "tower 1's backward from /device:CPU:1") in reasons(step, A)
+
+
 def test_where_nothing_came_the_next_operation_was_ready():
     step = RecordedStep(0, 0, 0, 4, (op(0, 1), op(3, 4)))
     assert reasons(step, A) == [(1, 3, CORES)]

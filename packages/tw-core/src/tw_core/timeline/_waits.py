@@ -131,6 +131,8 @@ class _Reasons:
         if part in ("other", "forward"):  # the work there that made the tensor
             busy = self._busiest_part(arrival.source, start, arrival.time)
             part, whose = (busy, "") if busy == "input" else (part, whose)
+            if "PartitionedCall" in name.rpartition("/")[2]:  # all of a tower's results
+                part = busy or part
         return f"{whose}{part} from {short_device(arrival.source)}"
 
     def _busiest_part(self, device: str, start: float, end: float) -> str:
