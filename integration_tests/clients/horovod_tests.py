@@ -30,7 +30,7 @@ from tw_syncrep.launch._messages import Start
 from tw_syncrep.launch._plan import Share, plan_tasks
 
 FILE = "test/parallel/test_tensorflow.py"
-NAMES = Path(tw_syncrep.__file__).parent / "horovod" / "_python_path"
+NAMES = Path(tw_syncrep.__file__).parent / "horovod" / "_unmodified" / "_python_path"
 DEVIATIONS = Path(__file__).with_suffix(".toml")
 RANKS = 2
 DEADLINE_S = 600

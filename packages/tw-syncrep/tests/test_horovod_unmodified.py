@@ -15,11 +15,12 @@ from syncrep_launches import finish, launch
 
 import tw_syncrep.horovod as hvd
 import tw_syncrep.horovod.keras as hvd_keras
-from tw_syncrep.horovod import _aliases, _basics, _mpi_names
+from tw_syncrep.horovod import _basics
+from tw_syncrep.horovod._unmodified import aliases, mpi_names
 from tw_syncrep.processes._calls import DifferenceError
 
 PROGRAMS = Path(__file__).parent / "unmodified"
-NAMES = Path(hvd.__file__).parent / "_python_path"
+NAMES = Path(hvd.__file__).parent / "_unmodified" / "_python_path"
 DEADLINE_S = 150
 
 
@@ -96,7 +97,7 @@ def test_any_launcher_can_start_it(tmp_path, words):
         timeout=DEADLINE_S,
     )
     assert done.stdout.splitlines() == [
-        _aliases.VERSION,
+        aliases.VERSION,
         "__main__ ['--epochs', '3'] 1",
     ], done.stderr
 
@@ -159,8 +160,8 @@ def stand_in(tmp_path, monkeypatch):
     folder = tmp_path / "names"
     folder.mkdir()
     (folder / "absent_mpi.py").write_text(
-        "from tw_syncrep.horovod import _mpi_names\n"
-        "_mpi_names.find(__name__, __file__)\n"
+        "from tw_syncrep.horovod._unmodified import mpi_names\n"
+        "mpi_names.find(__name__, __file__)\n"
     )
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, "absent_mpi", raising=False)
@@ -197,7 +198,7 @@ def test_mpi_where_it_is_installed_is_itself(tmp_path, monkeypatch, caplog, size
     (installed / "__init__.py").write_text("")
     (installed / "MPI.py").write_text("COMM_WORLD = 'theirs'\n")
     monkeypatch.syspath_prepend(str(installed.parent))
-    for name in _mpi_names._LAUNCHED:
+    for name in mpi_names._LAUNCHED:
         monkeypatch.delenv(name, raising=False)
     set_tf_config(monkeypatch, 0, worker=size)
     with caplog.at_level(logging.WARNING):

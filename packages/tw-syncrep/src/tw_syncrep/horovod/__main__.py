@@ -20,7 +20,7 @@ def main() -> None:
         sys.exit(
             "usage: python -m tw_syncrep.horovod [-m MODULE | FILE] [ARGUMENT ...]"
         )
-    names = str(Path(__file__).parent / "_python_path")
+    names = str(Path(__file__).parent / "_unmodified" / "_python_path")
     path = filter(None, (names, os.environ.get("PYTHONPATH")))
     os.environ["PYTHONPATH"] = os.pathsep.join(path)
     # As for Python itself: "" of -m, or the program's folder, comes first.

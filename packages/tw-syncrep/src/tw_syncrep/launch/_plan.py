@@ -12,7 +12,7 @@ from tw_syncrep.launch._messages import Hello, Start
 from tw_syncrep.launch._pmi import World
 
 # Holds modules of the names ``horovod`` and ``mpi4py``.
-_NAMES = Path(__file__).parents[1] / "horovod" / "_python_path"
+_NAMES = Path(__file__).parents[1] / "horovod" / "_unmodified" / "_python_path"
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ It is on the path of ``tw-launch --horovod`` and ``python -m tw_syncrep.horovod`
 
 from typing import NoReturn
 
-from tw_syncrep.horovod import _aliases
+from tw_syncrep.horovod._unmodified import aliases
 
-__version__ = _aliases.VERSION
+__version__ = aliases.VERSION
 __path__: list[str] = []
-_aliases.install()
+aliases.install()
 
 
 def __getattr__(name: str) -> NoReturn:
-    raise AttributeError(_aliases.explain(f"{__name__}.{name}"))
+    raise AttributeError(aliases.explain(f"{__name__}.{name}"))

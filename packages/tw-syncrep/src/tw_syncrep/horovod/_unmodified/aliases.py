@@ -8,7 +8,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 VERSION = "0.28.1"
-_OURS = __package__
+_OURS = "tw_syncrep.horovod"
 _MODULES = {
     "horovod.keras": f"{_OURS}.keras",
     "horovod.keras.callbacks": f"{_OURS}.keras.callbacks",

@@ -87,4 +87,4 @@ class _World:
 
 
 def _hvd() -> Any:
-    return importlib.import_module(__package__)
+    return importlib.import_module("tw_syncrep.horovod")

@@ -1,0 +1,1 @@
+"""Programs of Horovod that run as they are: the names that they import."""
