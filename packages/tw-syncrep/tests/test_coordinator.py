@@ -92,6 +92,21 @@ def test_ranks_whose_connections_close_together_are_named_together(channel):
     assert missing_by(living) == [[2, 3], [2, 3]]
 
 
+def test_rank_0_is_the_last_to_hear_who_is_missing(channel, monkeypatch):
+    living, (_, three) = channel
+    told, send_line = [], Coordinator._send_line
+
+    def sent(self, rank, written):
+        if json.loads(written)["do"] == "missing":
+            told.append(rank)
+        send_line(self, rank, written)
+
+    monkeypatch.setattr(Coordinator, "_send_line", sent)
+    three.line.close()
+    assert missing_by(living) == [[3], [3]]
+    assert told == [2, 1, 0]  # Its process may end then, and the thread that sends.
+
+
 def test_a_rank_among_thousands_is_sent_to():
     """``select.select`` takes no descriptor from 1,024 on."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

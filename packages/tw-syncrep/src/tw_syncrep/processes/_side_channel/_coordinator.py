@@ -301,7 +301,7 @@ class Coordinator:
         del self._agreeing[number], self._agreeing_since[number]
         key, difference = self._keys.pop(number), find_difference(described)
         told = {"do": "agreed", "number": number, "key": key, "why": difference}
-        for rank in range(self.size):
+        for rank in reversed(range(self.size)):  # As to all.
             self._send(rank, told)
 
     def _pair(self, name: str, rank: int, exchange: Exchange) -> None:
@@ -316,10 +316,10 @@ class Coordinator:
         is_same = exchange == next(iter(described.values()))  # As all others are.
         difference = "" if is_same else find_difference(described)
         told = {"do": "agreed", "number": name, "key": self._keys[name]}
-        self._send(rank, {**told, "why": difference})
         for other in described if difference else ():
             if other != rank:
                 self._send(other, {"do": "missing", "missing": {rank: difference}})
+        self._send(rank, {**told, "why": difference})
         if len(described) == self.size:
             del self._paired[name], self._keys[name]
         if self._has_followers:
@@ -449,8 +449,9 @@ class Coordinator:
         return {}
 
     def _send_all(self, message: dict[str, Any]) -> None:
+        """Sends to all, last to rank 0, whose process may end by what it hears."""
         written = write_line(message)
-        for rank in list(self._sockets):
+        for rank in sorted(self._sockets, reverse=True):
             self._send_line(rank, written)
 
     def _send(self, rank: int, message: dict[str, Any]) -> None:
