@@ -537,7 +537,10 @@ def train_rl(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def faults(session: nox.Session) -> None:
-    """Kills and stops tasks of clusters, and times the errors that this raises."""
+    """Kills, stops and cuts off tasks of clusters; times the errors that this raises.
+
+    Cutting links and hosts needs root, iproute2 and nftables; without, it is left out.
+    """
     install(session, *editable(*PACKAGES), *test_requirements("tw-syncrep"))
     session.run(
         *("python", "integration_tests/faults/run.py", *session.posargs),

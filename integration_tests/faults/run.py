@@ -1,9 +1,10 @@
 """Drills: does harm to tasks of real clusters, and checks what must hold then.
 
 ``syncrep_faults`` (with parameter servers), ``rank_faults`` (of process groups,
-"processes: ..."), ``groups`` (tests of these, "groups: ...") and ``hangs`` (of
-everything whose waits are bounded, "hangs: ...") tell which drills there are, and what
-must hold. Run by the nox session ``faults``:
+"processes: ..."), ``groups`` (tests of these, "groups: ..."), ``hangs`` (of
+everything whose waits are bounded, "hangs: ...") and ``host_servers`` (of hosts whose
+network is cut, "hosts: ...") tell which drills there are, and what must hold. Run by
+the nox session ``faults``:
 
     nox -s faults -- --trials 20
     nox -s faults -- --trials 20 --drill processes
@@ -36,17 +37,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 def main() -> int:
     """Runs the trials and tells how many were good."""
-    from syncrep_faults import why_no_links
     from syncrep_tasks import make_template
 
     arguments = read_arguments()
     ledger = Ledger(arguments.ledger)
     template = make_template()
-    names = arguments.drill
-    reason = why_no_links(template) if any(map(is_linked, names)) else None
-    if reason is not None:
-        names = [name for name in names if not is_linked(name)]
-        print(f"No links are taken down here: {reason}", flush=True)
+    names = possible(arguments.drill, template)
     drills = Drills(template, names, ledger, arguments.trials, arguments.total)
     began, before = time.monotonic(), len(ledger.lines)
     lanes = [threading.Thread(target=drills.run) for _ in range(arguments.at_once)]
@@ -160,16 +156,34 @@ def families() -> list[Any]:
     """Returns the modules that tell which drills there are."""
     import groups
     import hangs
+    import host_servers
     import rank_faults
     import syncrep_faults
 
-    return [syncrep_faults, rank_faults, groups, hangs]
+    return [syncrep_faults, rank_faults, groups, hangs, host_servers]
 
 
 def find_family(name: str) -> Any:
     """Returns the module that a drill is from."""
     servers, *others = families()
     return next((family for family in others if name in family.DRILLS), servers)
+
+
+def possible(names: Sequence[str], template: Any) -> list[str]:
+    """Returns the drills that this machine allows; says why it does not others."""
+    from hosts import why_no_hosts
+    from syncrep_faults import why_no_links
+
+    linked = {name for name in names if is_linked(name)}
+    on_hosts = {name for name in names if name.startswith("hosts: ")}
+    left_out: set[str] = set()
+    if linked and (reason := why_no_links(template)) is not None:
+        print(f"No links are taken down here: {reason}", flush=True)
+        left_out |= linked
+    if on_hosts and (reason := why_no_hosts()) is not None:
+        print(f"No hosts are made here: {reason}", flush=True)
+        left_out |= on_hosts
+    return [name for name in names if name not in left_out]
 
 
 def is_linked(name: str) -> bool:

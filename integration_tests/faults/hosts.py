@@ -1,0 +1,227 @@
+"""Hosts whose network can be cut, on one machine.
+
+A host is a set of namespaces of its own (network, name, mounts, processes): host n is
+``node<n>`` at 10.78.0.<10 + n> to all hosts of a situation. Nothing has a name outside,
+so two runs cannot collide, and the hosts end with the process that made them, together
+with all that runs on them, however it ends. This needs root, iproute2, nftables and
+util-linux; ``why_no_hosts`` says what is missing.
+"""
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+START_S = 90.0  # until a program has imported TensorFlow and begun to train
+COMMAND_S = 20.0
+GRACE_S = 6.0  # beyond a deadline, on a busy machine
+_PROGRAMS = Path(__file__).parent
+_TOOLS = ("unshare", "nsenter", "ip", "nft")
+_UNSHARE = "unshare --net --uts --mount --pid --fork --kill-child --mount-proc"
+# A host lives until the pipe to it closes, which it does when this process ends.
+_LIVE = 'hostname "$0"; mount --bind "$1" /etc/hosts; echo up; read -r _'
+_INPUT = "add table inet f; add chain inet f i { type filter hook input priority 0; }"
+
+
+def address_of(host: int) -> str:
+    """Returns a host's address."""
+    return f"10.78.0.{10 + host}"
+
+
+class Program:
+    """A program that runs on a host, and what it has printed."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
+        self._process = process
+        self.log = log
+
+    @property
+    def printed(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait_for(self, pattern: str, *, within_s: float = START_S) -> "re.Match[str]":
+        """Waits until the program has printed a pattern; returns the match."""
+        until = time.monotonic() + within_s
+        while (found := re.search(pattern, self.printed)) is None:
+            has_ended = self._process.poll() is not None
+            if has_ended and (found := re.search(pattern, self.printed)):
+                return found
+            assert not has_ended, f"{self.log.name} has ended: {self._tail()}"
+            late = f"{self.log.name}: no {pattern!r} within {within_s:g} s"
+            assert time.monotonic() < until, f"{late}: {self._tail()}"
+            time.sleep(0.05)
+        return found
+
+    def wait(self, *, within_s: float) -> int:
+        """Waits until the program has ended; returns its status."""
+        try:
+            return self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            late = f"{self.log.name} still runs after {within_s:g} s"
+            raise AssertionError(f"{late}: {self._tail()}") from None
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(COMMAND_S)
+
+    def _tail(self) -> str:
+        return " | ".join(self.printed.splitlines()[-4:])
+
+
+class Hosts:
+    """Hosts on one switch; a context, at whose end they are gone."""
+
+    def __init__(self, count: int, folder: Path | None = None) -> None:
+        """Takes how many, and a folder for the programs' output."""
+        self._count = count
+        self._folder = Path(folder or tempfile.mkdtemp())
+        self._alive: list[subprocess.Popen[bytes]] = []
+        self._inner: list[int] = []  # the first process of each host
+        self._programs: list[Program] = []
+
+    def __enter__(self) -> "Hosts":
+        try:
+            self._up()
+        except BaseException:
+            self.down()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.down()
+
+    def run(self, host: int, *command: str, **environment: str) -> Program:
+        """Starts a command on a host; its output goes to a file."""
+        log = self._folder / f"{len(self._programs)}-node{host}.log"
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "-1"}
+        env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", **environment}
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [*self._enter(host), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=env,
+            )
+        self._programs.append(Program(process, log))
+        return self._programs[-1]
+
+    def python(self, host: int, file: str, *arguments: object, **env: str) -> Program:
+        """Starts a Python program of this folder on a host."""
+        words = map(str, arguments)
+        return self.run(host, sys.executable, str(_PROGRAMS / file), *words, **env)
+
+    def drop(self, one: int, *others: int) -> None:
+        """Loses what ``one`` and each of the others send to each other."""
+        # Only what arrives: TCP does not back off from what its own host drops.
+        for other in others:
+            self._add_rule(one, f"ip saddr {address_of(other)} drop")
+            self._add_rule(other, f"ip saddr {address_of(one)} drop")
+
+    def refuse(self, host: int, port: int, *, sender: int | None = None) -> None:
+        """Has a host refuse and reset connections to a port, of one sender or all."""
+        who = "" if sender is None else f"ip saddr {address_of(sender)} "
+        self._add_rule(host, f"{who}tcp dport {port} reject with tcp reset")
+
+    def heal(self) -> None:
+        """Lets everything through again."""
+        for host in range(self._count):
+            self._nft(host, "flush chain inet f i")
+
+    def down(self) -> None:
+        """Ends the hosts, and all that runs on them."""
+        for process in self._alive:
+            process.kill()
+            process.wait(COMMAND_S)
+        for program in self._programs:
+            program.kill()
+
+    def _up(self) -> None:
+        lines = [f"{address_of(n)} node{n}" for n in range(self._count)]
+        listed = self._folder / "hosts"
+        listed.write_text("\n".join(["127.0.0.1 localhost", *lines]) + "\n")
+        switch = self._begin("switch", listed)
+        _run([*_enter(switch), *["ip", "link", "add", "br0", "type", "bridge"]])
+        _run([*_enter(switch), *["ip", "link", "set", "br0", "up"]])
+        for n in range(self._count):
+            inner = self._begin(f"node{n}", listed)
+            self._inner.append(inner)
+            # From outside: a host's number is unknown inside of the switch.
+            end = f"t{n}"
+            link = f"ip link add {end} type veth peer name eth0 netns {inner}"
+            _run(["nsenter", "--net", "--target", str(switch), *link.split()])
+            _run([*_enter(switch), *f"ip link set {end} master br0 up".split()])
+            own = f"ip addr add {address_of(n)}/24 dev eth0"
+            for words in (own, "ip link set lo up", "ip link set eth0 up"):
+                _run([*self._enter(n), *words.split()])
+            self._nft(n, _INPUT)
+
+    def _begin(self, name: str, listed: Path) -> int:
+        """Starts a host's first process; returns its number."""
+        process = subprocess.Popen(
+            [*_UNSHARE.split(), "sh", "-c", _LIVE, name, str(listed)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self._alive.append(process)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        if process.stdout.readline().strip() != b"up":
+            raise OSError(f"no host: {process.stderr.read().decode().strip()}")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        return int(children.read_text().split()[0])
+
+    def _enter(self, host: int) -> list[str]:
+        return _enter(self._inner[host])
+
+    def _add_rule(self, host: int, rule: str) -> None:
+        self._nft(host, f"add rule inet f i {rule}")
+
+    def _nft(self, host: int, command: str) -> None:
+        _run([*self._enter(host), "nft", command])
+
+
+def _enter(inner: int) -> list[str]:
+    where = ("--net", "--uts", "--mount", "--pid")
+    return ["nsenter", "--target", str(inner), *where, "--"]
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S)
+    if done.returncode:
+        raise OSError(f"{done.stderr.strip()} in {' '.join(command)}")
+
+
+@functools.cache
+def why_no_hosts() -> str | None:
+    """Returns why there can be no hosts on this machine; None where there can."""
+    if lacking := [tool for tool in _TOOLS if shutil.which(tool) is None]:
+        return f"{', '.join(lacking)} not found"
+    if os.geteuid():
+        return "only root makes namespaces"
+    try:
+        with tempfile.TemporaryDirectory() as folder, Hosts(2, Path(folder)) as hosts:
+            hosts.drop(0, 1)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def run_on_hosts(count: int, situation: Callable[[Hosts], None], folder: Path) -> Any:
+    """Runs one situation on hosts of its own, of which nothing is left."""
+    from syncrep_faults import Outcome
+
+    try:
+        with Hosts(count, folder) as hosts:
+            situation(hosts)
+    except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
+        return Outcome(str(error) or type(error).__name__)
+    return Outcome()
