@@ -1,6 +1,7 @@
 """Settings of the site: ``nox -s docs`` builds it into ``out/docs``."""
 
 import doctest
+import inspect
 import os
 import re
 import sys
@@ -34,6 +35,7 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
 # Each package's page documents what its `__all__` lists, in that order.
+autoclass_content = "both"  # the class's docstring, then its constructor's
 autodoc_member_order = "alphabetical"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
@@ -92,8 +94,20 @@ html_show_sphinx = False
 
 
 def setup(app):
+    app.connect("builder-inited", show_constructors)
     app.connect("autodoc-process-docstring", part_plurals)
     app.connect("doctree-resolved", link_pictures)
+
+
+def show_constructors(app):
+    """Restores the signatures that those of Keras's ``__new__`` hide."""
+    from tw_builders import TowerModel
+    from tw_syncrep.horovod import SyncBatchNormalization
+
+    for shown in (TowerModel, SyncBatchNormalization):
+        own = inspect.signature(shown.__init__)
+        _, *parameters = own.parameters.values()
+        shown.__signature__ = own.replace(parameters=parameters)
 
 
 def part_plurals(app, what, name, obj, options, lines):

@@ -4,6 +4,7 @@
 built before need not be that of the pages as they are.
 """
 
+import ast
 import importlib
 import inspect
 import os
@@ -73,6 +74,56 @@ def test_every_public_name_is_in_the_reference():
                 if inspect.isclass(found) or inspect.isroutine(found):
                     assert found.__name__ in described, (module, name)
                 assert f">{name}<" in page, (module, name)
+
+
+def read_entries():
+    """Reads each described name's signature, and text below it up to the next name."""
+    entry = re.compile(
+        r'<dt class="sig sig-object py" id="(?P<name>[\w.]+)">(?P<signature>.*?)</dt>'
+        r'(?P<text>.*?)(?=<dt class="sig sig-object py" id|\Z)',
+        re.DOTALL,
+    )
+    for path in SITE.glob("api/tw-*.html"):
+        for found in entry.finditer(path.read_text("utf-8")):
+            words = [unescape(re.sub("<.*?>", "", part)) for part in found.groups()[1:]]
+            yield found["name"], *words
+
+
+def read_arguments():
+    """Reads the names of classes and functions in interfaces, bases and arguments."""
+    line = re.compile(r"(?P<kind>class|def) (?P<name>[\w.]+)\((?P<rest>.*)")
+    for path in (ROOT / "packages").glob("*/api.txt"):
+        for found in filter(None, map(line.match, path.read_text("utf-8").split("\n"))):
+            rest, depth, end = found["rest"], 1, 0
+            while depth:
+                depth += (rest[end] in "([{") - (rest[end] in ")]}")
+                end += 1
+            taken = ast.parse(f"def f({rest[: end - 1]}): ...").body[0].args
+            names = [a.arg for a in taken.posonlyargs + taken.args + taken.kwonlyargs]
+            base = re.match(r"->|(?: of (\w+))?", rest[end:])[1]
+            yield found["kind"], found["name"], base, {*names} - {"self", "cls"}
+
+
+def test_every_argument_is_in_a_signature_and_every_constructors_is_described():
+    entries = {}
+    for name, signature, text in read_entries():  # a method by its class's name, too
+        entries[name] = entries[".".join(name.split(".")[-2:])] = (signature, text)
+        entries.setdefault(name.rpartition(".")[2], (signature, text))
+    lacking = []
+    for kind, name, base, arguments in read_arguments():
+        *path, own = name.split(".")
+        if own.startswith("__"):
+            continue
+        shown = (name, f"{path[-1]}.{own}", own)  # the last if a base describes it
+        signature, text = next(entries[key] for key in shown if key in entries)
+        inherited = entries.get(base, ("", ""))[1]
+        for argument in sorted(arguments):
+            word = re.compile(rf"\b{argument}\b")
+            if not word.search(signature + text):  # which has overloads
+                lacking.append(f"{name}: {argument} is not in {signature}")
+            if kind == "class" and not word.search(text + inherited):
+                lacking.append(f"{name}: {argument} is not described")
+    assert not lacking
 
 
 def test_pages_that_are_made_have_no_twin_to_name():

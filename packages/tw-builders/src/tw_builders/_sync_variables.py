@@ -129,10 +129,14 @@ class SyncVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc
     """
 
     def __init__(self, sync_op: tf.Operation | None) -> None:
-        """Takes the op that ``SyncMultiGPUReplicatedBuilder.build`` returned.
+        """Makes the hook.
+
+        Args:
+          sync_op: the op that ``SyncMultiGPUReplicatedBuilder.build`` returned, or
+            None, where there was nothing to copy: the hook then does nothing.
 
         Raises:
-          TypeError: it is neither an op nor None.
+          TypeError: ``sync_op`` is neither an op nor None.
         """
         if sync_op is not None and not isinstance(sync_op, tf.Operation | tf.Tensor):
             raise TypeError(

@@ -10,6 +10,9 @@ class SyncTimeoutError(DeadlineError):
 
     Its ``report`` shows where each task was.
 
+    Args:
+      message: the text of the error.
+
     Attributes:
       step: the step that was waited for; None if none had begun.
       waited_s: seconds.

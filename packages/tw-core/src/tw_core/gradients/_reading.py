@@ -31,6 +31,11 @@ class Gradients(list[list[Any]]):
     checking it again. ``read_pairs`` and ``read_gradients`` make it; whoever reduces
     or packs makes the next one from it.
 
+    Args:
+      grads: [K][N] gradients.
+      variables: [K][N] their variables; None where they were read without.
+      tests: see below.
+
     Attributes:
       tests: ops that compare shapes in the run, and fail the step if they differ.
     """

@@ -57,7 +57,13 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Call:
-    """An activity of the program itself, on the thread that called the step."""
+    """An activity of the program itself, on the thread that called the step.
+
+    Attributes:
+      name: the activity.
+      start: seconds.
+      end: seconds.
+    """
 
     name: str
     start: float

@@ -71,7 +71,12 @@ def record_steps(
 
 
 class StepRecorder:
-    """Recorded steps, made by ``record_steps``."""
+    """Recorded steps, made by ``record_steps``, which describes its arguments.
+
+    Args:
+      num_steps: as for ``record_steps``.
+      graph: as for ``record_steps``.
+    """
 
     def __init__(self, num_steps: int, graph: tf.Graph | None = None) -> None:
         self._num_steps = num_steps

@@ -52,7 +52,14 @@ class ProcessSet:
 
     @public
     def __init__(self, ranks_or_comm: Any) -> None:
-        """Refuses, as there are no other sets."""
+        """Refuses, as there are no other sets.
+
+        Args:
+          ranks_or_comm: a list of ranks or an MPI communicator, as in Horovod.
+
+        Raises:
+          NotImplementedError: always.
+        """
         _refuse(f"collectives are of all ranks; got {ranks_or_comm!r}")
 
     @property

@@ -63,7 +63,19 @@ class ProcessGroup:
         start_runtime: Callable[[], None] | None = None,
         mpi: World | None = None,
     ) -> None:
-        """Called by ``join``, after which this rank reports its progress."""
+        """Called by ``join``, after which this rank reports its progress.
+
+        Args:
+          introductions: what each rank said of itself, in the ranks' order.
+          rank: this process's rank, from 0.
+          engine: what carries exchanges, and why it was chosen.
+          member: this rank's connection to rank 0; None on a rank that is alone.
+          coordinator: answers all ranks; on rank 0 alone.
+          limits: how long exchanges may take.
+          start_runtime: starts TensorFlow's collectives, before the first exchange;
+            None if they are not used.
+          mpi: MPI's ranks; None for another engine.
+        """
         machines = list(dict.fromkeys(other.machine for other in introductions))
         here = find_local_ranks(introductions, rank)
         self.rank, self.size = rank, len(introductions)

@@ -334,7 +334,15 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         mode: str = "auto",
         save_freq: str | int = "epoch",
     ) -> None:
-        """Takes the arguments of Keras's ``ModelCheckpoint``, except the path."""
+        """Takes the arguments of Keras's ``ModelCheckpoint``, except the path.
+
+        Args:
+          monitor: as in ``ModelCheckpoint``; so are all others.
+          verbose: 0 is silent, 1 prints a line per save.
+          save_weights_only: whether to save weights, or the whole model.
+          mode: ``"min"``, ``"max"`` or ``"auto"``: the best ``monitor``.
+          save_freq: ``"epoch"``, or a number of batches.
+        """
         super().__init__(
             f"best{'.weights.h5' if save_weights_only else '.keras'}",
             monitor=monitor,
