@@ -3,10 +3,22 @@
 import json
 
 import pytest
+import tensorflow as tf
 
+import tw_syncrep.horovod as hvd
+from tw_syncrep import SyncReplicasOptimizer, processes
 from tw_syncrep.cluster import find_tf_config, read_tf_config
 
+v1 = tf.compat.v1
 CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
+
+
+def make_replica():
+    with tf.Graph().as_default():
+        descent = v1.train.GradientDescentOptimizer(1.0)
+        replica = SyncReplicasOptimizer(descent, replicas_to_aggregate=1)
+        step = v1.train.get_or_create_global_step()
+        replica.minimize(v1.get_variable("w", [2])[0], global_step=step)
 
 
 def config(cluster=CLUSTER, job="worker", index=0):
@@ -52,6 +64,8 @@ def test_the_old_name_of_the_chief_is_understood():
         (config(index=-1), "task index must be 0 or more; got -1"),
         (config(index=True), "task index must be 0 or more; got True"),
         (config(job="boss"), "task type 'boss' is unknown"),
+        (config({}), r"the task \{'type': 'worker', .* alone: set TF_CONFIG's"),
+        (config(None), "must map jobs to lists of 'host:port'; got None"),
         ('{"cluster": {"worker": ["a:1"]}}', "'task' must have 'type' and 'index'"),
         (config({"worker": ["a:1"], "boss": ["b:1"]}), "job 'boss' is unknown"),
         (config({"worker": ["a:1"], "ps": ["a:1"]}), "a:1 is given to worker 0 and ps"),
@@ -81,4 +95,35 @@ def test_the_environment_is_read_anew(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", config(index=1))
     assert find_tf_config().index == 1
     monkeypatch.setenv("TF_CONFIG", "{}")
+    assert find_tf_config() is None
+
+
+SPARSE = {"worker": {"1": "localhost:2223"}, "ps": []}
+ONE_OF_SEVERAL = [
+    {"task": {"type": "worker", "index": 1}},
+    {"cluster": {}, "task": {"type": "worker", "index": 0}},
+    {"sparseCluster": SPARSE, "task": {"type": "worker", "index": 1}},
+    {"sparseCluster": SPARSE},
+]
+
+
+@pytest.mark.parametrize("told", ONE_OF_SEVERAL)
+@pytest.mark.parametrize(
+    "begin", [find_tf_config, processes.join, hvd.init, make_replica]
+)
+def test_a_task_without_a_cluster_does_not_begin_a_training_of_one(
+    begin, told, monkeypatch
+):
+    monkeypatch.setenv("TF_CONFIG", json.dumps(told))
+    with pytest.raises(ValueError) as refused:
+        begin()
+    said = str(refused.value)
+    assert f"lists every task; got the task {told.get('task')!r} alone: " in said
+    sparse = "'sparseCluster' does not list the other workers; set enableDynamicWorker"
+    assert (sparse in said) == ("sparseCluster" in told)
+
+
+@pytest.mark.parametrize("told", ["{}", '{"cluster": null}', '{"environment": "a"}'])
+def test_what_names_neither_task_nor_cluster_is_alone(told, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", told)
     assert find_tf_config() is None

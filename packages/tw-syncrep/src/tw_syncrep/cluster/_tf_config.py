@@ -16,6 +16,7 @@ from tw_syncrep.cluster._addresses import split_address
 
 JOBS = ("chief", "worker", "ps", "evaluator")
 _OLD_NAMES = {"master": "chief"}
+_SPARSE = "sparseCluster"  # Kubeflow's: a worker is listed with the servers alone.
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,10 @@ def read_tf_config(text: str | None = None) -> TaskConfig:
             '{"cluster": {"ps": ["host:port"], "worker": ["host:port"]}, '
             '"task": {"type": "worker", "index": 0}}.'
         )
-    cluster, task = _parse(text)
+    config = _parse(text)
+    cluster, task = config.get("cluster", {}), config.get("task", {})
+    if cluster == {} and (task or _SPARSE in config):
+        raise ValueError(_describe_missing_cluster(config))
     if not _are_addresses(cluster):
         raise ValueError(
             "read_tf_config: 'cluster' must map jobs to lists of 'host:port'; got "
@@ -124,11 +128,16 @@ def read_tf_config(text: str | None = None) -> TaskConfig:
 
 
 def find_tf_config() -> TaskConfig | None:
-    """Reads TF_CONFIG; returns None if it is not set or names no cluster."""
+    """Reads TF_CONFIG; returns None if it is not set, or has no task and no cluster.
+
+    A task without a cluster is one of several, and must not train alone.
+    """
     text = os.environ.get("TF_CONFIG")
-    if not text or _parse(text)[0] in (None, {}):
+    if not text:
         return None
-    return read_tf_config(text)
+    config = _parse(text)
+    is_empty = config.get("cluster") in (None, {}) and not config.get("task")
+    return None if is_empty and _SPARSE not in config else read_tf_config(text)
 
 
 def check_task(task: Any) -> None:
@@ -141,7 +150,20 @@ def check_task(task: Any) -> None:
         )
 
 
-def _parse(text: str) -> tuple[Any, Any]:
+def _describe_missing_cluster(config: Mapping[str, Any]) -> str:
+    instead = "set TF_CONFIG's 'cluster', or unset TF_CONFIG where the process is alone"
+    if _SPARSE in config:
+        instead = (
+            f"its {_SPARSE!r} does not list the other workers; set "
+            "enableDynamicWorker: false in the TFJob"
+        )
+    return (
+        "read_tf_config: TF_CONFIG must have a 'cluster' that lists every task; got "
+        f"the task {config.get('task')!r} alone: {instead}."
+    )
+
+
+def _parse(text: str) -> dict[str, Any]:
     try:
         config = json.loads(text)
     except ValueError as error:
@@ -153,7 +175,7 @@ def _parse(text: str) -> tuple[Any, Any]:
             "read_tf_config: TF_CONFIG must be a JSON object with 'cluster' and "
             f"'task'; got {text!r}."
         )
-    return config.get("cluster", {}), config.get("task", {})
+    return config
 
 
 def _are_addresses(cluster: Any) -> bool:
