@@ -72,3 +72,40 @@ def train_epochs(group: Any, towers: int, epochs: int) -> list[list[np.ndarray]]
     rows.load([part[group.rank : 1408 : group.size] for part in digits()[0]])
     train.run_epochs(epochs, "rows", seed=0)
     return [[v.numpy() for v in model.all] for model in models]
+
+
+def update_by_ampopt(group: Any, mode: str, towers: int, steps: int) -> np.ndarray:
+    """Applies one update of micro-batches of ones, on rank 1 of tens, by tw-ampopt."""
+    options = {
+        "tf_optimizer": v1.train.GradientDescentOptimizer,
+        "learning_rate": 1.0,
+        "reducer": partial(processes.mean_of_ranks, group=group),
+    }
+    gradient = tf.constant([1.0, 2.0]) if group.rank == 0 else tf.constant([10.0, 20.0])
+    if mode == "function":
+        lists = _copies_of_zeros(towers)
+        optimizer = tw_ampopt.TowerOptimizer(lists, accumulation_steps=steps, **options)
+        step = tf.function(lambda: optimizer.apply([[gradient] for _ in lists]))
+        for _ in range(steps):
+            group.bounded(step)()
+        return np.array([own.numpy() for [own] in lists])
+    given = gradient.numpy()
+    with tf.Graph().as_default(), v1.Session(config=tw_core.session_config()) as sess:
+        lists = _copies_of_zeros(towers)
+        optimizer = tw_ampopt.Optimizer(minibatch_multiplier=steps, **options)
+        for [own] in lists:
+            with tf.device(own.device):
+                optimizer.register_gradients(tf.reduce_sum(own * given), [own])
+        train_op = optimizer.apply_updates()
+        sess.run(v1.global_variables_initializer())
+        for _ in range(steps):
+            group.bounded(sess.run)(train_op)
+        return np.array([sess.run(own) for [own] in lists])
+
+
+def _copies_of_zeros(towers: int) -> list[list[Any]]:
+    copies = []
+    for device in CPUS[:towers]:
+        with tf.device(device):
+            copies.append([tf.Variable([0.0, 0.0])])
+    return copies

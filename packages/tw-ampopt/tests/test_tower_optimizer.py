@@ -116,7 +116,10 @@ def test_a_reducer_can_be_chosen(make_trainer, reducer, multiplier):
         np.testing.assert_array_equal(tower[1], np.full((130, 130), -2))
 
 
-def test_the_reducer_runs_once_per_update_and_not_for_every_micro_batch(make_trainer):
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_the_reducer_runs_once_per_update_and_not_for_every_micro_batch(
+    make_trainer, num_towers
+):
     in_graph = make_trainer.mode == "graph"
     runs = [] if in_graph else [tf.Variable(0)]
 
@@ -125,14 +128,18 @@ def test_the_reducer_runs_once_per_update_and_not_for_every_micro_batch(make_tra
             with tf.init_scope():
                 runs.append(tf.Variable(0, trainable=False))
         with tf.control_dependencies([runs[-1].assign_add(1, read_value=False)]):
-            sums = [tf.add_n(column) for column in zip(*grads, strict=True)]
+            sums = [tf.identity(tf.add_n(c)) for c in zip(*grads, strict=True)]
         return [sums for _ in grads]
 
     trainer = make_trainer(
-        [np.zeros(2, np.float32)], 2, reducer=counting, accumulation_steps=3, **SGD
+        [np.zeros(2, np.float32)],
+        num_towers,
+        reducer=counting,
+        accumulation_steps=3,
+        **SGD,
     )
     for _ in range(7):
-        trainer.step(*[[np.ones(2, np.float32)]] * 2)
+        trainer.step(*[[np.ones(2, np.float32)]] * num_towers)
     [count] = runs
     assert (trainer.session.run(count) if in_graph else count.numpy()) == 2
     np.testing.assert_array_equal(trainer.values()[0][0], [-2, -2])

@@ -101,8 +101,9 @@ class TowerOptimizer(
           clip_by_global_norm: largest norm of the mean gradient, or None.
           master_copies: whether float16 and bfloat16 variables get float32 copies
             for the optimizer to update.
-          reducer: sums [K][N] tensors over towers; by default
-            ``tw_reduce.all_reduce`` of the towers' devices.
+          reducer: sums [K][N] tensors over towers; called for one tower too, as it
+            may add over processes. None for ``tw_reduce.all_reduce`` of the towers'
+            devices; a lone tower needs none.
           report_mem_usage: whether ``StatisticsWriter`` writes the memory in use.
           **kwargs: further arguments of ``tf_optimizer``.
 
@@ -263,6 +264,8 @@ class TowerOptimizer(
         name: str | None = None,
     ) -> tf.Tensor:
         """Processes unscaled gradients as pairs, already reduced by the caller.
+
+        A ``reducer`` that this optimizer was given is called all the same.
 
         Args:
           grads_and_vars: [N] pairs for one tower, or [K][N] pairs.

@@ -97,8 +97,9 @@ class Optimizer(BaseOptimizer):
           clip_by_global_norm: largest norm of the mean gradient, or None.
           master_copies: whether float16 and bfloat16 variables get float32 copies
             for the optimizer to update.
-          reducer: sums [K][N] tensors over towers, e.g. from ``tw_reduce``; by
-            default ``tw_reduce.all_reduce`` of the towers' devices.
+          reducer: sums [K][N] tensors over towers, e.g. from ``tw_reduce``; called
+            for one tower too, as it may add over processes. None for
+            ``tw_reduce.all_reduce`` of the towers' devices; a lone tower needs none.
           **kwargs: further arguments of ``tf_optimizer``.
 
         Raises:
@@ -227,6 +228,8 @@ class Optimizer(BaseOptimizer):
         name: str | None = None,
     ) -> tf.Operation:
         """Builds the op that processes a micro-batch, reduced by the caller.
+
+        A ``reducer`` that this optimizer was given is called all the same.
 
         Args:
           grads_and_vars: [N] unscaled pairs; None counts as zero.

@@ -198,8 +198,7 @@ class Updater:
         It divides once, by the number (or weight) of towers times all other factors in
         the sums (micro-batches, or the scale), so that nothing is rounded twice.
         """
-        if len(sums) > 1:
-            sums = self._sum_over_towers(sums)
+        sums = self._sum_over_towers(sums)
         if average is None:
             return [list(tower) for tower in sums]
         return on_devices(self.devices, lambda own: list(map(average, own)), sums)
@@ -207,6 +206,8 @@ class Updater:
     def _sum_over_towers(self, given: Sequence[Sequence[Buffer]]) -> Any:
         reducer = self._settings.reducer
         if reducer is None:
+            if len(given) == 1:
+                return given  # A lone tower needs none.
             reducer = tw_reduce.all_reduce(self.devices)
         sums = reducer(given)
         if not _are_sums_of(given, sums):

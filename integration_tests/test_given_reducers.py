@@ -1,0 +1,201 @@
+"""A reducer that is given is called, by every class that takes one, for one tower too.
+
+It may add over processes, of which each has one tower.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from rank_threads import Meeting, ThreadGroup
+
+import tw_ampopt
+import tw_builders
+import tw_core
+import tw_rlload
+from tw_core.testing import CPUS
+from tw_reduce import sum_on_device
+
+v1 = tf.compat.v1
+GRADIENT, FACTOR = 1.5, 10.0  # of each tower; and of the reducer, beside the sum
+SGD = {"tf_optimizer": v1.train.GradientDescentOptimizer, "learning_rate": 1.0}
+
+
+class Counting:
+    """Adds, multiplies by ``FACTOR``, and counts its calls."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, grads):
+        self.calls += 1
+        sums = sum_on_device(grads, device=CPUS[0])
+        return [[FACTOR * total for total in own] for own in sums]
+
+
+def dense():
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    return keras.Sequential([keras.Input([1]), layer])
+
+
+def run(variables, *ops):
+    """Initialises a session's graph and runs ops; returns tower 0's variable."""
+    with v1.Session(config=tw_core.session_config()) as session:
+        session.run([v1.global_variables_initializer()])
+        session.run([v1.local_variables_initializer()])
+        for op in ops:
+            session.run(op)
+        return session.run(variables[0])
+
+
+def loss_on(device):
+    with tf.device(device):
+        w = tf.Variable(0.0)
+        return w, GRADIENT * w
+
+
+def with_tower_optimizer(towers, reducer, **options):
+    variables = []
+    for tower in towers:
+        with tf.device(tower.device):
+            variables.append([tf.Variable(0.0)])
+    optimizer = tw_ampopt.TowerOptimizer(variables, reducer=reducer, **SGD, **options)
+
+    @tf.function
+    def step():
+        return optimizer.apply([[tf.constant(GRADIENT)] for _ in towers])
+
+    for _ in range(options.get("accumulation_steps", 1)):
+        step()
+    return variables[0][0].numpy()
+
+
+def with_pairs(towers, reducer):
+    variables = [tf.Variable(0.0) for _ in towers]
+    optimizer = tw_ampopt.TowerOptimizer(
+        [[own] for own in variables], towers=towers, reducer=reducer, **SGD
+    )
+    pairs = [[(tf.constant(GRADIENT), own)] for own in variables]
+    optimizer.apply_gradients(pairs)
+    return variables[0].numpy()
+
+
+def with_optimizer(towers, reducer, **options):
+    with tf.Graph().as_default():
+        optimizer = tw_ampopt.Optimizer(reducer=reducer, **SGD, **options)
+        made = [loss_on(tower.device) for tower in towers]
+        for w, loss in made:
+            optimizer.register_gradients(loss, [w])
+        steps = [optimizer.apply_updates()] * options.get("minibatch_multiplier", 1)
+        return run([w for w, _ in made], *steps)
+
+
+def with_builder(towers, reducer):
+    with tf.Graph().as_default():
+        builder = tw_builders.SyncMultiGPUReplicatedBuilder(towers, True, reducer)
+
+        def tower():
+            w = v1.get_variable("w", initializer=0.0)
+            return [(tf.gradients(GRADIENT * w, w)[0], w)]
+
+        pairs = builder.call_for_each_tower(tower)
+        train_op, sync_op = builder.build(
+            pairs, lambda: v1.train.GradientDescentOptimizer(1.0)
+        )
+        return run([pairs[0][0][1]], *filter(None, [sync_op]), train_op)
+
+
+def with_tower_model(towers, reducer, *, run_eagerly=False, **options):
+    model = tw_builders.TowerModel(dense, towers, reducer=reducer, **options)
+    optimizer = keras.optimizers.SGD(1.0)
+    model.compile(optimizer, lambda y, out: y * out, run_eagerly=run_eagerly)
+    rows = np.ones([2 * len(towers), 1], np.float32)
+    model.fit(rows, GRADIENT * rows, batch_size=len(rows), verbose=0)
+    return model.get_weights()[0].item()
+
+
+def with_epoch_function(towers, reducer):
+    specs = {"x": tf.TensorSpec([None, 1])}
+    batch = tw_rlload.DeviceBatch(towers, specs, max_per_device_batch_size=2)
+    models = tw_core.replicate(towers, lambda tower: dense())
+    function = tw_rlload.EpochFunction(
+        batch,
+        lambda model, inputs: GRADIENT * tf.reduce_mean(model(inputs["x"])),
+        models,
+        [keras.optimizers.SGD(1.0) for _ in models],
+        reducer=reducer,
+    )
+    batch.load({"x": np.ones([2 * len(towers), 1], np.float32)})
+    function.optimize(0)
+    return models[0].get_weights()[0].item()
+
+
+class Policy:
+    def __init__(self, inputs):
+        self.w = v1.get_variable("w", initializer=0.0)
+        self.loss = GRADIENT * self.w * tf.reduce_mean(inputs[0])
+
+    def gradients(self, optimizer):
+        return optimizer.compute_gradients(self.loss, [self.w])
+
+
+def with_local_sync_parallel_optimizer(towers, reducer):
+    with tf.Graph().as_default(), v1.Session(config=tw_core.session_config()) as sess:
+        trainer = tw_rlload.LocalSyncParallelOptimizer(
+            v1.train.GradientDescentOptimizer(1.0),
+            [tower.device for tower in towers],
+            [v1.placeholder(tf.float32, [None])],
+            [],
+            2,
+            Policy,
+            reducer=reducer,
+        )
+        sess.run(v1.global_variables_initializer())
+        trainer.load_data(sess, [np.ones(2 * len(towers), np.float32)], [])
+        trainer.optimize(sess, 0)
+        return sess.run(trainer.get_common_loss().w)
+
+
+TAKERS = {
+    "TowerOptimizer": with_tower_optimizer,
+    "TowerOptimizer, accumulating": lambda *own: with_tower_optimizer(
+        *own, accumulation_steps=3
+    ),
+    "TowerOptimizer, scaled and clipped": lambda *own: with_tower_optimizer(
+        *own, loss_scale=tw_ampopt.StaticLossScale(0), clip_by_global_norm=1e3
+    ),
+    "TowerOptimizer, pairs": with_pairs,
+    "Optimizer": with_optimizer,
+    "Optimizer, accumulating": lambda *own: with_optimizer(
+        *own, minibatch_multiplier=3
+    ),
+    "Builder": with_builder,
+    "TowerModel": with_tower_model,
+    "TowerModel, trace each": lambda *own: with_tower_model(*own, trace="each"),
+    "TowerModel, eager": lambda *own: with_tower_model(*own, run_eagerly=True),
+    "TowerModel, group": lambda *own: with_tower_model(
+        *own, group=ThreadGroup(0, Meeting(1))
+    ),
+    "EpochFunction": with_epoch_function,
+    "LocalSyncParallelOptimizer": with_local_sync_parallel_optimizer,
+}
+
+
+@pytest.mark.parametrize("num_towers", [1, 2])
+@pytest.mark.parametrize("taker", TAKERS)
+def test_a_given_reducer_is_called_for_any_number_of_towers(taker, num_towers):
+    reducer = Counting()
+    towers = tw_core.towers(CPUS[:num_towers])
+    got = TAKERS[taker](towers, reducer)
+    assert reducer.calls >= 1
+    assert got == -GRADIENT * FACTOR
+
+
+def test_an_optimizer_over_towers_takes_the_reducer_of_a_tower_model_itself():
+    towers = tw_core.towers(CPUS[:2])
+    model = tw_builders.TowerModel(dense, towers, reducer=Counting())
+    variables = [own.trainable_variables for own in model.towers]
+    optimizer = tw_ampopt.TowerOptimizer(variables, **SGD)
+    says = r"reducer is not called with TowerOptimizer.*pass the reducer to TowerOpti"
+    with pytest.raises(ValueError, match=says):
+        model.compile(optimizer, "mse")
