@@ -28,6 +28,7 @@ from tower_models import (
 )
 
 from tw_builders import TowerModel
+from tw_reduce import mean, sum_on_device
 
 
 @pytest.fixture(autouse=True)
@@ -306,6 +307,11 @@ def test_arguments_are_checked():
     )
     refused(ValueError, "devices is empty", devices=[])
     refused(TypeError, "reducer", reducer=3)
+    adds = functools.partial(sum_on_device, device=CPUS[0])
+    refused(ValueError, "reducer averages already", reducer=mean(adds))
+    for kind in ("sharded", SHARED):
+        says = f"reducer is not called with variables='{kind}'.*leave it out"
+        refused(ValueError, says, reducer=adds, variables=kind)
     refused(TypeError, "weights", weights=3)
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
         refused(ValueError, "cannot be in the scope of a tf.distribute strategy")

@@ -19,6 +19,16 @@ def check_choices(**choices: tuple[Any, Sequence[Any]]) -> None:
             )
 
 
+def check_replicated(variables: str) -> None:
+    """Refuses a reducer where it would not be called."""
+    if variables != "replicated":
+        raise ValueError(
+            f"TowerModel: reducer is not called with variables={variables!r}, whose "
+            "gradients are added where they are applied; leave it out, or use "
+            "variables='replicated'."
+        )
+
+
 def check_outside() -> None:
     """Refuses to make a model in a graph, or in the scope of a strategy."""
     if not tf.executing_eagerly():
@@ -61,8 +71,20 @@ def _adapted(layer: Any) -> str:
     return str([np.asarray(getattr(layer, name, None)).tolist() for name in names])
 
 
-def check_optimizers(optimizers: Sequence[Any], variables: str) -> None:
-    """Refuses optimizers that do not work with sharded variables."""
+def check_optimizers(
+    optimizers: Sequence[Any], variables: str, *, reduces: bool
+) -> None:
+    """Refuses optimizers that do not work with sharded variables, or with a reducer.
+
+    ``reduces``: a reducer was given that only an optimizer's update would call.
+    """
+    over_towers = [o for o in optimizers if isinstance(o, WrappedOptimizer)]
+    if reduces and over_towers:
+        name = type(over_towers[0].wrapped).__name__
+        raise ValueError(
+            f"TowerModel: reducer is not called with {name}, which adds the towers' "
+            f"gradients itself; pass the reducer to {name}."
+        )
     if variables != "sharded":
         return
     averaging = [own.name for own in optimizers if getattr(own, "use_ema", False)]
@@ -71,7 +93,6 @@ def check_optimizers(optimizers: Sequence[Any], variables: str) -> None:
             f"TowerModel: {', '.join(averaging)} keeps averages of the variables "
             "(use_ema), which lie with their owners; use variables='replicated'."
         )
-    over_towers = [o for o in optimizers if isinstance(o, WrappedOptimizer)]
     if over_towers:
         raise ValueError(
             f"TowerModel: {type(over_towers[0].wrapped).__name__} updates all towers' "

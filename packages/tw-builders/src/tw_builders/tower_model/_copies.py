@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
@@ -41,7 +42,7 @@ from tw_builders.tower_model._wrapped import WrappedOptimizer, wrapped
 from tw_core import Tower, copy_to_replicas
 from tw_core.devices import host_of
 from tw_core.optimizers import create_slots
-from tw_reduce import Reducer
+from tw_reduce import Reducer, all_reduce, sum_on_device
 
 Weigh = Callable[[Any, Any, Any], Any]
 _SEED_STEP = 0x9E3779B9  # odd and large, so that layers' seeds stay apart
@@ -54,7 +55,7 @@ class Copies:
     towers: Sequence[Tower]
     models: Sequence[Any]  # [K]; one model K times where towers share variables
     variables: str  # "replicated", "sharded" or "parameter_server"
-    reducer: Reducer
+    reducer: Reducer | None  # as given
     weigh: Weigh | None  # the ``weights`` of ``TowerModel``
     adds: bool = False  # whether losses are sums over rows, whatever ``compile`` says
     traces_once: bool = True
@@ -66,6 +67,10 @@ class Copies:
 
     def __post_init__(self) -> None:
         self.states = OptimizerStates(self.towers)
+        devices = [tower.device for tower in self.towers]
+        # Where ranks add them next, towers need no copies of their sums.
+        adds = all_reduce(devices) if self.ranks is None else None
+        self.add = self.reducer or adds or partial(sum_on_device, device=devices[0])
 
     @classmethod
     def make(
@@ -75,7 +80,7 @@ class Copies:
         variables: str,
         *,
         flat_below_bytes: int,
-        reducer: Reducer,
+        reducer: Reducer | None,
         weigh: Weigh | None,
         adds: bool,
         traces_once: bool,
@@ -133,7 +138,8 @@ class Copies:
         optimizers = optimizers_of(self.main)
         for model in self.distinct[1:]:
             _share_optimizers(self.main, model)
-        check_optimizers(optimizers, self.variables)
+        reduces = self.reducer is not None and self.ranks is None
+        check_optimizers(optimizers, self.variables, reduces=reduces)
         if self.flat is not None:
             check_one(optimizers)
             self.flat.use(optimizers[0], sharded=self.variables == "sharded")

@@ -212,7 +212,7 @@ class Meetings:
             total = tf.add_n([tf.cast(own, tf.float32) for own in weights])
         reduced = self._ranks.reduce(
             *(n, brought, weights, total),
-            device=self._towers[0].device,
+            add=self._reducer,
             checksum=self._checksum,
         )
         self.apply_reduced(n, reduced)

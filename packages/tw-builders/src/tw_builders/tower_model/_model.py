@@ -9,7 +9,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tw_builders.tower_model._checks import check_choices, check_outside
+from tw_builders.tower_model._checks import (
+    check_choices,
+    check_outside,
+    check_replicated,
+)
 from tw_builders.tower_model._copies import Copies, Weigh
 from tw_builders.tower_model._following import (
     back_up_at_once,
@@ -30,7 +34,8 @@ from tw_core.checks import (
     public,
 )
 from tw_core.ranks import RankGroup
-from tw_reduce import Reducer, all_reduce
+from tw_reduce import Reducer
+from tw_reduce.reducers import check_adds
 
 
 class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
@@ -92,8 +97,8 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
           flat_below_bytes: trainable variables of fewer bytes are packed into one flat
             variable per dtype and tower, updated as a whole
             (``tw_core.flat_variables``); 0 for none. Not for shared variables.
-          reducer: adds gradients over towers; by default ``tw_reduce.all_reduce``.
-            For replicated variables.
+          reducer: adds gradients over towers, of replicated variables; called for one
+            tower too. None for ``tw_reduce.all_reduce``; a lone tower needs none.
           weights: takes a tower's ``x``, ``y`` and ``sample_weight`` and returns the
             weight of its mean loss, a scalar: where a loss is a mean over tokens, their
             number. None for the number of rows; losses that ``compile`` divides by the
@@ -117,9 +122,9 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
 
         Raises:
           ValueError: unknown ``variables``, ``loss_reduction``, ``trace``, ``data`` or
-            ``uneven``, no device, copies that share
-            variables or that differ; or inside the scope of a ``tf.distribute``
-            strategy.
+            ``uneven``; a reducer that averages, or for variables that are not
+            replicated; no device, copies that share variables or that differ; or
+            inside the scope of a ``tf.distribute`` strategy.
           TypeError: ``make_model`` is not a function, or does not return a Keras model.
           RuntimeError: in a graph or a ``tf.function``.
         """
@@ -151,9 +156,9 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         check_outside()
         super().__init__(name=name)
         towers = make_towers(devices)
-        if reducer is None:
-            reducer = all_reduce([tower.device for tower in towers])
-        check_function(reducer=reducer)
+        if reducer is not None:
+            check_adds(reducer=reducer)
+            check_replicated(variables)
         if weights is not None:
             check_function(weights=weights)
         ranks = _ranks_of(group, data, uneven)

@@ -76,7 +76,7 @@ class Steps:
             self._own.towers,
             models,
             APPLY[self._own.variables],
-            reducer=self._own.reducer,
+            reducer=self._own.add,
             states=self._own.states.of,
             applier=None if self._own.flat is None else self._own.flat.optimizer,
             ranks=self._own.ranks,

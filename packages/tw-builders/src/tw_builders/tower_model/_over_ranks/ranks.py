@@ -34,7 +34,7 @@ from tw_builders.tower_model._updates import Brought
 from tw_core.gradients import weigh
 from tw_core.ranks import RankGroup
 from tw_core.variables import tf_variable
-from tw_reduce import sum_on_device
+from tw_reduce import Reducer
 
 _WEIGHT, _ACTIVE, _STOPS = range(3)  # places in what is added beside gradients
 _CHECKED_STEPS = 2  # of an epoch, whose batches must be the same on all ranks
@@ -114,13 +114,13 @@ class Ranks:
         weights: Sequence[Any] | None,
         total: Any,
         *,
-        device: str,
+        add: Reducer,
         checksum: Any,
     ) -> list[Brought]:
         """Adds gradients over all towers of all ranks; all towers get the same.
 
-        ``weights`` are [K], and None for a sum; ``total`` is this rank's. ``device`` is
-        where its towers' are added. ``checksum`` is of a batch that all ranks have.
+        ``weights`` are [K], and None for a sum; ``total`` is this rank's. ``add`` adds
+        its towers'. ``checksum`` is of a batch that all ranks have.
         """
         first = brought[0]
         used = [n for n, grad in enumerate(first.grads) if grad is not None]
@@ -136,7 +136,7 @@ class Ranks:
                 [weigh(grad, weight) for grad in own]
                 for own, weight in zip(grads, weights, strict=True)
             ]
-        local = list(sum_on_device(grads, device=device)[0])
+        local = list(add(grads)[0])
         like = [describe(grad) for grad in local]
         made = UpdateExchange(place, brought, used, like, weights is not None)
         self._exchanges[place] = made
