@@ -47,20 +47,31 @@ def plan_owners(num_bytes: Sequence[int | None], total: int) -> tuple[int, ...]:
 def owned(columns: Sequence[Sequence[Any]], optimizer: Any = None) -> list[Any]:
     """Returns the owner's copy of each variable; ``columns`` is [K][N].
 
-    An ``optimizer`` of Keras 3 that was built for more variables has the owners of that
-    plan: those are the copies for which it has state.
+    Owners are planned over all variables that an ``optimizer`` of Keras 3 was built
+    for, of which these may be some: a variable has its state in one place.
     """
-    known = {id(own) for own in getattr(optimizer, "_trainable_variables", ())}
-    known = known if len(known) > len(columns[0]) else set()
+    planned = list(getattr(optimizer, "_trainable_variables", ()))
+    place = {id(tf_variable(own)): n for n, own in enumerate(planned)}
+    places = [
+        [place[id(v)] for v in map(tf_variable, column) if id(v) in place][:1]
+        for column in zip(*columns, strict=True)
+    ]
+    if [] in places:  # It is not built, or for others.
+        planned, places = list(columns[0]), [[n] for n in range(len(columns[0]))]
+    owners = owners_of(planned, len(columns))
+    return [
+        column[owners[n]]
+        for [n], column in zip(places, zip(*columns, strict=True), strict=True)
+    ]
+
+
+def owners_of(variables: Sequence[Any], total: int) -> tuple[int, ...]:
+    """Returns the tower that owns each variable, of ``total`` towers."""
     num_bytes: list[int | None] = []
-    for variable in map(tf_variable, columns[0]):
+    for variable in map(tf_variable, variables):
         count = variable.shape.num_elements()
         num_bytes.append(None if count is None else count * variable.dtype.size)
-    owners = plan_owners(num_bytes, len(columns))
-    return [
-        next((own for own in column if id(own) in known), column[owner])
-        for owner, *column in zip(owners, *columns, strict=True)
-    ]
+    return plan_owners(num_bytes, total)
 
 
 def check_homes(towers: Sequence[Tower], columns: Sequence[Sequence[Any]]) -> None:

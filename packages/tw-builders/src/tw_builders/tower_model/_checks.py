@@ -49,6 +49,15 @@ def layers_of(model: Any) -> list[Any]:
     return layers
 
 
+def held_in(value: Any) -> list[Any]:
+    """Lists what a container holds; a list of anything else."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [leaf for item in value for leaf in held_in(item)]
+    return [value]
+
+
 def check_adapted(models: Sequence[Any]) -> None:
     """Refuses layers adapted in some copies only, whose state is not in variables."""
     layers = zip(*map(layers_of, models), strict=False)

@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tw_builders._owners import owned
 from tw_builders.tower_model import _batches
 from tw_builders.tower_model._building import (
     build_metrics,
@@ -37,7 +36,11 @@ from tw_builders.tower_model._over_ranks.agreement import (
     spread_seeds,
 )
 from tw_builders.tower_model._over_ranks.ranks import Ranks
-from tw_builders.tower_model._updates import FlatTraining, OptimizerStates
+from tw_builders.tower_model._updates import (
+    FlatTraining,
+    OptimizerStates,
+    build_for_owners,
+)
 from tw_builders.tower_model._wrapped import WrappedOptimizer, wrapped
 from tw_core import Tower, copy_to_replicas
 from tw_core.devices import host_of
@@ -191,10 +194,12 @@ class Copies:
             self._make_optimizers_equal()
         elif self.flat is None:
             optimizer = getattr(self.main, "optimizer", None)
-            if optimizer is not None:
-                with tf.device(self.towers[0].device):
-                    trained = [list(m.trainable_variables) for m in self.models]
-                    create_slots(optimizer, owned(trained))
+            if optimizer is not None and optimizer.built:
+                self._build_for_owners(optimizer)
+
+    def _build_for_owners(self, optimizer: Any) -> None:
+        trained = [list(model.trainable_variables) for model in self.models]
+        build_for_owners(optimizer, self.towers, trained)
 
     def _copy_variables(self) -> None:
         """Copies what towers have of their own; seeds differ, and constants may not."""
@@ -270,10 +275,12 @@ class Copies:
         has_own_step = type(main).train_step is not keras.Model.train_step
         if own is None or own.built or has_own_step or not main.trainable_variables:
             return
-        if self.variables == "replicated" and self.flat is None:
-            self.states.of(own, main.trainable_variables)
-        elif self.variables == "parameter_server":
+        if self.variables == "parameter_server":
             create_slots(own, main.trainable_variables)
+        elif self.flat is None and self.variables == "sharded":
+            self._build_for_owners(own)
+        elif self.flat is None:
+            self.states.of(own, main.trainable_variables)
 
     def build(self, data: Any, *, metrics: bool) -> None:
         """Creates the variables of the first batch, outside the step being traced."""

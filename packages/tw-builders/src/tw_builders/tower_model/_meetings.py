@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tw_builders.tower_model._batches import join
 from tw_builders.tower_model._building import is_seed
-from tw_builders.tower_model._checks import layers_of
+from tw_builders.tower_model._checks import held_in, layers_of
 from tw_builders.tower_model._lockstep import meet, tower_index
 from tw_builders.tower_model._over_ranks.ranks import Ranks
 from tw_builders.tower_model._updates import (
@@ -331,18 +331,9 @@ def optimizers_of(model: Any) -> list[Any]:
     held: list[Any] = []
     for layer in layers_of(model):
         values = [value for _, value in sorted(vars(layer).items(), key=lambda i: i[0])]
-        held += [leaf for value in values for leaf in _held_in(value)]
+        held += [leaf for value in values for leaf in held_in(value)]
     found = [own for own in held if isinstance(own, keras.optimizers.Optimizer)]
     return list({id(own): own for own in found}.values())
-
-
-def _held_in(value: Any) -> list[Any]:
-    """Lists what a container holds; a list of anything else."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [leaf for item in value for leaf in _held_in(item)]
-    return [value]
 
 
 def state_of(model: Any) -> list[Any]:

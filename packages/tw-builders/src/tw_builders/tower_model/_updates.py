@@ -13,13 +13,16 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tw_builders._apply import apply_shared_gradients
-from tw_builders._owners import owned
+from tw_builders._owners import owned, owners_of
 from tw_builders._sharded import apply_at_owners, apply_sharded_gradients
+from tw_builders.tower_model._checks import held_in
 from tw_builders.tower_model._lockstep import tower_index
 from tw_core import Tower, copy_to_replicas
+from tw_core.devices import canonical_device
 from tw_core.flat_variables import FlatModel, flatten, plain_optimizer
 from tw_core.gradients import weigh
 from tw_core.optimizers import apply_pairs, create_slots
@@ -142,21 +145,120 @@ def apply_replicated(update: Update, brought: Sequence[Brought]) -> None:
 def apply_sharded(update: Update, brought: Sequence[Brought]) -> None:
     """Each variable's owner applies the reduced gradient, and the others copy it."""
     optimizer = update.optimizer
-    with tf.init_scope(), tf.device(update.towers[0].device):
-        create_slots(optimizer, owned([own.variables for own in brought], optimizer))
+    columns = [own.variables for own in brought]
+    build_for_owners(optimizer, update.towers, columns)
+    optimizer._check_variables_are_known(columns[0])  # else an error names the owners
     kept = _with_gradients(brought)
     grads, variables = [own.grads for own in kept], [own.variables for own in kept]
-    if update.is_reduced:
-        apply_at_owners(update.towers, grads, variables, optimizer)
+    with _taking_copies(optimizer, columns):
+        if update.is_reduced:
+            apply_at_owners(update.towers, grads, variables, optimizer)
+            return
+        apply_sharded_gradients(
+            update.towers,
+            grads,
+            variables,
+            optimizer,
+            average=update.average,
+            weights=update.weights,
+        )
+
+
+def build_for_owners(
+    optimizer: Any, towers: Sequence[Tower], columns: Sequence[Sequence[Any]]
+) -> None:
+    """Builds an optimizer of tower 0's variables whose slots are with their owners.
+
+    So Keras, callbacks and checkpoints find that of the plain model. Where it was built
+    before, its slots move. ``columns`` is [K][N].
+    """
+    with tf.init_scope(), tf.device(towers[0].device):
+        if optimizer.built:
+            _move_slots(optimizer, towers)
+            return
+        owners = dict(zip(map(_key, columns[0]), owned(columns), strict=True))
+
+        def beside_owner(make: Callable[..., Any]) -> Callable[..., Any]:
+            def add(reference_variable: Any, *arguments: Any, **named: Any) -> Any:
+                return make(owners[_key(reference_variable)], *arguments, **named)
+
+            return add
+
+        with _replaced(optimizer, "add_variable_from_reference", beside_owner):
+            create_slots(optimizer, columns[0])
+
+
+def _move_slots(optimizer: Any, towers: Sequence[Tower]) -> None:
+    variables = optimizer._trainable_variables
+    owners = owners_of(variables, len(towers))
+    homes = {
+        _key(own): towers[k].device for own, k in zip(variables, owners, strict=True)
+    }
+    for own in _with_inner(optimizer):
+        trained = own._trainable_variables
+        lists = [
+            value
+            for name, value in vars(own).items()
+            if name not in ("_variables", "_trainable_variables")
+            if isinstance(value, list) and len(value) == len(trained)
+        ]
+        for slots in lists:  # in the order of the variables
+            for slot, variable in zip(slots, trained, strict=True):
+                if isinstance(slot, keras.Variable):
+                    _move(slot, homes[_key(variable)])
+
+
+def _move(slot: Any, device: str) -> None:
+    old = slot.value
+    if canonical_device(old.device) == canonical_device(device):
         return
-    apply_sharded_gradients(
-        update.towers,
-        grads,
-        variables,
-        optimizer,
-        average=update.average,
-        weights=update.weights,
-    )
+    with tf.device(device):
+        slot._value = tf.Variable(
+            old.read_value(), trainable=False, name=slot.name, dtype=old.dtype
+        )
+
+
+@contextmanager
+def _taking_copies(optimizer: Any, columns: Sequence[Sequence[Any]]) -> Iterator[None]:
+    """Has an optimizer of tower 0's variables take all towers' copies for them."""
+    originals = {
+        _key(copy): column[0]
+        for column in zip(*columns, strict=True)
+        for copy in column
+    }
+
+    def of_original(key: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda variable: key(originals.get(_key(variable), variable))
+
+    with _replaced(optimizer, "_var_key", of_original):
+        yield
+
+
+@contextmanager
+def _replaced(
+    optimizer: Any, method: str, new: Callable[[Any], Callable[..., Any]]
+) -> Iterator[None]:
+    """Replaces a method of an optimizer and of those in it."""
+    optimizers = _with_inner(optimizer)
+    for own in optimizers:
+        setattr(own, method, new(getattr(own, method)))
+    try:
+        yield
+    finally:
+        for own in optimizers:
+            delattr(own, method)
+
+
+def _with_inner(optimizer: Any) -> list[Any]:
+    """Lists an optimizer and those in it, such as a ``LossScaleOptimizer``'s."""
+    held = [leaf for value in vars(optimizer).values() for leaf in held_in(value)]
+    inner = [own for own in held if isinstance(own, keras.optimizers.Optimizer)]
+    found = [optimizer, *(more for own in inner for more in _with_inner(own))]
+    return list({id(own): own for own in found}.values())
+
+
+def _key(variable: Any) -> int:
+    return id(tf_variable(variable))
 
 
 def apply_shared(update: Update, brought: Sequence[Brought]) -> None:
@@ -289,8 +391,11 @@ class FlatTraining:
             )
         trained = [flat.trainable_variables for flat in self._flats]
         self.optimizer = type(optimizer).from_config(optimizer.get_config())
-        with tf.device(self._towers[0].device):
-            create_slots(self.optimizer, owned(trained) if sharded else trained[0])
+        if sharded:
+            build_for_owners(self.optimizer, self._towers, trained)
+        else:
+            with tf.device(self._towers[0].device):
+                create_slots(self.optimizer, trained[0])
         plain_optimizer(self.optimizer, lambda: optimizer, self._flats[0])
 
     def make_equal(self) -> None:
