@@ -108,7 +108,6 @@ CASES: dict[str, dict[str, Any]] = {
         "optimizer": lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.01))
     },
     "several steps in one call": {"compile": {"steps_per_execution": 3}},
-    "each traced": {"towers": {"trace": "each"}},
     "eagerly": {"compile": {"run_eagerly": True}},
     "rates": {
         "callbacks": lambda: [

@@ -42,7 +42,6 @@ def refused(group: Any, kind: str) -> None:
     else:
         data = {"x": X, "y": Y}
         make = of_rows if kind == "synchronised, rows" else synchronized
-        options["trace"] = "each" if kind == "synchronised, each traced" else "once"
     model = made(group, make, 1, **options)
     model.compile(
         *("sgd", loss),

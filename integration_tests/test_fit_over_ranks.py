@@ -49,7 +49,7 @@ def assert_alike(results, want, rtol=2e-6):
 
 @pytest.mark.full(
     *("2-Adam", "2-sharded", "2-losses added", "2-accumulated", "2-eagerly", "2-early"),
-    *("2-several steps in one call", "2-each traced", "2-rates", "2-two optimizers"),
+    *("2-several steps in one call", "2-rates", "2-two optimizers"),
     *("3-sparse gradients", "3-flat", "3-shared variables", "3-scaled losses"),
 )
 @pytest.mark.parametrize("name", rank_fits.CASES)

@@ -171,7 +171,6 @@ TAKERS = {
     ),
     "Builder": with_builder,
     "TowerModel": with_tower_model,
-    "TowerModel, trace each": lambda *own: with_tower_model(*own, trace="each"),
     "TowerModel, eager": lambda *own: with_tower_model(*own, run_eagerly=True),
     "TowerModel, group": lambda *own: with_tower_model(
         *own, group=ThreadGroup(0, Meeting(1))

@@ -5,15 +5,12 @@ fewer. The session ``gallery`` sets ``TOWERS_GALLERY=full``, and
 each trains as it does for a user, those with dropout or float16 from five seeds.
 """
 
-import importlib
 import os
 import sys
-from functools import cache, partial
+from functools import cache
 
 import keras_gallery
-import numpy as np
 import pytest
-import tensorflow as tf
 from keras_gallery import (
     DETERMINISTIC,
     FOLDER,
@@ -26,8 +23,6 @@ from keras_gallery import (
     programs,
     train,
 )
-
-from tw_builders import TowerModel
 
 FULL = os.environ.get("TOWERS_GALLERY") == "full"
 SAME = 1e-6
@@ -64,34 +59,6 @@ def test_the_losses_are_those_of_one_device(name, towers):
 def test_those_with_random_steps_learn(name):
     history = train(name, 3, **RANDOM[name])
     assert losses(history)[0][-1] < 0.99 * losses(history)[0][0]
-
-
-@pytest.fixture
-def unoptimised():
-    # The graph optimizer rewrites sums over the towers of one graph.
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    yield
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
-
-
-@pytest.mark.full("digits-4", "gan-3", "text-4", "mixed_precision-3")
-@pytest.mark.parametrize("towers", [3, 4])
-@pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.usefixtures("unoptimised")
-def test_one_trace_has_the_bits_of_a_trace_for_each_tower(name, towers, monkeypatch):
-    with programs():
-        program = importlib.import_module(name)
-
-    def traced(how):
-        monkeypatch.setattr(program, "TowerModel", partial(TowerModel, trace=how))
-        # Of no rows TensorFlow's float32 convolution makes another shape.
-        dtype = "float64" if name in DETERMINISTIC else "float32"
-        return train(name, towers, dtype, **(DETERMINISTIC | RANDOM)[name])
-
-    once, each = traced("once"), traced("each")
-    assert once.keys() == each.keys()
-    for own in each:
-        np.testing.assert_array_equal(once[own], each[own], err_msg=own)
 
 
 @cache

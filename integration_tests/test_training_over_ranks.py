@@ -190,8 +190,7 @@ def test_ranks_and_towers_draw_unlike_numbers_which_a_seed_repeats(groups):
         ("stop, a part", r"steps_per_execution=2 batches; got \[3, 4\] by rank"),
         ("shared", "the data of some has ended"),
         ("weights", "by a sum that one rank does not know where it validates"),
-        ("synchronised, eagerly", "over towers, which needs run_eagerly=False"),
-        ("synchronised, each traced", "over ranks, which needs trace='once'"),
+        ("synchronised, eagerly", "over ranks, which needs run_eagerly=False"),
         ("synchronised, rows", r"whose shapes must be known; got \(None, 4\)"),
     ],
 )

@@ -221,7 +221,6 @@ def run_first(name: str, towers: int, rounds: int) -> Any:
         PEER: mirrored,
         "one device": lambda: fitting(make()),
         "once": lambda: fitting(TowerModel(make, devices)),
-        "each": lambda: fitting(TowerModel(make, devices, trace="each")),
     }
     title = f"first epoch, {name}, K = {towers}"
     return networks.race_first(title, makers, PEER, rounds)
@@ -243,7 +242,6 @@ def main(options: Any, report: Report) -> None:
             raced = in_own_process(run_first, name, towers, options.rounds)
             targets = {
                 ("once", PEER): 0.8 if towers < 8 else 0.65,
-                ("once", "each"): 0.45 if towers < 8 else 0.4,
             }
             if towers == 8:
                 targets["once", "one device"] = 2.6

@@ -141,7 +141,7 @@ EXEMPT = {
         "tf_variables variable_origins repeated_devices"
     ),
     "called by packages that build on this one, with what they made": (
-        "call_once call_towers_once meet check_reached are_alike"
+        "call_once call_towers_once meet meeting_alone are_alike"
     ),
     "called by what has read its arguments, for each gradient or variable": (
         "power_of_two shares_of unit_of weigh map_values narrow_source values_of "

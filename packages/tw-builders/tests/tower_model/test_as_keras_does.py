@@ -15,7 +15,7 @@ Y = X[:, :1].copy()
 TOKENS = RANDOM.integers(0, 5, size=(40, 6))
 WEIGHTS = RANDOM.random(40).astype("float32")
 FILMS = RANDOM.normal(size=(40, 3, 4, 4, 1)).astype("float32")
-OF_TOWERS = ("trace", "flat_below_bytes", "variables", "loss_reduction")
+OF_TOWERS = ("flat_below_bytes", "variables", "loss_reduction")
 OF_TOKENS = RANDOM.normal(size=(40, 6, 1)).astype("float32")
 
 
@@ -215,11 +215,6 @@ CASES = {
         "compile": {"jit_compile": True},
     },
     "optimizers in a container": {"make": HoldsOptimizers, "compile": None},
-    "optimizers in a container, each traced": {
-        "make": HoldsOptimizers,
-        "compile": None,
-        "trace": "each",
-    },
     "weight decay but for biases": {"optimizer": excluding},
     "a rate without configuration": {
         "optimizer": lambda: keras.optimizers.SGD(lambda: 0.05)
@@ -238,7 +233,6 @@ CASES = {
     "frozen": {"prepare": freeze},
     "an attribute set": {"make": Linear, "prepare": set_alpha},
     "batches of one row": {"fit": {"batch_size": 1}},
-    "batches of one row, each traced": {"fit": {"batch_size": 1}, "trace": "each"},
     "batches of one row, eagerly": {
         "fit": {"batch_size": 1},
         "compile": {"run_eagerly": True},
@@ -270,13 +264,6 @@ CASES = {
         "fit": {"batch_size": 19},  # 19, 19 and 2
         "compile": {"metrics": ["mae", keras.metrics.MeanAbsoluteError()]},
     },
-    "towers without rows, each traced": {
-        "make": recurrent,
-        "x": FILMS,
-        "towers": 3,
-        "trace": "each",
-        "fit": {"batch_size": 13},  # 13, 13, 13 and 1
-    },
     "towers without rows of characters": {
         "make": characters,
         "x": OF_TOKENS * [1, 2, 3, 4],
@@ -304,7 +291,6 @@ CASES = {
     },
     "several steps in one call": {"compile": {"steps_per_execution": STEPS}},
     "eagerly": {"compile": {"run_eagerly": True}},
-    "each traced": {"trace": "each"},
 }
 
 

@@ -27,7 +27,6 @@ WAYS = {
     "not inlined": {"inline": False},
     "sharded": {"variables": "sharded"},
     "compiled by XLA": {"compile": {"jit_compile": True}},
-    "each": {"trace": "each"},
     "eager": {"compile": {"run_eagerly": True}},
 }
 
@@ -162,14 +161,12 @@ STEPS = {
     "in turns": in_turns,
     "nested": nested,
 }
-IN_BRANCHES = [name for name in STEPS if name != "in a method"]
 CASES = [
     (name, way, optimizer, num_towers)
     for name in STEPS
     for way in WAYS
     for optimizer in OPTIMIZERS
     for num_towers in (2, 3)
-    if not (way == "each" and name in IN_BRANCHES)
 ]
 
 
@@ -195,7 +192,7 @@ def check_same(results, wanted, tolerance=2e-6):
 @pytest.mark.full(
     *("in a method-once-Adam-3", "accumulating-once-Adam-3", "in turns-once-SGD-2"),
     *("accumulating by AutoGraph-not inlined-SGD-3", "nested-compiled by XLA-Adam-2"),
-    *("accumulating-sharded-SGD-3", "in a method-each-SGD-3"),
+    "accumulating-sharded-SGD-3",
     *("in a method-eager-Adam-2", "nested-eager-SGD-3"),
 )
 @pytest.mark.parametrize(
@@ -290,13 +287,8 @@ def test_other_bodies_are_refused():
         tf.switch_case(tf.constant(0), [lambda: self.optimizer.apply(grads, variables)])
         return loss
 
-    for step, way in [
-        (in_a_loop, "once"),
-        (in_a_case, "once"),
-        (in_a_loop, "each"),
-        (accumulating, "each"),
-    ]:
-        model = TowerModel(lambda step=step: made(step), CPUS[:2], trace=way)
+    for step in (in_a_loop, in_a_case):
+        model = TowerModel(lambda step=step: made(step), CPUS[:2])
         with pytest.raises(RuntimeError, match="reached in the body of a branch, a l"):
             trained(model, "SGD")
 
@@ -315,7 +307,8 @@ def test_results_of_a_branch_that_applies_cannot_be_differentiated():
 def test_branches_are_refused_where_ranks_exchange_gradients():
     model = Model(accumulating)
     unused = {"weights": None, "average": True, "reducer": None, "states": None}
-    meetings = Meetings(towers(CPUS[:1]), [model], None, **unused, ranks=object())
+    unused["of_towers"] = None
+    meetings = Meetings(towers(CPUS[:1]), model, None, **unused, ranks=object())
     with (
         tf.Graph().as_default(),
         pytest.raises(ValueError, match="does not know the branch of another"),

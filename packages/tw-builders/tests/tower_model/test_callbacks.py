@@ -344,8 +344,8 @@ def test_flat_variables_need_one_elementwise_optimizer():
 SHARED = "parameter_server"
 
 
-def compiled(make, num_towers=2, trace="once", **options):
-    model = TowerModel(make, CPUS[:num_towers], trace=trace)
+def compiled(make, num_towers=2, **options):
+    model = TowerModel(make, CPUS[:num_towers])
     model.compile(**{"optimizer": "sgd", "loss": cross_entropy(), **options})
     return model
 
@@ -379,20 +379,9 @@ def test_losses_that_cannot_be_combined_are_refused():
         model.fit(x, x[:, :3], verbose=0)
 
 
-def test_what_xla_or_eager_mode_cannot_do_is_refused():
-    def normalised():
-        layers = [keras.Input([6]), keras.layers.BatchNormalization(synchronized=True)]
-        return keras.Sequential([*layers, keras.layers.Dense(3)])
-
-    with pytest.raises(
-        ValueError, match="synchronised over towers, which needs run_ea"
-    ):
-        compiled(normalised, run_eagerly=True)
+def test_what_xla_cannot_do_is_refused():
     model = TowerModel(mlp, CPUS[:2], variables="parameter_server")
     with pytest.raises(ValueError, match="XLA needs a tower's variables on its device"):
-        model.compile("sgd", cross_entropy(), jit_compile=True)
-    model = TowerModel(mlp, CPUS[:2], trace="each")
-    with pytest.raises(ValueError, match="with trace='each' use jit_compile=False"):
         model.compile("sgd", cross_entropy(), jit_compile=True)
 
 
@@ -406,28 +395,6 @@ def test_errors_of_keras_arrive_and_name_the_tower():
         TowerModel(mlp, CPUS[:2]).fit(x, y)
     with pytest.raises(NotImplementedError, match=r"save or clone model\.towers"):
         keras.models.clone_model(model)
-
-
-def test_steps_that_differ_between_towers_are_named():
-    count = iter(range(9))
-
-    class Odd(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(3)
-            self.applies = next(count)
-
-        def call(self, inputs):
-            return self.dense(inputs)
-
-        def train_step(self, data):
-            if self.applies:
-                return super().train_step(data)
-            return {"loss": tf.constant(0.0)}
-
-    x, y = data_for("mlp")
-    with pytest.raises(ValueError, match=r"same order; .* \['the end'"):
-        compiled(Odd, trace="each").fit(x, y, verbose=0)
 
 
 def test_synchronised_layers_need_weighed_losses_in_ones_own_step():

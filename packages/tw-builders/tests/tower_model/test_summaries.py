@@ -80,15 +80,13 @@ def written(make_model, folder, **options):
 
 
 @pytest.mark.parametrize(
-    ("trace", "options"),
-    [("once", {}), ("each", {}), ("once", {"run_eagerly": True})],
-    ids=["once", "each", "eagerly"],
+    "options", [{}, {"run_eagerly": True}], ids=["traced", "eagerly"]
 )
-def test_a_summary_is_written_once_per_step(trace, options, tmp_path):
+def test_a_summary_is_written_once_per_step(options, tmp_path):
     one = written(lambda make: make(), tmp_path / "one", **options)
     assert [len(own) for own in one] == [3, 6]
 
     def over_towers(make):
-        return TowerModel(make, CPUS[:3], trace=trace)
+        return TowerModel(make, CPUS[:3])
 
     assert written(over_towers, tmp_path / "many", **options) == one

@@ -17,7 +17,7 @@ from tensorflow.python.eager.polymorphic_function import (
     polymorphic_function,
 )
 from tensorflow.python.framework import auto_control_deps_utils, func_graph, ops
-from tensorflow.python.ops import cond_v2, summary_ops_v2
+from tensorflow.python.ops import cond_v2
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 
@@ -40,7 +40,6 @@ __all__ = [
     "set_initializer",
     "set_input",
     "set_seed",
-    "summaries_of_this_thread",
     "with_gradient",
 ]
 
@@ -299,19 +298,6 @@ def inlined(function: Any) -> Callable[..., Any]:
             return converted(*arguments, **named)
 
     return call
-
-
-def summaries_of_this_thread() -> Callable[..., None]:
-    """Returns a function that makes another thread write its summaries as this one."""
-    here = dict(vars(summary_ops_v2._summary_state))
-
-    def take(*, writes: bool) -> None:
-        state = vars(summary_ops_v2._summary_state)
-        state.update(here)
-        if not writes:
-            state["is_recording_distribution_strategy"] = False
-
-    return take
 
 
 def outermost_function_graph() -> tf.Graph:

@@ -154,32 +154,18 @@ def synchronized_layers_of(model: Any) -> list[str]:
 
 
 def check_eager(synchronized: Sequence[str]) -> None:
-    """Refuses synchronised layers in eager mode, where a tower runs as a whole."""
+    """Refuses layers synchronised over ranks in eager mode, which has no sums."""
     if synchronized:
         raise ValueError(
-            f"TowerModel: {', '.join(synchronized)} are synchronised over towers, "
+            f"TowerModel: {', '.join(synchronized)} are synchronised over ranks, "
             "which needs run_eagerly=False; or make them with synchronized=False."
         )
 
 
-def check_trace(synchronized: Sequence[str], *, traces_once: bool) -> None:
-    """Refuses layers synchronised over ranks where every tower is traced."""
-    if synchronized and not traces_once:
-        raise ValueError(
-            f"TowerModel: {', '.join(synchronized)} are synchronised over ranks, which "
-            "needs trace='once'; or make them with synchronized=False."
-        )
-
-
-def check_xla(variables: str, *, traces_once: bool) -> None:
+def check_xla(variables: str) -> None:
     """Refuses models that XLA cannot compile tower by tower."""
     if variables == "parameter_server":
         raise ValueError(
             "TowerModel: XLA needs a tower's variables on its device; with "
             "variables='parameter_server' use jit_compile=False."
-        )
-    if not traces_once:
-        raise ValueError(
-            "TowerModel: XLA compiles what all towers have in common; with "
-            "trace='each' use jit_compile=False."
         )

@@ -24,12 +24,10 @@ from tw_builders.tower_model._checks import (
     check_losses,
     check_one,
     check_optimizers,
-    check_trace,
     check_xla,
     layers_of,
     synchronized_layers_of,
 )
-from tw_builders.tower_model._lockstep import naming
 from tw_builders.tower_model._meetings import optimizers_of
 from tw_builders.tower_model._over_ranks.agreement import (
     numbers_of_rank_0,
@@ -61,7 +59,6 @@ class Copies:
     reducer: Reducer | None  # as given
     weigh: Weigh | None  # the ``weights`` of ``TowerModel``
     adds: bool = False  # whether losses are sums over rows, whatever ``compile`` says
-    traces_once: bool = True
     inline: bool | None = None
     flat: FlatTraining | None = None
     compiled_by_xla: bool = False  # each tower's step, part by part
@@ -86,7 +83,6 @@ class Copies:
         reducer: Reducer | None,
         weigh: Weigh | None,
         adds: bool,
-        traces_once: bool,
         inline: bool | None,
         ranks: Ranks | None,
     ) -> "Copies":
@@ -102,7 +98,7 @@ class Copies:
             models = [_make(make_model, tower.device) for tower in towers]
         made = cls(
             *(towers, models, variables, reducer, weigh, adds),
-            *(traces_once, inline, flat, False, ranks),
+            *(inline, flat, False, ranks),
         )
         if all(model.built for model in models):
             made.make_equal()
@@ -124,6 +120,15 @@ class Copies:
         if self.flat is not None and self.flat.optimizer is not None:
             return [self.flat.optimizer]
         return optimizers_of(self.main)
+
+    def of_towers(self, variables: Sequence[Any]) -> list[list[Any]]:
+        """Returns [K] lists: what each tower has for tower 0's ``variables``."""
+        models = self.models if self.flat is None else self.flat.flats
+        columns = zip(*[list(model.variables) for model in models], strict=True)
+        own = {id(column[0]): column for column in columns}
+        shared = len(self.towers)
+        found = [own.get(id(v), (v,) * shared) for v in variables]
+        return [[column[k] for column in found] for k in range(shared)]
 
     def compile(self, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         """Compiles every copy, all with tower 0's optimizers."""
@@ -169,13 +174,10 @@ class Copies:
 
     def check_compiled(self, *, run_eagerly: bool, by_xla: bool) -> None:
         """Refuses options of ``compile`` that do not work over towers."""
-        synchronized = self.synchronized(trains=True)
-        if run_eagerly:
-            check_eager(synchronized)
-        if self.ranks is not None and self.ranks.group.size > 1:
-            check_trace(synchronized, traces_once=self.traces_once)
+        if run_eagerly and self.ranks is not None and self.ranks.group.size > 1:
+            check_eager(self.synchronized(trains=True))
         if by_xla:
-            check_xla(self.variables, traces_once=self.traces_once)
+            check_xla(self.variables)
 
     def make_equal(self) -> None:
         """Checks that the copies match, and gives all of them tower 0's values."""
@@ -290,11 +292,9 @@ class Copies:
         batch = _batches.any_rows(data)
         with tf.init_scope():
             for model, tower in zip(self.distinct, self.towers, strict=False):
-                with tf.device(tower.device), naming(tower):
+                with tf.device(tower.device), _naming(tower):
                     build_variables(batch, model)
-                    # Where one trace serves all, only tower 0's are used.
-                    side_by_side = model.run_eagerly or not self.traces_once
-                    if lacks_metrics and (tower.is_main or side_by_side):
+                    if lacks_metrics and tower.is_main:  # whose metrics are used
                         build_metrics(batch, model)
             if not self._is_built:
                 for model in self.models:
@@ -308,6 +308,16 @@ class Copies:
             elif own.built and own is getattr(self.main, "optimizer", None):
                 self.states.of(own, self.main.trainable_variables)
         self.states.make_equal(self.appliers)
+
+
+@contextmanager
+def _naming(tower: Tower) -> Iterator[None]:
+    """Notes a tower in errors that are raised inside."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"(in {tower.name} of {tower.total}, on {tower.device})")
+        raise
 
 
 def _make(make_model: Callable[[], Any], device: str) -> Any:

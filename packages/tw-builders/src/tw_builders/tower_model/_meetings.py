@@ -1,16 +1,17 @@
 """Where the steps of all towers meet: when optimizers apply and metrics are updated.
 
-While a step is traced, and only then, the ``apply`` of the towers' optimizers and the
-``update_state`` and ``result`` of their metrics are replaced. Tower 0's metrics are
-updated once, with the arguments of all towers joined, and every tower gets tower 0's
-results: so any metric has the same value as on one device. Tower 0's optimizers are
-the ones that update, too: the other towers have their state alone.
+While a step is traced, and only then, the ``apply`` of tower 0's optimizers and the
+``update_state`` and ``result`` of its metrics are replaced. The metrics are updated
+once, with the arguments of all towers joined, and every tower gets their results: so
+any metric has the same value as on one device. The optimizers are the ones that update,
+too: the other towers have their state alone. Of a step that runs eagerly, on a whole
+batch, only what other towers or ranks have a part in is replaced.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
@@ -18,11 +19,11 @@ import tensorflow as tf
 from tw_builders.tower_model._batches import join
 from tw_builders.tower_model._building import is_seed
 from tw_builders.tower_model._checks import held_in, layers_of
-from tw_builders.tower_model._lockstep import meet, tower_index
 from tw_builders.tower_model._over_ranks.ranks import Ranks
 from tw_builders.tower_model._updates import (
     Brought,
     Update,
+    apply_sharded,
     apply_wrapped,
     with_rows_added,
 )
@@ -30,7 +31,7 @@ from tw_builders.tower_model._wrapped import WrappedOptimizer
 from tw_core import Tower
 from tw_core.gradients import values_of, weigh
 from tw_core.optimizers import keep_repeated_rows
-from tw_core.tracing import is_same_in_towers, may_meet
+from tw_core.tracing import is_same_in_towers, may_meet, meet
 from tw_core.variables import is_variable
 from tw_reduce import Reducer, mean, sum_on_device
 
@@ -43,12 +44,14 @@ class Meetings:
     def __init__(
         self,
         towers: Sequence[Tower],
-        models: Sequence[Any],
+        model: Any,
         apply: Apply,
         *,
+        of_towers: Callable[[Sequence[Any]], Sequence[Sequence[Any]]],
+        alone: bool = False,
         weights: Sequence[Any] | None,
         average: bool,
-        reducer: Reducer,
+        reducer: Reducer | None,
         states: Callable[[Any, Sequence[Any]], Sequence[Any]],
         synchronized: Sequence[str] = (),
         applier: Any = None,
@@ -59,16 +62,17 @@ class Meetings:
         share: Callable[[], tf.Tensor] | None = None,
         trains: bool = True,
     ) -> None:
-        """Finds the optimizers and metrics of the models, which may all be one model.
+        """Finds the optimizers and metrics of ``model``, tower 0's.
 
-        ``models`` are those whose steps are run: all, or tower 0's for all. ``weights``
-        are [K], for gradients and losses. ``states`` makes the towers' states of an
-        optimizer. ``synchronized`` names layers through which one tower's loss reaches
-        the others. ``applier`` replaces tower 0's optimizer. The last ``lent`` towers
-        have no rows of their own. ``divides_by_weights``: losses are divided by the sum
-        of their sample weights. ``ranks`` reduce gradients with other processes, which
-        compare the ``checksum`` of a batch that all have; ``share`` returns the part of
-        a batch's rows that is this rank's. They take part in a step that ``trains``.
+        ``of_towers`` returns [K] lists of what towers have for variables of tower 0;
+        ``alone``: tower 0 alone runs, for all. ``weights`` are [K], for gradients and
+        losses. ``states`` makes the towers' states of an optimizer. ``synchronized``
+        names layers through which one tower's loss reaches the others. ``applier``
+        replaces tower 0's optimizer. The last ``lent`` towers have no rows of their
+        own. ``divides_by_weights``: losses are divided by the sum of their sample
+        weights. ``ranks`` reduce gradients with other processes, which compare the
+        ``checksum`` of a batch that all have; ``share`` returns the part of a batch's
+        rows that is this rank's. They take part in a step that ``trains``.
         """
         self._ranks, self._checksum, self._share = ranks, checksum, share
         self._trains = trains
@@ -78,18 +82,13 @@ class Meetings:
         self._synchronized, self._weighed = synchronized, set[int]()
         self._towers, self._apply = towers, apply
         self._weights, self._average, self._reducer = weights, average, reducer
-        self._optimizers = [optimizers_of(model) for model in models]
-        self._metrics = [list(model.metrics) for model in models]
-        self._losses = [
-            own for own in (getattr(m, "_compile_loss", None) for m in models) if own
-        ]
-        self._shared = (
-            state_of(models[0]) if len(models) > 1 and models[0] is models[1] else []
-        )
+        self._of_towers, self._alone = of_towers, alone
+        self._optimizers, self._metrics = optimizers_of(model), list(model.metrics)
+        self._loss = getattr(model, "_compile_loss", None)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Makes optimizers and metrics meet, in the towers' threads, while open."""
+        """Makes optimizers and metrics meet, in a tower's step, while open."""
         replaced: dict[int, tuple[Any, str, Any]] = {}
 
         def replace(owner: Any, method: str, new: Callable[..., Any]) -> None:
@@ -101,29 +100,30 @@ class Meetings:
                 setattr(owner, method, new(original))
 
         try:
-            for own in self._optimizers:
-                for n, optimizer in enumerate(own):
-                    if optimizer is not self._optimizers[0][n]:
-                        main = self._optimizers[0][n].scale_loss
-                        replace(optimizer, "scale_loss", lambda _, main=main: main)
-                    if self._synchronized and self._weights is not None:
-                        replace(optimizer, "scale_loss", partial(_weighing, n))
-                    replace(optimizer, "apply", partial(_applying, n))
-            for own in self._metrics:
-                for n, metric in enumerate(own):
+            for n, optimizer in enumerate(self._optimizers):
+                if self._synchronized and self._weights is not None:
+                    replace(optimizer, "scale_loss", partial(_weighing, n))
+                replace(optimizer, "apply", partial(_applying, n))
+            if not self._alone or self._ranks is not None:
+                for n, metric in enumerate(self._metrics):
                     replace(metric, "update_state", partial(_updating, n))
+            if not self._alone:
+                for n, metric in enumerate(self._metrics):
                     replace(metric, "result", partial(_showing, n))
-            if self._divides_by_weights:
-                for loss in self._losses:
-                    replace(loss, "call", partial(_dividing, loss))
-            for variable in self._shared:
-                replace(variable, "assign", _by_tower_0)
+            if self._divides_by_weights and self._loss:
+                replace(self._loss, "call", partial(_dividing, self._loss))
             yield
         finally:
             for owner, method, own_method in replaced.values():
                 delattr(owner, method)
                 if own_method is not None:  # set on the object before
                     setattr(owner, method, own_method)
+
+    def _updates_others(self, optimizer: Any) -> bool:
+        """Returns whether an update needs more than the tower whose step runs."""
+        is_alone = self._alone and self._ranks is None and self._applier is None
+        is_wrapped = isinstance(optimizer, WrappedOptimizer)
+        return not is_alone or is_wrapped or self._apply is apply_sharded
 
     def combine(self, place: tuple[str, int], brought: list[Any]) -> Sequence[Any]:
         """Performs once the call that all towers have reached; returns [K] answers."""
@@ -136,9 +136,9 @@ class Meetings:
         if kind == "optimizer":
             self._update(n, self._of_own_rows([Brought(*call) for call in brought]))
         elif kind == "metric":
-            self._update_metric(self._metrics[0][n], brought)
+            self._update_metric(self._metrics[n], brought)
         else:
-            return [_as_tensors(self._metrics[0][n].result())] * len(brought)
+            return [_as_tensors(self._metrics[n].result())] * len(brought)
         return [None] * len(brought)
 
     def logs(self, of_towers: Sequence[Any]) -> Any:
@@ -198,6 +198,14 @@ class Meetings:
                     "your train_step differentiate self.optimizer.scale_loss(loss)."
                 )
             weights = [tf.cast(weight > 0, tf.float32) for weight in weights]
+        if self._ranks is None and self._alone:
+            if self._updates_others(self._optimizers[n]):
+                self.apply_reduced(n, brought)
+            elif self._reducer is not None:  # one that was given
+                self._apply_to(n, brought, None)
+            else:
+                self._optimizers[n].apply(brought[0].grads, brought[0].variables)
+            return
         if self._ranks is None:
             self._apply_to(n, with_rows_added(brought, weights), weights)
             return
@@ -205,20 +213,25 @@ class Meetings:
             raise ValueError(
                 "TowerModel: with a group an optimizer cannot apply in a tf.cond: one "
                 "rank does not know the branch of another; apply in every step, or use "
-                "the optimizer's gradient_accumulation_steps."
+                "the optimizer's gradient_accumulation_steps. With run_eagerly it "
+                "cannot apply in a tf.function either."
             )
         total = tf.zeros([])
         if weights is not None:
             total = tf.add_n([tf.cast(own, tf.float32) for own in weights])
         reduced = self._ranks.reduce(
             *(n, brought, weights, total),
-            add=self._reducer,
+            add=cast(Reducer, self._reducer),
             checksum=self._checksum,
         )
         self.apply_reduced(n, reduced)
 
     def apply_reduced(self, n: int, brought: Sequence[Brought]) -> None:
-        """Applies gradients that are equal in all towers."""
+        """Applies gradients that are equal in all towers, or of one for all."""
+        if len(brought) < len(self._towers):
+            (own,) = brought
+            every = self._of_towers(own.variables)
+            brought = [Brought(own.grads, variables) for variables in every]
         self._apply_to(n, brought, None, is_reduced=True)
 
     def _apply_to(
@@ -229,7 +242,7 @@ class Meetings:
         *,
         is_reduced: bool = False,
     ) -> None:
-        optimizer = self._applier or self._optimizers[0][n]
+        optimizer = self._applier or self._optimizers[n]
         update = Update(
             *(self._towers, optimizer, self._states, weights),
             average=self._average and not is_reduced,
@@ -345,17 +358,10 @@ def state_of(model: Any) -> list[Any]:
     return [v for v in others if not is_seed(v)]
 
 
-def _by_tower_0(assign: Callable[..., Any]) -> Callable[..., Any]:
-    def method(value: Any, *arguments: Any, **named: Any) -> Any:
-        return value if tower_index() else assign(value, *arguments, **named)
-
-    return method
-
-
 def _weighing(n: int, scale_loss: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def method(loss: Any) -> Any:
         scaled = scale_loss(loss)
-        if tower_index() is None:
+        if not may_meet():
             return scaled
         factor = meet(("loss", n), None, answer=tf.TensorSpec([], tf.float64))
         # The mean loss over no rows is NaN.
@@ -368,7 +374,7 @@ def _dividing(loss: Any, call: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a compiled model's losses, each divided by its weights, means over rows."""
 
     def method(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        if tower_index() is None:
+        if not may_meet():
             return call(y_true, y_pred, sample_weight)
         if not loss.built:
             loss.build(y_true, y_pred)
@@ -398,7 +404,7 @@ def _divided(n: int, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _applying(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
     def method(*arguments: Any, **named: Any) -> Any:
-        if tower_index() is None:
+        if not may_meet():
             return original(*arguments, **named)
         return meet(("optimizer", n), _brought(*arguments, **named), waits=True)
 
@@ -407,7 +413,7 @@ def _applying(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _updating(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
     def method(*arguments: Any, **named: Any) -> Any:
-        if tower_index() is None:
+        if not may_meet():
             return original(*arguments, **named)
         masks = tf.nest.map_structure(_mask_of, arguments)
         # Variables are read here: the update may come after a later assignment.
@@ -435,15 +441,12 @@ def _mask_of(value: Any) -> Any:
 
 def _showing(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
     def method() -> Any:
-        if tower_index() is None:
+        if not may_meet():
             return original()
-        # Of these ops only the shapes are used, where a step is traced once.
-        specs = None
-        if may_meet():
-            specs = tf.nest.map_structure(
-                lambda own: tf.TensorSpec(own.shape, own.dtype),
-                _as_tensors(original()),
-            )
+        # Of these ops only the shapes are used.
+        specs = tf.nest.map_structure(
+            lambda own: tf.TensorSpec(own.shape, own.dtype), _as_tensors(original())
+        )
         return meet(("result", n), None, answer=specs)
 
     return method

@@ -76,7 +76,6 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         reducer: Reducer | None = None,
         weights: Weigh | None = None,
         loss_reduction: str | None = None,
-        trace: str = "once",
         inline: bool | None = None,
         group: RankGroup | None = None,
         data: str = "own",
@@ -107,10 +106,8 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             in a ``train_step`` that differentiates one loss per row: the towers'
             gradients are added, not averaged. None for what the losses of ``compile``
             say.
-          trace: ``"once"``: a step is traced for tower 0 alone, and called for every
-            tower with its own variables; ``"each"``: every tower's step is traced, for
-            copies whose Python code differs.
-          inline: with ``trace="once"``, as for ``tw_core.map_towers``.
+          inline: as for ``tw_core.map_towers`` with ``trace="once"``: a step is traced
+            for tower 0 alone, and called for every tower with its own variables.
           group: the processes that train together, as of
             ``tw_syncrep.processes.join``: they train as one device on all their
             batches, with one history. None for this process alone.
@@ -121,10 +118,10 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
           name: of the model.
 
         Raises:
-          ValueError: unknown ``variables``, ``loss_reduction``, ``trace``, ``data`` or
-            ``uneven``; a reducer that averages, or for variables that are not
-            replicated; no device, copies that share variables or that differ; or
-            inside the scope of a ``tf.distribute`` strategy.
+          ValueError: unknown ``variables``, ``loss_reduction``, ``data`` or ``uneven``;
+            a reducer that averages, or for variables that are not replicated; no
+            device, copies that share variables or that differ; or inside the scope of a
+            ``tf.distribute`` strategy.
           TypeError: ``make_model`` is not a function, or does not return a Keras model.
           RuntimeError: in a graph or a ``tf.function``.
         """
@@ -141,7 +138,6 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             )
         check_choices(
             loss_reduction=(loss_reduction, ("sum", None)),
-            trace=(trace, ("once", "each")),
             data=(data, ("own", "shared")),
             uneven=(uneven, ("wait", "stop")),
         )
@@ -171,7 +167,6 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             reducer=reducer,
             weigh=weights,
             adds=loss_reduction == "sum",
-            traces_once=trace == "once",
             inline=inline,
             ranks=ranks,
         )
@@ -237,7 +232,8 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             An optimizer may be a ``TowerOptimizerLike`` of ``tw_core.optimizers`` over
             the towers' variables, such as ``tw_ampopt.TowerOptimizer``, which scales
             losses and accumulates.
-          run_eagerly: as in Keras.
+          run_eagerly: as in Keras: tower 0 runs its step on the whole batch, and the
+            others copy what it has become.
           steps_per_execution: as in Keras.
           jit_compile: whether XLA compiles each tower's step, up to where gradients
             are reduced and metrics updated. ``"auto"`` means no.
@@ -246,7 +242,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         Raises:
           ValueError: losses whose reductions differ or are ``"none"``;
             ``use_ema`` with sharded variables; ``jit_compile`` where XLA cannot compile
-            a tower; ``run_eagerly`` with synchronised layers.
+            a tower; ``run_eagerly`` with layers synchronised over ranks.
         """
         own = self._own
         own.check_compiled(run_eagerly=run_eagerly, by_xla=jit_compile is True)

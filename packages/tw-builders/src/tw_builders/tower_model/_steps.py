@@ -1,7 +1,7 @@
 """The steps of a ``TowerModel``: every copy's, on its part of a batch."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,19 +16,15 @@ from tw_builders.tower_model._checks import (
     divides_by_weights,
 )
 from tw_builders.tower_model._copies import Copies
-from tw_builders.tower_model._lockstep import run_in_lockstep
 from tw_builders.tower_model._meetings import Meetings, optimizers_of, state_of
 from tw_builders.tower_model._updates import APPLY
 from tw_core import Tower
-from tw_core.synchronized import (
-    call_towers_once,
-    joined_towers,
-    synchronized_layers,
-)
+from tw_core.synchronized import call_towers_once, synchronized_layers
+from tw_core.tracing import may_meet, meeting_alone
 
 
 class Steps:
-    """Runs steps of all copies, traced once or side by side."""
+    """Runs steps of all copies: traced once, or eagerly tower 0's for all."""
 
     def __init__(self, copies: Copies) -> None:
         self._own = copies
@@ -36,30 +32,34 @@ class Steps:
     def step(self, method: str, data: Any) -> Any:
         """Runs one step of every copy on its part of a batch; returns merged logs."""
         main, flat, ranks = self._own.main, self._own.flat, self._own.ranks
+        trains, alone = method == "train_step", tf.executing_eagerly()
         added = self._own.adds or adds_rows(main)
-        synchronized = self._own.synchronized(trains=method == "train_step")
+        synchronized = [] if alone else self._own.synchronized(trains=trains)
         sizes, parts, lent = self._cut(data, metrics=True)
         checksum = share = None
         if ranks is not None:
             ranks.begin_step()
-            share = ranks.share(data, sizes, trains=method == "train_step")
-            if ranks.shares_data and method == "train_step":  # the rest exchanges none
+            share = ranks.share(data, sizes, trains=trains)
+            if ranks.shares_data and trains:  # the rest exchanges none
                 checksum = ranks.checksum(data)
+        divides = self._own.weigh is None and divides_by_weights(main)
         meetings = self._meetings(
-            [main] if self._is_traced_once() else self._own.models,
+            alone=alone,
             weights=None if added else self._weights(parts, sizes),
             average=not added,
             synchronized=synchronized,
             lent=lent,
-            divides_by_weights=self._own.weigh is None and divides_by_weights(main),
+            divides_by_weights=divides and not (alone and ranks is None),
             checksum=checksum,
             share=share,
-            trains=method == "train_step",
+            trains=trains,
         )
         # The moments of all rows have no part of what is lent.
         counted = _batches.have_rows(sizes) if synchronized else None
         with meetings.held(), flat.training() if flat else nullcontext():
             logs = self._run(method, parts, meetings.combine, counted)
+        if alone and trains:
+            self._own.make_equal()
         if added and main.losses:
             raise ValueError(
                 "TowerModel: a loss that is added over rows cannot be told from the "
@@ -71,12 +71,15 @@ class Steps:
             ranks.results.note_step(method, merged)
         return merged
 
-    def _meetings(self, models: Sequence[Any], **options: Any) -> Meetings:
+    def _meetings(self, **options: Any) -> Meetings:
+        # A single tower, with no ranks, has nothing to add.
+        is_one = bool(options.get("alone")) and self._own.ranks is None
         return Meetings(
             self._own.towers,
-            models,
+            self._own.main,
             APPLY[self._own.variables],
-            reducer=self._own.add,
+            of_towers=self._own.of_towers,
+            reducer=self._own.reducer if is_one else self._own.add,
             states=self._own.states.of,
             applier=None if self._own.flat is None else self._own.flat.optimizer,
             ranks=self._own.ranks,
@@ -86,7 +89,7 @@ class Steps:
     def finish_epoch(self) -> None:
         """Takes part in other ranks' updates until none has a batch."""
         if self._own.ranks is not None:
-            idle = self._meetings([self._own.main], weights=None, average=False)
+            idle = self._meetings(weights=None, average=False)
             self._own.ranks.finish_epoch(idle.apply_reduced)
 
     def predict(self, data: Any) -> Any:
@@ -104,13 +107,12 @@ class Steps:
         if ranks is not None and metrics:  # Every rank predicts all that it gets.
             count, own = ranks.parts(count)
         sizes = _batches.checked_sizes(data, count)
+        if tf.executing_eagerly():  # Tower 0 takes what all towers of its rank have.
+            sizes, own = _by_rank(sizes, own, len(self._own.towers))
         parts = cut(data, sizes, lends_row=True)[own]
-        sizes, parts = sizes[own], on_devices(parts, self._own.towers)
+        sizes, parts = sizes[own], on_devices(parts, self._own.towers[: len(parts)])
         self._own.build(data, metrics=metrics)
         return sizes, parts, _batches.lent_rows(sizes)
-
-    def _is_traced_once(self) -> bool:
-        return self._own.traces_once and not tf.executing_eagerly()
 
     def _run(
         self,
@@ -119,19 +121,12 @@ class Steps:
         combine: Callable[[Any, list[Any]], Sequence[Any]],
         counted: Sequence[tf.Tensor] | None = None,
     ) -> list[Any]:
-        """Runs a step of every copy: traced once, or side by side."""
-        if self._is_traced_once():
+        """Runs a step of every copy, traced once; eagerly tower 0's, for all."""
+        if not tf.executing_eagerly():
             return self._run_once(method, parts, combine, counted)
-        fns = [
-            partial(getattr(model, method), part)
-            for model, part in zip(self._own.models, parts, strict=True)
-        ]
-        # Sums over towers need a graph; `compile` refuses eager layers that need them.
-        may_sum = not tf.executing_eagerly()
-        with joined_towers(len(self._own.towers)) as joined:
-            joined.counted = counted
-            scopes = [_scopes(joined if may_sum else None, k) for k in range(len(fns))]
-            return run_in_lockstep(fns, self._own.towers, combine, scopes=scopes)
+        creating = tf.variable_creator_scope(_refuse_new_variable)
+        with tf.device(self._own.towers[0].device), creating, meeting_alone(combine):
+            return [getattr(self._own.main, method)(parts[0])]
 
     def _run_once(
         self,
@@ -178,7 +173,7 @@ class Steps:
     def _weights(self, parts: Sequence[Any], sizes: Sequence[Any]) -> Any:
         weights = [
             self._weight(part, size, tower)
-            for part, size, tower in zip(parts, sizes, self._own.towers, strict=True)
+            for part, size, tower in zip(parts, sizes, self._own.towers, strict=False)
         ]
         is_equal = isinstance(weights[0], int) and len(set(weights)) == 1
         return None if is_equal and self._own.ranks is None else weights
@@ -206,22 +201,17 @@ class Steps:
         tf.function(step, autograph=False).get_concrete_function(data)
 
 
-def _scopes(joined: Any, index: int) -> list[AbstractContextManager[Any]]:
-    """Returns the contexts of a tower's thread."""
-    own: list[AbstractContextManager[Any]] = [
-        tf.variable_creator_scope(_refuse_new_variable)
-    ]
-    return own if joined is None else [*own, _synchronized(joined, index)]
-
-
-@contextmanager
-def _synchronized(joined: Any, index: int) -> Iterator[None]:
-    with joined.tower(index), synchronized_layers():
-        yield
+def _by_rank(sizes: Sequence[Any], own: slice, count: int) -> tuple[list[Any], slice]:
+    """Returns the rows of each rank, of ``count`` towers, and which rank is this."""
+    firsts = range(0, len(sizes), count)
+    of_ranks = [sum(sizes[first : first + count]) for first in firsts]
+    rank = (own.start or 0) // count
+    return of_ranks, slice(rank, rank + 1)
 
 
 def _refuse_new_variable(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-    del next_creator
+    if not may_meet():  # In a meeting optimizers make their state.
+        return next_creator(**kwargs)
     raise ValueError(
         f"TowerModel: the variable {kwargs.get('name')!r} was to be made in a step; "
         "make all variables in make_model, or in the layers' build."

@@ -20,13 +20,12 @@ from tw_builders._apply import apply_shared_gradients
 from tw_builders._owners import owned, owners_of
 from tw_builders._sharded import apply_at_owners, apply_sharded_gradients
 from tw_builders.tower_model._checks import held_in
-from tw_builders.tower_model._lockstep import tower_index
 from tw_core import Tower, copy_to_replicas
 from tw_core.devices import canonical_device
 from tw_core.flat_variables import FlatModel, flatten, plain_optimizer
 from tw_core.gradients import weigh
 from tw_core.optimizers import apply_pairs, create_slots
-from tw_core.tracing import call_once
+from tw_core.tracing import call_once, may_meet
 from tw_core.variables import is_variable, tf_variable
 from tw_reduce import Reducer, mean
 
@@ -52,7 +51,7 @@ class Update:
     states: Callable[[Any, Sequence[Any]], Sequence[Any]]  # the towers', made if needed
     weights: Sequence[Any] | None  # [K]; None for equal ones
     average: bool
-    reducer: Reducer
+    reducer: Reducer | None
     is_reduced: bool = False  # gradients are equal in all towers, to be applied as such
 
 
@@ -118,8 +117,8 @@ def apply_replicated(update: Update, brought: Sequence[Brought]) -> None:
     states = update.states(optimizer, brought[0].variables)
     kept = _with_gradients(brought)
     reduced = [list(own.grads) for own in kept]
-    if not update.is_reduced:
-        reducer = update.reducer
+    reducer = update.reducer
+    if not update.is_reduced and reducer is not None:
         if update.average:
             reducer = mean(reducer, weights=update.weights)
         reduced = [list(own) for own in reducer(reduced)]
@@ -129,7 +128,7 @@ def apply_replicated(update: Update, brought: Sequence[Brought]) -> None:
         with tf.name_scope("apply_gradients"):  # for timelines
             apply_pairs(optimizer, list(zip(grads, variables, strict=True)))
 
-    if tf.executing_eagerly() or len(update.towers) == 1:
+    if tf.executing_eagerly() or len(brought) == 1:
         with tf.device(update.towers[0].device):
             apply(optimizer, reduced[0], variables[0])
         copy_to_replicas(variables)
@@ -409,7 +408,7 @@ class FlatTraining:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Makes the models list their flat variables, in the towers' threads."""
+        """Makes the models list their flat variables, in a tower's step."""
         trained = {id(flat.model): flat.trainable_variables for flat in self._flats}
         flats = {id(flat.model): flat for flat in self._flats}
         kind: Any = type(self.models[0])
@@ -456,7 +455,7 @@ def _of_plain(losses: Any, trained: dict[int, list[Any]]) -> property:
 
 def _listing(plain: Any, trained: dict[int, list[Any]]) -> property:
     def variables(model: Any) -> Any:
-        if tower_index() is None or id(model) not in trained:
+        if not may_meet() or id(model) not in trained:
             return plain.fget(model)
         return list(trained[id(model)])
 

@@ -5,17 +5,21 @@ tower's tensors and of its variables' handles, which is called once per tower, w
 tower's variables in the place of the first one's.
 """
 
-from tw_core.tracing._bodies import side_by_side
-from tw_core.tracing._calls import Combine, Scope, call_once
-from tw_core.tracing._trace import check_reached, is_same_in_towers, may_meet, meet
+from tw_core.tracing._calls import Scope, call_once
+from tw_core.tracing._trace import (
+    Combine,
+    is_same_in_towers,
+    may_meet,
+    meet,
+    meeting_alone,
+)
 
 __all__ = [
     "Combine",
     "Scope",
     "call_once",
-    "check_reached",
     "is_same_in_towers",
     "may_meet",
     "meet",
-    "side_by_side",
+    "meeting_alone",
 ]

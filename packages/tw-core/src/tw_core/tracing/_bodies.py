@@ -8,7 +8,7 @@ left to TensorFlow.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,10 @@ from tw_core._tf_compat import (
     apart_from_other_traces,
     inlined,
     replaced_bodies,
-    summaries_of_this_thread,
     with_gradient,
 )
 from tw_core.checks import caller
-from tw_core.tracing._trace import Trace, built_here, current_top, meet, trace_function
+from tw_core.tracing._trace import Trace, current_trace, meet, trace_function
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,27 +36,6 @@ def meeting_in_bodies() -> Iterator[None]:
     """Lets the function of a tower, traced inside, meet in bodies."""
     with replaced_bodies(_conditional, _function):
         yield
-
-
-def side_by_side() -> Callable[[int], AbstractContextManager[None]]:
-    """Prepares towers that are built in threads of their own and meet there.
-
-    Functions in a tower are inlined where they reach a meeting (``check_reached``), and
-    ``tf.summary`` writes, for tower 0, as in the thread of this call.
-
-    Returns:
-      A function of a tower's index that returns the context to build it in, entered in
-      the tower's thread.
-    """
-    take_summaries = summaries_of_this_thread()
-
-    @contextmanager
-    def tower(index: int) -> Iterator[None]:
-        take_summaries(writes=index == 0)
-        with built_here(), meeting_in_bodies():
-            yield
-
-    return tower
 
 
 def agreed(predicates: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -83,8 +61,8 @@ def _conditional(
     false_fn: Callable[[], Any],
     name: str | None = "cond",
 ) -> Any:
-    trace = current_top()
-    if not isinstance(trace, Trace):
+    trace = current_trace()
+    if trace is None:
         return plain(pred, true_fn, false_fn, name)
     try:
         return plain(pred, true_fn, false_fn, name)
@@ -97,14 +75,14 @@ def _conditional(
 def _function(
     plain: Callable[..., Any], function: Any, *arguments: Any, **named: Any
 ) -> Any:
-    top = current_top()
-    if top is None:
+    trace = current_trace()
+    if trace is None:
         return plain(function, *arguments, **named)
     try:
         with apart_from_other_traces():  # where nobody was met
             return plain(function, *arguments, **named)
     except Exception:
-        if not top.has_met_inside():
+        if not trace.has_met_inside():
             raise
     return inlined(function)(*arguments, **named)
 

@@ -22,10 +22,9 @@ from tw_core.tracing._segments import (
     seeded_operations,
     stages_of,
 )
-from tw_core.tracing._trace import Meeting, Trace, components, trace_function
+from tw_core.tracing._trace import Combine, Meeting, Trace, components, trace_function
 
 Scope = Callable[[], AbstractContextManager[Any]]
-Combine = Callable[[Any, list[Any]], Sequence[Any]]
 
 
 @without_autograph

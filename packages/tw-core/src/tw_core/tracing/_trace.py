@@ -13,6 +13,8 @@ from tw_core._variable_kinds import READS, is_variable
 from tw_core.checks import caller
 from tw_core.modes import without_autograph
 
+Combine = Callable[[Any, list[Any]], Sequence[Any]]
+
 
 def components(leaf: Any) -> list[tf.Tensor]:
     """Lists the tensors of a leaf: itself, or what a composite one is made of."""
@@ -39,30 +41,7 @@ class Meeting:
 
 
 @dataclass(eq=False)
-class Top:
-    """Where a tower is built, and meets the others: in no body of something inside."""
-
-    graph: tf.Graph | None  # None in eager mode
-    _met_inside: bool = field(default=False, init=False)
-
-    def is_here(self) -> bool:
-        """Returns whether operations are built in it now."""
-        if tf.executing_eagerly():
-            return self.graph is None
-        return tf.compat.v1.get_default_graph() is self.graph
-
-    def note_inside(self) -> None:
-        """Notes that a meeting was reached in a body."""
-        self._met_inside = True
-
-    def has_met_inside(self) -> bool:
-        """Returns, once, whether a body was given up because it reached a meeting."""
-        met, self._met_inside = self._met_inside, False
-        return met
-
-
-@dataclass(eq=False)
-class Trace(Top):
+class Trace:
     """A function, or the branch of a conditional in one, traced for the first tower."""
 
     graph: tf.Graph
@@ -74,6 +53,21 @@ class Trace(Top):
     captured: list[tuple[tf.Tensor, tf.Tensor]] = field(default_factory=list)
     must_run: set[tf.Operation] = field(default_factory=set)
     only_read: set[str] = field(default_factory=set)  # names of captured resources
+    _met_inside: bool = field(default=False, init=False)
+
+    def is_here(self) -> bool:
+        """Returns whether operations are built in it now, and in no body inside."""
+        graph = tf.compat.v1.get_default_graph
+        return not tf.executing_eagerly() and graph() is self.graph
+
+    def note_inside(self) -> None:
+        """Notes that a meeting was reached in a body."""
+        self._met_inside = True
+
+    def has_met_inside(self) -> bool:
+        """Returns, once, whether a body was given up because it reached a meeting."""
+        met, self._met_inside = self._met_inside, False
+        return met
 
     def has(self, tensor: Any) -> bool:
         """Returns whether a tensor is one of this trace."""
@@ -103,37 +97,39 @@ class Trace(Top):
 
 class _Here(threading.local):
     trace: Trace | None = None
-    top: Top | None = None  # where towers are built side by side
+    combine: Combine | None = None  # where a single tower runs, untraced
 
 
 _here = _Here()
 
 
-def current_top() -> Top | None:
-    """Returns where a tower is built that can meet the others, if it is built there."""
-    top = _top()
-    return top if top is not None and top.is_here() else None
-
-
-def _top() -> Top | None:
-    return _here.trace if may_meet() else _here.top
+def current_trace() -> Trace | None:
+    """Returns the trace of a tower that can meet the others, if it is built here."""
+    trace = _here.trace
+    is_one = trace is not None and trace.may_meet and trace.is_here()
+    return trace if is_one else None
 
 
 @contextmanager
-def built_here() -> Iterator[None]:
-    """Marks where a tower is built in this thread that meets others in theirs."""
-    eager = tf.executing_eagerly()
-    outer = _here.top
-    _here.top = Top(None if eager else tf.compat.v1.get_default_graph())
+def meeting_alone(combine: Combine | None) -> Iterator[None]:
+    """Lets what runs inside, untraced, meet as the only tower.
+
+    Args:
+      combine: as of ``call_once``; called at once, with a list of one. None to let it
+        meet nobody.
+    """
+    outer, _here.combine = _here.combine, combine
     try:
         yield
     finally:
-        _here.top = outer
+        _here.combine = outer
 
 
 def may_meet() -> bool:
-    """Returns whether this thread traces a tower that can meet the others."""
-    return _here.trace is not None and _here.trace.may_meet
+    """Returns whether this thread traces or runs a tower that can meet the others."""
+    if _here.trace is not None:
+        return _here.trace.may_meet
+    return _here.combine is not None
 
 
 def meet(place: Any, brought: Any, *, answer: Any = None, waits: bool = False) -> Any:
@@ -157,10 +153,14 @@ def meet(place: Any, brought: Any, *, answer: Any = None, waits: bool = False) -
       RuntimeError: in the body of a loop or a ``tf.switch_case`` inside the tower. In
         that of a ``tf.cond`` or a function it has the body taken apart.
     """
-    trace = _here.trace
+    trace, combine = _here.trace, _here.combine
+    if trace is None and combine is not None:
+        with meeting_alone(None):  # What a meeting does itself meets nobody.
+            (answered,) = combine(place, [brought])
+        return answered
     if trace is None:
         raise RuntimeError(f"{caller()}: towers meet at {place}, outside of a tower.")
-    check_reached(place)
+    _check_reached(trace, place)
     brought = trace.own(brought)
     specs = tf.nest.flatten(answer) if answer is not None else []
     given = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
@@ -168,26 +168,15 @@ def meet(place: Any, brought: Any, *, answer: Any = None, waits: bool = False) -
     return tf.nest.pack_sequence_as(answer, given) if specs else None
 
 
-def check_reached(place: Any) -> None:
-    """Refuses a meeting in a body inside a tower.
-
-    Args:
-      place: names the meeting.
-
-    Raises:
-      RuntimeError: in the body of a branch, a loop or a function. A function that a
-        tower calls is then called again inlined, instead of raising.
-    """
-    if current_top() is not None:
+def _check_reached(trace: Trace, place: Any) -> None:
+    """Refuses a meeting in a body; a ``tf.cond`` or a function is then taken apart."""
+    if trace.is_here():
         return
-    top = _top()
-    if top is not None:
-        top.note_inside()
+    trace.note_inside()
     raise RuntimeError(
         f"{caller()}: towers meet at {place}, which was reached in the body of a "
         "branch, a loop or a function inside a tower, where the others cannot follow; "
-        "do it in the tower itself, in a tf.function that it calls, or, with "
-        "trace='once', in a tf.cond."
+        "do it in the tower itself, in a tf.function that it calls, or in a tf.cond."
     )
 
 
