@@ -30,7 +30,10 @@ def dense() -> keras.Model:
 
 
 class OfWords(keras.Model):
-    """Tables of words and of positions, whose rows every tower reads."""
+    """Tables of words and of positions, whose rows every tower reads.
+
+    Words are read in two ways, of which one gives a gradient for each distinct word.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +42,10 @@ class OfWords(keras.Model):
 
     def call(self, words: Any) -> Any:
         x = self.words(words) + self.places(keras.ops.arange(5))
-        return self.last(keras.ops.mean(x, axis=1))
+        bag = tf.RaggedTensor.from_tensor(words)
+        table = self.words.embeddings.value
+        total = tf.nn.embedding_lookup_sparse(table, bag, None, combiner="sum")
+        return self.last(keras.ops.mean(x, axis=1) + total)
 
 
 class TwoOptimizers(keras.Model):

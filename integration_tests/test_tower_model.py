@@ -86,6 +86,35 @@ def test_history_is_that_of_keras_on_one_device(variables, num_towers, scaled):
     check_same(fit(one), fit(many))
 
 
+def of_words():
+    """Reads a table so that its gradient has each word of a batch once, and again."""
+    words = keras.Input([4], dtype="int64")
+    bag = keras.Input([6], sparse=True)
+    embedded = layers.GlobalAveragePooling1D()(layers.Embedding(6, 3)(words))
+    return keras.Model([words, bag], embedded + layers.Dense(3)(bag))
+
+
+@pytest.mark.filterwarnings("ignore:.*shuffle=True.*")
+def test_rows_of_sparse_gradients_are_squared_as_on_one_device():
+    random = np.random.default_rng(0)
+    x = random.integers(0, 6, [18, 4]), random.integers(0, 2, [18, 6]) * 1.0
+    x = x[0], tf.sparse.from_dense(tf.cast(x[1], tf.float32))
+    batches = tf.data.Dataset.from_tensor_slices((x, data()[1][:18])).batch(8)
+    many, one = TowerModel(of_words, CPUS[:2]), of_words()
+    one.set_weights(many.get_weights())
+    adam = TowerOptimizer(
+        [own.trainable_variables for own in many.towers],
+        tf_optimizer=keras.optimizers.Adam,
+        learning_rate=0.05,
+    )
+    many.compile(adam, loss())
+    one.compile(keras.optimizers.Adam(0.05), loss(), jit_compile=False)
+    histories = [own.fit(batches, epochs=2, verbose=0).history for own in (one, many)]
+    check_same(*histories)
+    for own, plain in zip(many.get_weights(), one.get_weights(), strict=True):
+        np.testing.assert_allclose(own, plain, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.full("2-replicated", "4-parameter_server")
 @pytest.mark.parametrize("variables", KINDS)
 @pytest.mark.parametrize("num_towers", [2, 4])

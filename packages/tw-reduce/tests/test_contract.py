@@ -199,6 +199,27 @@ def test_sparse_gradients_add_up_with_duplicates_and_in_any_order(
 
 
 @each_mode
+@pytest.mark.parametrize("num_towers", [1, 2, 4])
+@pytest.mark.parametrize("name", STAY_SPARSE)
+def test_rows_that_no_tower_repeats_are_not_repeated(mode, num_towers, name):
+    towers = [[np.arange(k, k + 3)] for k in range(num_towers)]
+    reducer = mean(REDUCERS[name](num_towers))
+
+    def mean_of_rows(towers):
+        indices = [tf.unique(own)[0] for [own] in towers]
+        return on_towers(reducer, [[one_hot_rows(own)] for own in indices])
+
+    want = sum(np.eye(8)[own[0]].sum(0) for own in towers) / num_towers
+    for [got] in MODES[mode](mean_of_rows, towers):
+        assert list(got.indices) == list(range(num_towers + 2))
+        np.testing.assert_array_equal(np.diag(got.to_dense()), want)
+
+
+def one_hot_rows(indices):
+    return tf.IndexedSlices(tf.one_hot(indices, 8), indices, tf.constant([8, 8]))
+
+
+@each_mode
 @each_reducer
 def test_the_mean_of_sparse_gradients_divides_by_the_towers(mode, name):
     towers = SPARSE_TOWERS[:2]

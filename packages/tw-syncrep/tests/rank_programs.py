@@ -243,6 +243,31 @@ def reduce(
     return _plain(results)
 
 
+def reduce_lookups(group: Any, mode: str, dtype: str) -> list[list[Any]]:
+    """Averages gradients of a table with a row per word, and one per distinct word.
+
+    The third has both. Rank r has the words r, r, r + 1, and a 1.0 for each.
+    """
+
+    def build() -> list[list[Any]]:
+        words = tf.constant([0, 0, 1]) + group.rank
+        rows, _ = tf.unique(words)
+        grads = []
+        for own in (words, rows, tf.concat([rows, words], 0)):
+            values = tf.ones([tf.size(own), 2], dtype)
+            grads.append(tf.IndexedSlices(values, own, tf.constant([5, 2])))
+        [means] = processes.mean_across([grads], group=group)
+        return [[own.values, own.indices] for own in means]
+
+    if mode == "session":
+        with tf.Graph().as_default():
+            built = build()
+            with v1.Session() as session:
+                return session.run(built)
+    step = tf.function(build, autograph=False)
+    return tf.nest.map_structure(lambda own: own.numpy(), group.bounded(step)())
+
+
 def _leaves(item: Any) -> list[np.ndarray]:
     return list(item[:2]) if isinstance(item, tuple) else [item]
 

@@ -294,6 +294,22 @@ def test_values_of_rows_travel_narrow_and_their_places_as_they_are(
         np.testing.assert_array_equal(places, np.concatenate([g[1] for g in own]))
 
 
+@pytest.mark.parametrize("mode", ["function", "session"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_rows_that_no_rank_repeats_are_not_repeated(ranks, mode, dtype):
+    size = len(ranks.all)
+    words = [word for rank in range(size) for word in (rank, rank, rank + 1)]
+    distinct = list(range(size + 1))
+    counts = np.array([1, *[2] * (size - 1), 1])[:, None] * np.ones([1, 2])
+    for result in ranks.call("reduce_lookups", mode, dtype):
+        (values, indices), once, (both, of_both) = result
+        assert list(indices) == words and list(once[1]) == distinct
+        np.testing.assert_array_equal(values, np.full([3 * size, 2], 1 / size, dtype))
+        np.testing.assert_array_equal(once[0], (counts / size).astype(dtype))
+        assert list(of_both) == [*distinct, *words]
+        np.testing.assert_array_equal(both, np.concatenate([once[0], values]))
+
+
 def rows(rank, tower, *, count):
     draw = np.random.default_rng(10 * rank + tower)
     values = draw.integers(0, 9, (count, 4)).astype(np.float32)

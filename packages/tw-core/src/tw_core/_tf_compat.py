@@ -30,6 +30,7 @@ __all__ = [
     "devices_of_runtime",
     "function_devices",
     "function_of_part",
+    "functions_of",
     "in_xla_context",
     "inlined",
     "is_variable_handle",
@@ -164,6 +165,26 @@ def captured_from(graph: tf.Graph) -> dict[int, tf.Tensor]:
     """Maps the id of each tensor that a function captured to the one outside."""
     pairs = getattr(graph, "captures", ())
     return {id(inside): outside for outside, inside in pairs}
+
+
+_FUNCTIONS = {
+    **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), ("f",)),
+    **dict.fromkeys(("If", "StatelessIf"), ("then_branch", "else_branch")),
+}
+
+
+def functions_of(op: tf.Operation) -> list[Any]:
+    """Returns the graphs of the function that an op calls, or of its branches.
+
+    Their inputs are the last ones of the op. Empty where one is not known.
+    """
+    if op.type in ("Case", "StatelessCase"):
+        named = op.get_attr("branches")
+    else:
+        named = [op.get_attr(name) for name in _FUNCTIONS.get(op.type, ())]
+    known = [op.graph._get_function(own.name) for own in named]
+    graphs = [getattr(own, "graph", None) for own in known]
+    return [] if None in graphs else graphs
 
 
 def devices_of_runtime() -> list[str] | None:

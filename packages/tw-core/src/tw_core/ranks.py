@@ -36,7 +36,8 @@ class RankGroup(Protocol):
           names: [N] for messages, the same on all ranks.
 
         Returns:
-          [N] sums, the same bits on all ranks. Sparse ones have the rows of all ranks.
+          [N] sums, the same bits on all ranks. Sparse ones have the rows of all ranks;
+          those that share an index may be added up if no rank repeats them.
         """
 
     def broadcast(self, variables: Sequence[Any]) -> None:

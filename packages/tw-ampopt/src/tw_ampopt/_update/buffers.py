@@ -21,7 +21,13 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tw_core.flat_packs import PackPlan, pack, plan_packs
-from tw_core.gradients import map_values, scale, values_of, with_unique_rows
+from tw_core.gradients import (
+    join_rows,
+    map_values,
+    scale,
+    values_of,
+    with_unique_rows,
+)
 
 Buffer: TypeAlias = tf.Tensor | tf.IndexedSlices
 # [K][N][calls]: the gradient from each call of a tower for each variable.
@@ -86,12 +92,7 @@ def to_float32(grad: Buffer) -> Buffer:
 def sum_of_calls(grads: Sequence[Buffer]) -> Buffer:
     """Adds gradients; sparse where all of them are."""
     if all(isinstance(grad, tf.IndexedSlices) for grad in grads):
-        indices = [tf.cast(grad.indices, tf.int64) for grad in grads]
-        return tf.IndexedSlices(
-            tf.concat([grad.values for grad in grads], axis=0),
-            tf.concat(indices, axis=0),
-            grads[0].dense_shape,
-        )
+        return join_rows(grads)
     return tf.add_n([tf.convert_to_tensor(grad) for grad in grads])
 
 

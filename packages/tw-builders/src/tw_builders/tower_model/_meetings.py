@@ -29,7 +29,7 @@ from tw_builders.tower_model._updates import (
 )
 from tw_builders.tower_model._wrapped import WrappedOptimizer
 from tw_core import Tower
-from tw_core.gradients import values_of, weigh
+from tw_core.gradients import join_rows, split_rows, values_of, weigh
 from tw_core.optimizers import keep_repeated_rows
 from tw_core.tracing import is_same_in_towers, may_meet, meet
 from tw_core.variables import is_variable
@@ -134,7 +134,8 @@ class Meetings:
         if kind == "divisor":
             return self._divisor_factors(brought)
         if kind == "optimizer":
-            self._update(n, self._of_own_rows([Brought(*call) for call in brought]))
+            calls = [Brought(_joined(own), *more) for own, *more in brought]
+            self._update(n, self._of_own_rows(calls))
         elif kind == "metric":
             self._update_metric(self._metrics[n], brought)
         else:
@@ -485,4 +486,13 @@ def _brought(grads: Any, trainable_variables: Any = None) -> tuple[Any, ...]:
         for n, grad in enumerate(grads)
         if isinstance(grad, tf.IndexedSlices) and is_same_in_towers(grad.indices)
     ]
-    return grads, list(trainable_variables), same
+    return list(map(split_rows, grads)), list(trainable_variables), same
+
+
+def _joined(grads: Sequence[Sequence[Any]]) -> list[Any]:
+    """Joins what ``_brought`` split, so that the parts are known outside of a tower."""
+    joined = []
+    for parts in grads:
+        with tf.device(getattr(values_of(parts[0]), "device", None)):
+            joined.append(join_rows(parts))
+    return joined

@@ -21,6 +21,12 @@ from tw_core.gradients._reading import (
     read_gradients,
     read_pairs,
 )
+from tw_core.gradients._rows import (
+    add_rows,
+    has_unique_rows,
+    join_rows,
+    split_rows,
+)
 from tw_core.gradients._values import (
     map_values,
     narrow_source,
@@ -42,6 +48,7 @@ __all__ = [
     "GradList",
     "Gradient",
     "Gradients",
+    "add_rows",
     "check_any_gradient",
     "check_grad_list",
     "check_gradients",
@@ -50,6 +57,8 @@ __all__ = [
     "check_weight",
     "check_weights",
     "ensure_gradient_shapes",
+    "has_unique_rows",
+    "join_rows",
     "map_values",
     "merge_grad_list",
     "narrow_source",
@@ -59,6 +68,7 @@ __all__ = [
     "scale",
     "shares_of",
     "split_grad_list",
+    "split_rows",
     "sum_duplicate_rows",
     "unit_of",
     "values_of",

@@ -9,8 +9,9 @@ the tensors are added in a shape that only the run knows: flat, by a ``[-1]`` th
 no pass folds. ``docs/design/reduce.md`` has the measurements.
 
 The sum of sparse gradients is the list of all their rows: an index may occur
-twice, and in any order. ``tw_core.gradients.sum_duplicate_rows`` adds them for
-whatever needs one row per index, as ten of Keras 3's optimizers do.
+twice, and in any order, unless it is known to occur once in each tower
+(``tw_core.gradients.add_rows``). ``tw_core.gradients.sum_duplicate_rows`` adds rows for
+whatever needs one per index, as ten of Keras 3's optimizers do.
 
 ``sum_balanced`` places the largest gradient first, each on the device with the fewest
 bytes so far (longest processing time first): the largest load <= 4/3 of the optimum.
@@ -24,7 +25,7 @@ import tensorflow as tf
 
 from tw_core.checks import caller, check_list, check_text, check_whole_number, public
 from tw_core.devices import host_of
-from tw_core.gradients import Gradients, narrow_source
+from tw_core.gradients import Gradients, add_rows, narrow_source
 from tw_core.modes import compiles_with_xla, without_autograph
 from tw_reduce._checks import addable, check_device_strings, check_devices
 from tw_reduce._reducer import Tensorlike, TowerTensors, columns
@@ -219,7 +220,13 @@ def _add_column(
 ) -> Tensorlike:
     sparse = [tensor for tensor in column if isinstance(tensor, tf.IndexedSlices)]
     if len(sparse) == len(column):
-        return _add_rows(sparse)
+        values = _arrived([item.values for item in sparse])
+        return add_rows(
+            [
+                tf.IndexedSlices(own, item.indices, item.dense_shape)
+                for own, item in zip(values, sparse, strict=True)
+            ]
+        )
     dense = list(column)
     if sparse:
         num_rows = _num_dense_rows(column)
@@ -242,21 +249,6 @@ def _add_dense(tensors: Sequence[tf.Tensor], flat_shape: tf.Tensor) -> tf.Tensor
         for tensor in tensors
     ]
     return tf.ensure_shape(tf.raw_ops.AddN(inputs=hidden), shape)
-
-
-def _add_rows(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """Adds ``IndexedSlices`` by joining their rows, in the order of towers."""
-    indices = [item.indices for item in slices]
-    if len({index.dtype for index in indices}) > 1:
-        indices = [tf.cast(index, tf.int64) for index in indices]
-    shaped = [item for item in slices if item.dense_shape is not None]
-    known = [item for item in shaped if item.shape.is_fully_defined()]
-    best = next(iter([*known, *shaped]), None)
-    return tf.IndexedSlices(
-        tf.concat(_arrived([item.values for item in slices]), axis=0),
-        tf.concat(indices, axis=0),
-        None if best is None else best.dense_shape,
-    )
 
 
 def _arrived(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -8,7 +8,16 @@ import tensorflow as tf
 
 from tw_core import flat_packs
 from tw_core.flat_packs import PackPlan
-from tw_core.gradients import map_values, power_of_two, values_of, weigh
+from tw_core.gradients import (
+    has_unique_rows,
+    join_rows,
+    map_values,
+    power_of_two,
+    split_rows,
+    sum_duplicate_rows,
+    values_of,
+    weigh,
+)
 from tw_syncrep.processes._agreement import (
     GRADIENTS,
     Exchange,
@@ -70,7 +79,51 @@ def exchange_gradients(
     weighs: bool,
     by_nccl: bool | None = None,
 ) -> tuple[list[Any], tf.Tensor]:
-    """Returns the sums or means of [N] gradients and the weight, [1], of all ranks."""
+    """Returns the sums or means of [N] gradients and the weight, [1], of all ranks.
+
+    Rows that no rank repeats are not repeated in the result.
+    """
+    parts = [split_rows(grad) for grad in local]
+    counts = [len(own) for own in parts]
+    names = [name for name, n in zip(names, counts, strict=False) for _ in range(n)]
+    flat = [part for own in parts for part in own]
+    reduced, total = _exchange(
+        flat,
+        *(weight, group, names),
+        wire=wire,
+        divides=divides,
+        weighs=weighs,
+        by_nccl=by_nccl,
+    )
+    whole = iter(
+        _add_rows(part) if group.size > 1 and has_unique_rows(own) else part
+        for part, own in zip(reduced, flat, strict=True)
+    )
+    return [join_rows([next(whole) for _ in range(n)]) for n in counts], total
+
+
+def _add_rows(grad: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Adds rows that several ranks have, in float32 where they are narrower."""
+    dtype = grad.values.dtype
+    wide = tf.float32 if dtype.name in NARROW else dtype
+    values = tf.cast(grad.values, wide)
+    added = sum_duplicate_rows(tf.IndexedSlices(values, grad.indices))
+    return tf.IndexedSlices(
+        tf.cast(added.values, dtype), added.indices, grad.dense_shape
+    )
+
+
+def _exchange(
+    local: Sequence[Any],
+    weight: tf.Tensor,
+    group: ProcessGroup,
+    names: Sequence[str],
+    *,
+    wire: str | None,
+    divides: bool,
+    weighs: bool,
+    by_nccl: bool | None,
+) -> tuple[list[Any], tf.Tensor]:
     plan = _plan(local, wire, divides=divides, weighs=weighs)
     if group.size == 1:
         share = tf.math.divide_no_nan(weight, weight)[0]

@@ -25,6 +25,7 @@ import tensorflow as tf
 from tw_core.checks import caller, check_function, public
 from tw_core.gradients import (
     Gradients,
+    add_rows,
     check_gradients,
     check_weight,
     check_weights,
@@ -75,7 +76,8 @@ def sum_across(
 
     Returns:
       [K][N], the same bits for all towers of all ranks. Sparse gradients have the
-      rows of all; rows of the same index are not added up.
+      rows of all; rows of the same index are added up where no rank repeats them (see
+      ``tw_core.gradients.has_unique_rows``), and not otherwise.
 
     Raises:
       ValueError: lists of unequal length, dtypes that cannot be added, or gradients
@@ -263,15 +265,7 @@ def _add_towers(grads: Grads) -> list[Any]:
     for column in zip(*grads, strict=True):
         with tf.device(values_of(column[0]).device):
             if any(isinstance(g, tf.IndexedSlices) for g in column):
-                sums.append(_join_rows(column))
+                sums.append(add_rows(column))
             else:
                 sums.append(tf.add_n(list(column)))
     return sums
-
-
-def _join_rows(column: Sequence[Any]) -> tf.IndexedSlices:
-    return tf.IndexedSlices(
-        tf.concat([slices.values for slices in column], axis=0),
-        tf.concat([slices.indices for slices in column], axis=0),
-        column[0].dense_shape,
-    )

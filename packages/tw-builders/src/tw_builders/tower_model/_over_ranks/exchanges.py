@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_builders.tower_model._updates import Brought
-from tw_core.gradients import map_values, values_of
+from tw_core.gradients import join_rows, map_values, values_of, with_unique_rows
 
 NARROW = ("float16", "bfloat16")
 Like = tuple[Any, tf.DType, tf.DType | None]  # shape, dtype, dtype of indices
@@ -31,7 +31,9 @@ class UpdateExchange:
     place: int  # of the optimizer
     brought: Sequence[Brought]  # [K]
     used: Sequence[int]  # places of the gradients that are not None
-    like: Sequence[Like]  # of those, as they travel
+    counts: Sequence[int]  # of the parts in which each of them travels
+    like: Sequence[Like]  # of the parts
+    unique: Sequence[bool]  # whether ranks repeat no row of a part
     averages: bool
 
 
@@ -86,6 +88,15 @@ def divided(grad: Any, weight: tf.Tensor) -> Any:
         return tf.math.divide_no_nan(values, tf.cast(weight, values.dtype))
 
     return map_values(divide, grad)
+
+
+def joined(parts: Sequence[Any], exchange: UpdateExchange) -> list[Any]:
+    """Makes gradients of the reduced parts in which they have travelled."""
+    whole = iter(
+        with_unique_rows(part) if is_unique else part
+        for part, is_unique in zip(parts, exchange.unique, strict=True)
+    )
+    return [join_rows([next(whole) for _ in range(n)]) for n in exchange.counts]
 
 
 def for_towers(reduced: Sequence[Any], exchange: UpdateExchange) -> list[Brought]:

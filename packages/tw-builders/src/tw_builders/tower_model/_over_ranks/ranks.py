@@ -25,13 +25,14 @@ from tw_builders.tower_model._over_ranks.exchanges import (
     divided,
     flatten,
     for_towers,
+    joined,
     make_zeros,
     to_travel,
     unflatten,
 )
 from tw_builders.tower_model._over_ranks.results import Results
 from tw_builders.tower_model._updates import Brought
-from tw_core.gradients import weigh
+from tw_core.gradients import has_unique_rows, split_rows, weigh
 from tw_core.ranks import RankGroup
 from tw_core.variables import tf_variable
 from tw_reduce import Reducer
@@ -136,9 +137,14 @@ class Ranks:
                 [weigh(grad, weight) for grad in own]
                 for own, weight in zip(grads, weights, strict=True)
             ]
-        local = list(add(grads)[0])
-        like = [describe(grad) for grad in local]
-        made = UpdateExchange(place, brought, used, like, weights is not None)
+        own_parts = [split_rows(grad) for grad in add(grads)[0]]
+        local = [part for own in own_parts for part in own]
+        made = UpdateExchange(
+            *(place, brought, used, [len(own) for own in own_parts]),
+            like=[describe(part) for part in local],
+            unique=[has_unique_rows(part) for part in local],
+            averages=weights is not None,
+        )
         self._exchanges[place] = made
         told = [tf.cast(total, tf.float32), tf.constant(1.0), self._asks.read_value()]
         return self._add(made, local, told, checksum)
@@ -151,7 +157,11 @@ class Ranks:
         checksum: Any,
     ) -> list[Brought]:
         variables = [own.brought[0].variables[n] for n in own.used]
-        names = [str(getattr(v, "path", v.name)) for v in variables]
+        names = [
+            str(getattr(v, "path", v.name))
+            for v, count in zip(variables, own.counts, strict=True)
+            for _ in range(count)
+        ]
         told = tf.stack([*told, *self._slots(checksum)])
         names.append(f"what ranks tell, update {own.place}")
         *reduced, told = self._summed(own.place, [*local, told], names)
@@ -160,6 +170,7 @@ class Ranks:
             with tf.control_dependencies([*checks, check_same(told[3:])]):
                 told = tf.identity(told)
         self._told.assign(told[:3])
+        reduced = joined(reduced, own)
         if own.averages:
             reduced = [divided(grad, told[_WEIGHT]) for grad in reduced]
         return for_towers(reduced, own)
