@@ -16,7 +16,7 @@ from syncrep_tasks import Task
 from tw_syncrep.cluster._network_exposure import find_free_ports
 from tw_syncrep.launch import _pmi
 
-DEADLINE_S = 60
+DEADLINE_S = 120  # of one call; a busy machine takes a minute for some
 ENGINE = "TW_TEST_ENGINE"
 """Variable by which all tests of ranks run over another engine: "mpi"."""
 
@@ -52,8 +52,9 @@ class RankProcess:
     def say(self, name: str, *arguments: Any) -> None:
         self.pipe.send((name, arguments))
 
-    def hear(self, within_s: float = DEADLINE_S) -> Any:
+    def hear(self, within_s: float | None = None) -> Any:
         """Returns what the function returned; raises what it raised."""
+        within_s = DEADLINE_S if within_s is None else within_s
         if not self.pipe.poll(within_s):
             raise TimeoutError(f"rank {self.rank} said nothing for {within_s} s")
         word, value = self.pipe.recv()
@@ -173,6 +174,9 @@ class Ranks:
                 results.append(rank.hear())
             except Raised as error:
                 results.append(error)
+            except TimeoutError:
+                self.end()  # The next call would take this one's late answer for its own.
+                raise
         for result in results:
             if isinstance(result, Raised):
                 raise result
