@@ -69,6 +69,13 @@ def test_a_program_of_horovod_trains_as_one_process(
             np.testing.assert_allclose(found, losses, rtol=1e-4)
 
 
+def test_keras_2_reduces_where_a_program_computes_gradients():
+    launcher = [sys.executable, "-m", "tw_syncrep.launch", "--horovod", "-np", "2"]
+    command = [*launcher, "--", sys.executable, str(PROGRAMS / "keras_2.py")]
+    status, said = run(command, TF_USE_LEGACY_KERAS="1")
+    assert status == 0, said
+
+
 @pytest.mark.parametrize("words", [["FILE"], ["-m", "program"]])
 def test_any_launcher_can_start_it(tmp_path, words):
     program = tmp_path / "program.py"
