@@ -452,6 +452,62 @@ def fit(
     return result
 
 
+def resume(
+    rows: np.ndarray,
+    targets: np.ndarray,
+    *,
+    start: float,
+    folder: str,
+    is_built: bool,
+    layer: str | None,
+) -> dict[str, Any]:
+    """Trains for two steps, then for two more: rank 0 loads, the others make anew."""
+    import keras
+
+    import tw_syncrep.horovod.keras as hvd_keras
+
+    def make(value: float, *, is_built: bool = True) -> Any:
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
+        made = make_model(value, hvd_keras.DistributedOptimizer(optimizer))
+        if is_built:
+            return made
+        # Without an input, and of another name than rank 0's.
+        begin = keras.initializers.Constant(value)
+        options = {"use_bias": False, "name": layer}
+        own = keras.layers.Dense(1, kernel_initializer=begin, **options)
+        made = keras.Sequential([own])
+        made.compile(hvd_keras.DistributedOptimizer(optimizer), "mse")
+        return made
+
+    weights: list[np.ndarray] = []
+
+    def fit(model: Any) -> None:
+        note = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: weights.append(_weights(model))
+        )
+        broadcast = hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
+        check = hvd_keras.callbacks.CheckWeightsCallback(every=1)
+        options = {"epochs": 2, "shuffle": False, "verbose": 0}
+        callbacks = [broadcast, check, note]
+        model.fit(rows, targets, len(rows), callbacks=callbacks, **options)
+
+    path = os.path.join(folder, "model.keras")
+    model = make(start)
+    fit(model)
+    if hvd.rank() == 0:
+        model.save(path)
+        resumed = hvd_keras.load_model(path)
+    else:
+        resumed = make(-start, is_built=is_built)
+    fit(resumed)
+    fit(resumed)  # Rank 0's paths are known by now.
+    return {
+        "weights": np.array(weights),
+        "path": resumed.weights[0].path,
+        "iterations": int(resumed.optimizer.iterations),
+    }
+
+
 def apply_partial() -> list[float]:
     """Applies this rank's number as the gradient of a shared and of a local layer."""
     import keras

@@ -313,6 +313,37 @@ def exchange_variables(
         return list(session.run(made))
 
 
+def exchange_renamed(group: Any, mode: str, names: list[str]) -> list[list[float]]:
+    """Broadcasts, sums and compares variables of such names, twice.
+
+    Returns the variables' values, and the sums of this rank's number.
+    """
+    value = 1.0 + group.rank
+
+    def exchange(made: list[Any]) -> tuple[Any, list[Any]]:
+        told = [variable.name for variable in made]
+        done = processes.broadcast_variables(made, group=group)
+        with tf.control_dependencies([] if done is None else [done]):
+            own = [tf.constant([value]) for _ in made]
+            [sums] = processes.sum_across([own], group=group, names=told)
+            same = processes.check_same(made, group=group)
+        return tf.concat(sums, 0), [] if same is None else [same]
+
+    if mode == "session":
+        with tf.Graph().as_default(), v1.Session() as session:
+            made = [v1.get_variable(name, initializer=value) for name in names]
+            steps = [exchange(made) for _ in range(2)]
+            session.run(v1.global_variables_initializer())
+            sums = [session.run(step)[0].tolist() for step in steps]
+            return [session.run(made), *sums]
+    made = [tf.Variable(value, name=name) for name in names]
+    run = partial(exchange, made)
+    if mode == "function":
+        run = group.bounded(tf.function(run))
+    sums = [run()[0].numpy().tolist() for _ in range(2)]
+    return [[float(variable) for variable in made], *sums]
+
+
 def act_as_a_rank_group(group: Any, told: bool) -> tuple[list[Any], list[float], str]:
     """Uses what tw_core.ranks promises of a group; rank 0 tells, and does not wait."""
     rows = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([group.rank]), [4, 2])

@@ -50,6 +50,31 @@ def test_what_is_no_description_is_refused(data):
         read_as(Exchange, data)
 
 
+def of(*names, of_variables=True, shape=(2,)):
+    tensors = tuple(TensorSpec(name, "float32", shape) for name in names)
+    return Exchange("a broadcast", tensors, of_variables=of_variables)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "are_same"),
+    [
+        (of("dense/kernel", "b"), of("sequential/dense/kernel", "b"), True),
+        (of("dense/kernel:0"), of("dense_1/kernel:0"), True),
+        (of("adam/dense_kernel_momentum"), of("adam/a_dense_1_kernel_momentum"), True),
+        (of("Variable_1:0"), of("Variable_3:0"), True),
+        (of(""), of("a"), False),
+        (of("a/kernel"), of("a/bias"), False),
+        (of("a/kernel", "b/kernel"), of("b/kernel", "a/kernel"), False),
+        (of("a/kernel"), of("a/kernel", "b/kernel"), False),
+        (of("a/kernel"), of("b/kernel", shape=(3,)), False),
+        (of("a/kernel", of_variables=False), of("b/kernel", of_variables=False), False),
+        (of("a/kernel"), of("b/kernel", of_variables=False), False),
+    ],
+)
+def test_variables_may_differ_in_path_alone(mine, theirs, are_same):
+    assert (find_difference({0: mine, 1: theirs}) == "") == are_same
+
+
 def test_the_first_tensor_that_differs_is_named():
     mine = Exchange(
         "sum", (TensorSpec("a", "float32", (2,)), TensorSpec("b", "float32", (3,)))

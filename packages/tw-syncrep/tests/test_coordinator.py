@@ -183,7 +183,7 @@ def joined(address, others=(0, 1)):
             member.start(Report, lambda missing: None)
         first, exchange = _FIRST_KEY, Exchange("sum", ())
         yield lambda: list(
-            pool.map(lambda one: one.agree(exchange, 1) - first, members, timeout=9)
+            pool.map(lambda one: one.agree(exchange, 1)[0] - first, members, timeout=9)
         )
         for member in reversed(members):
             assert not member.missing

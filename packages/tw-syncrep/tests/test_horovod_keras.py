@@ -60,6 +60,22 @@ def test_ranks_train_the_roots_restored_weights_with_noise_of_their_own(
     assert len({got["dropped"].tobytes() for got in results}) == len(results)
 
 
+@pytest.mark.parametrize(
+    ("is_built", "layer"), [(True, None), (False, "dense"), (False, "other")]
+)
+def test_ranks_go_on_from_a_model_that_rank_0_alone_loads(
+    ranks, tmp_path, is_built, layer
+):
+    given = {"folder": str(tmp_path), "is_built": is_built, "layer": layer}
+    rows, targets, results = train(ranks, "resume", **given)
+    want = horovod_models.train(rows, targets, start=1.0, steps=6)
+    for got in results:
+        np.testing.assert_allclose(got["weights"], want, rtol=1e-4)
+        assert got["iterations"] == 6
+    assert results[0]["path"] == "dense/kernel"
+    assert all(got["path"] != "dense/kernel" for got in results[1:])
+
+
 def test_copies_of_an_optimizer_reduce(ranks):
     size = len(ranks.all)
     mean = -(1.0 + size) / 2

@@ -5,6 +5,7 @@ bytes. So every rank describes an exchange before it runs it for the first time.
 compares the descriptions, and reports to all ranks that they agree, or how they differ.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,6 +53,7 @@ class Exchange:
     tensors: tuple[TensorSpec, ...]
     options: tuple[tuple[str, str], ...] = ()  # All else that must be the same.
     name: str = ""  # Chosen by the program.
+    of_variables: bool = False  # Which are the same if they differ in path alone.
 
     @property
     def by_nccl(self) -> bool:
@@ -78,10 +80,32 @@ def find_difference(described: Mapping[int, Exchange]) -> str:
     one = min(described)
     first = described[one]
     for rank, other in sorted(described.items()):
-        if other != first:
+        if other != first and not _is_renamed(first, other):
             said = _compare(first, other, f"rank {one}", f"rank {rank}")
             return f"{said}. All ranks must run one program."
     return ""
+
+
+def _is_renamed(first: Exchange, other: Exchange) -> bool:
+    """Whether variables differ in their paths alone, as Keras changes those on loading.
+
+    The same paths in another order are a fault: ranks made layers in different orders.
+    """
+    one, two = ([tensor.name for tensor in e.tensors] for e in (first, other))
+    is_another_order = sorted(one) == sorted(two)
+    return not is_another_order and _without_paths(first) == _without_paths(other)
+
+
+def _without_paths(exchange: Exchange) -> Exchange:
+    """Leaves the last word of each variable's path, "kernel" of "a/kernel_1:0"."""
+    if not exchange.of_variables:
+        return exchange
+    words = [
+        re.findall(r"[^\W\d_]+", t.name.partition(":")[0]) for t in exchange.tensors
+    ]
+    pairs = zip(exchange.tensors, words, strict=True)
+    bare = tuple(replace(tensor, name=(own or [""])[-1]) for tensor, own in pairs)
+    return replace(exchange, tensors=bare)
 
 
 def _compare(first: Exchange, other: Exchange, one: str, two: str) -> str:

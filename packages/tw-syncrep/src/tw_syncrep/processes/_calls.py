@@ -2,11 +2,13 @@
 
 import contextlib
 import functools
+import logging
 import threading
 import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -30,6 +32,7 @@ class DifferenceError(tf.errors.FailedPreconditionError, ValueError):  # type: i
     """Ranks describe unlike exchanges; Horovod's programs expect TensorFlow's error."""
 
 
+_log = logging.getLogger(__name__)
 _MAX_COMPILED = 256
 """Each takes 0.3 MiB; a program with new shapes in every step never stops adding."""
 
@@ -66,6 +69,7 @@ class Calls:
         self._start_runtime, self._aborts = start_runtime, aborts
         self._keys: dict[tuple[Exchange, int, bool], int] = {}
         self._exchanges: dict[int, Exchange] = {}  # By first key.
+        self._paths: dict[str, str] = {}  # Rank 0's of variables, by this rank's.
         self._traced, self._inside = 0, ""
         self._compiled: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._entered = self._completed = self._needing_all = 0  # By calls from Python.
@@ -107,14 +111,15 @@ class Calls:
         self._threads.add(threading.get_ident())
         with self._describing:
             uses = {} if graph is None else self._uses.setdefault(graph, {})
-            place = uses.get(exchange, 0)
-            uses[exchange] = place + 1
-            known = exchange, place, by_name
-            key = self._keys.get(known)
+            told = self._with_paths(exchange)
+            place = uses.get(told, 0)
+            key = self._keys.get((told, place, by_name))
             if key is None:
                 key = self.agree(exchange, num_keys, by_name=by_name)
-                self._keys[known] = key
-                self._exchanges[key] = exchange
+                told = self._with_paths(exchange)  # Rank 0 may have told others.
+                self._keys[told, place, by_name] = key
+                self._exchanges[key] = told
+            uses[told] = place + 1
             if graph is not None:
                 self._traced, self._inside = self._read_progress()[0], exchange.kind
         return key
@@ -134,9 +139,10 @@ class Calls:
             start_runtime()
         what = f"{_AGREEMENT} {exchange.kind!r}"
         self._events.began(self._name, what, self.num_agreed)
-        self._waiting = None if by_name else exchange
+        told = self._with_paths(exchange)
+        self._waiting = None if by_name else told
         try:
-            key = self.member.agree(exchange, num_keys, by_name=by_name)
+            key, paths = self.member.agree(told, num_keys, by_name=by_name)
         except TimeoutError:  # The event stays open: this rank is still in it.
             raise self._as_error(self.member.missing) from None
         except BaseException as error:
@@ -148,7 +154,23 @@ class Calls:
         finally:
             self._waiting = None
         self._events.ended(self._name, what, self.num_agreed)
+        if paths:
+            own = [tensor.name for tensor in exchange.tensors]
+            self._paths.update(zip(own, paths, strict=True))
+            _log.info(
+                "Variables of other paths than rank 0's are paired by position: %s.",
+                ", ".join(f"{one} with {self._paths[one]}" for one in own),
+            )
         return key
+
+    def _with_paths(self, exchange: Exchange) -> Exchange:
+        """Describes variables by rank 0's paths, as far as it has told others."""
+        if not self._paths:
+            return exchange
+        tensors = (
+            replace(t, name=self._paths.get(t.name, t.name)) for t in exchange.tensors
+        )
+        return replace(exchange, tensors=tuple(tensors))
 
     def follow(self, is_over: Callable[[], bool], *, is_idle: bool) -> Exchange | None:
         """Waits for a collective that other ranks describe and this rank has not.

@@ -38,10 +38,12 @@ def broadcast_variables(
 
     Call it after creating variables, and after a restore, for which only the root then
     needs the checkpoint. All ranks pass the same variables in the same order, e.g.
-    ``[*model.variables, *optimizer.variables]`` once the optimizer has been built. The
-    random states of Keras layers (``keras.random.SeedGenerator``) are the exception:
-    each rank gets its own, derived from the root's, so that dropout differs by rank and
-    can be reproduced.
+    ``[*model.variables, *optimizer.variables]`` once the optimizer has been built.
+    Variables that differ in path alone are paired by position: a model that the root
+    has loaded has other paths than one that a rank has built. From then on all
+    collectives know them by rank 0's paths. The random states of Keras layers
+    (``keras.random.SeedGenerator``) are the exception: each rank gets its own, derived
+    from the root's, so that dropout differs by rank and can be reproduced.
 
     Args:
       variables: of TensorFlow, resource or reference, or of Keras; any dtype but
@@ -59,7 +61,9 @@ def broadcast_variables(
     """
     tensors = [read_variable(variable) for variable in variables]
     names = [name_of(variable) for variable in variables]
-    values = broadcast(tensors, group=group, root=root, names=names)
+    values = broadcast_tensors(
+        tensors, group=group, root=root, names=names, of_variables=True
+    )
     offset = (group.rank - root) % group.size * _SEEDS_APART % 2**31
     for n, name in enumerate(names):
         if "seed_generator_state" in name and offset:  # [seed, counter].
@@ -169,8 +173,12 @@ def broadcast_tensors(
     root: int,
     names: Sequence[str] = (),
     label: str = "",
+    of_variables: bool = False,
 ) -> list[tf.Tensor]:
-    """Broadcasts as ``broadcast`` does; ranks match it by its ``label``, if any."""
+    """Broadcasts as ``broadcast`` does; ranks match it by its ``label``, if any.
+
+    The ``names`` are paths if they are ``of_variables``, which may differ.
+    """
     check_whole_number(root=root, at_least=0)
     if root >= group.size:
         raise ValueError(f"broadcast: root must be below {group.size}; got {root}.")
@@ -191,7 +199,14 @@ def broadcast_tensors(
     for positions in _chunks(known):
         labels = [names[n] for n in positions] if names else []
         pack = [known[n] for n in positions]
-        results += _broadcast_pack(pack, labels, group, root, label)
+        exchange = Exchange(
+            "a broadcast",
+            _describe(pack, labels),
+            (("root", str(root)),),
+            label,
+            of_variables=of_variables,
+        )
+        results += _broadcast_pack(pack, group, root, exchange)
     return results
 
 
@@ -209,13 +224,8 @@ def _chunks(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
 
 
 def _broadcast_pack(
-    tensors: Sequence[tf.Tensor],
-    names: Sequence[str],
-    group: ProcessGroup,
-    root: int,
-    label: str,
+    tensors: Sequence[tf.Tensor], group: ProcessGroup, root: int, exchange: Exchange
 ) -> list[tf.Tensor]:
-    specs = _describe(tensors, names)
     words = [_to_words(tensor) for tensor in tensors]
     pack = flat_packs.join(words)
     count = pack.shape[0]
@@ -228,12 +238,7 @@ def _broadcast_pack(
         spec = tf.TensorSpec(pack.shape, pack.dtype)
         return [receive(spec, group, keys[0], root=root)]
 
-    [received] = run_collectives(
-        body,
-        [pack],
-        group=group,
-        exchange=Exchange("a broadcast", specs, (("root", str(root)),), label),
-    )
+    [received] = run_collectives(body, [pack], group=group, exchange=exchange)
     parts = flat_packs.cut(received[:count], [word.shape for word in words])
     return [
         _from_words(part, tensor.shape, tensor.dtype)

@@ -11,6 +11,7 @@ from tw_core.variables import is_variable
 from tw_syncrep.horovod import _ops
 from tw_syncrep.horovod._basics import find_group, rank, size
 from tw_syncrep.horovod._keras import IS_KERAS_2, keras
+from tw_syncrep.horovod._objects import broadcast_object
 from tw_syncrep.horovod._variables import broadcast_variables
 from tw_syncrep.horovod.keras._optimizer import (
     Distributed,
@@ -25,9 +26,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     """Gives all ranks one rank's model and optimizer before the first batch.
 
     It does so after every callback's ``on_train_begin``, as other callbacks may restore
-    there; after the first batch if the model is not built by then. Random states differ
-    by rank, as after ``broadcast_variables``. The model no longer compiles its steps
-    with XLA, which does not support these collectives.
+    there; after the first batch if the root's model is not built by then. If only the
+    root's is, as it has loaded it, the other ranks' are built for the same shapes.
+    Random states differ by rank, as after ``broadcast_variables``. The model no longer
+    compiles its steps with XLA, which does not support these collectives.
     """
 
     @public
@@ -98,7 +100,13 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Broadcasts before the first epoch, unless the model is not built yet."""
-        if self.broadcast_done or not self.model.built:
+        if self.broadcast_done:
+            return
+        known = self.model.get_build_config() if self.model.built else None
+        known = broadcast_object(known, self.root_rank)
+        if known and not self.model.built:  # The root has loaded its model.
+            self.model.build_from_config(known)
+        if not self.model.built:
             return
         build(self.model.optimizer, self.model.trainable_variables)
         self._broadcast()

@@ -302,7 +302,9 @@ class Coordinator:
         key, difference = self._keys.pop(number), find_difference(described)
         told = {"do": "agreed", "number": number, "key": key, "why": difference}
         for rank in reversed(range(self.size)):  # As to all.
-            self._send(rank, told)
+            is_renamed = not difference and described[rank] != described[0]
+            names = [t.name for t in described[0].tensors] if is_renamed else []
+            self._send(rank, {**told, "names": names})
 
     def _pair(self, name: str, rank: int, exchange: Exchange) -> None:
         """Compares a named exchange with other ranks' descriptions under its name.

@@ -61,7 +61,7 @@ class Member:
         self.arrived: tuple[int, ...] = ()  # Ranks that were furthest; () likewise.
         self._own = own
         self._limits = limits
-        self._agreed: dict[int | str, tuple[str, int]] = {}
+        self._agreed: dict[int | str, tuple[str, int, tuple[str, ...]]] = {}
         self._followed: dict[int, Exchange | None] = {}
         self._next_number = 0
         self._paired: Counter[str] = Counter()
@@ -109,11 +109,12 @@ class Member:
 
     def agree(
         self, exchange: Exchange, num_keys: int = 0, *, by_name: bool = False
-    ) -> int:
+    ) -> tuple[int, tuple[str, ...]]:
         """Waits until all ranks have described one collective; returns its first key.
 
         If it is matched ``by_name``, waits for rank 0 alone, which compares it with the
-        descriptions that it has so far.
+        descriptions that it has so far. Also returns the paths of rank 0's variables,
+        () if this rank's are the same.
         """
         number: int | str
         with self._changed:
@@ -133,10 +134,10 @@ class Member:
             self._is_agreeing = False
             if number not in self._agreed:
                 raise TimeoutError("Somebody is missing.")
-            difference, key = self._agreed.pop(number)
+            difference, key, names = self._agreed.pop(number)
         if difference:
             raise ValueError(difference)
-        return key
+        return key, names
 
     def follow(self, is_over: Callable[[], bool], *, is_idle: bool) -> Exchange | None:
         """Waits for the next collective of others; see ``Calls.follow``."""
@@ -333,7 +334,8 @@ class Member:
         for message in messages:
             if message["do"] == "agreed":
                 with self._changed:
-                    told_ = message["why"], int(message["key"])
+                    names = read_as(tuple[str, ...], message.get("names", []))
+                    told_ = message["why"], int(message["key"]), names
                     self._agreed[message["number"]] = told_
                     self._changed.notify_all()
             if message["do"] == "followed":
