@@ -69,9 +69,10 @@ def test_a_program_of_horovod_trains_as_one_process(
             np.testing.assert_allclose(found, losses, rtol=1e-4)
 
 
-def test_keras_2_reduces_where_a_program_computes_gradients():
+def test_programs_of_keras_2_clip_warm_up_and_resume(tmp_path):
     launcher = [sys.executable, "-m", "tw_syncrep.launch", "--horovod", "-np", "2"]
     command = [*launcher, "--", sys.executable, str(PROGRAMS / "keras_2.py")]
+    command.append(str(tmp_path))
     status, said = run(command, TF_USE_LEGACY_KERAS="1")
     assert status == 0, said
 

@@ -1,7 +1,10 @@
-"""Programs of Keras 2 that clip between ``compute_gradients`` and ``apply_gradients``.
+"""Programs of Keras 2: clipping, models that are not built, sessions.
 
-Gradients are 3 and -1, so that ranks that clip their own to 1.5 differ in the mean.
+Gradients that they clip between ``compute_gradients`` and ``apply_gradients`` are 3 and
+-1, so that ranks that clip their own to 1.5 differ in the mean.
 """
+
+import sys
 
 import horovod.tensorflow.keras as hvd
 import numpy as np
@@ -139,6 +142,47 @@ model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)), "mae")
 row = np.ones([1, 1], np.float32)
 model.fit(row * own, -row, epochs=1, verbose=0)
 np.testing.assert_array_equal(model.get_weights()[0], [[-1.0]])  # not -(1.5 - 1) / 2
+
+
+def train(optimizer, *, is_built, path=None):
+    """Trains a model that has no input shape until it is built."""
+    one = keras.initializers.Constant(1.0)
+    dense = keras.layers.Dense(1, use_bias=False, kernel_initializer=one, name="dense")
+    trained = keras.Sequential([dense])
+    if is_built:
+        trained.build([None, 1])
+    trained.compile(hvd.DistributedOptimizer(optimizer), "mse")
+    if path is not None and hvd.rank() == 0:
+        trained = hvd.load_model(path)
+    options = {"steps_per_epoch": 2, "momentum_correction": True}
+    callbacks = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2, **options),
+        hvd.callbacks.LearningRateScheduleCallback(
+            0.1, lambda epoch: 1 / epoch, start_epoch=2, staircase=False, **options
+        ),
+    ]
+    rows = np.arange(4, dtype=np.float32).reshape(4, 1) + hvd.rank()
+    fitted = {"epochs": 3, "batch_size": 2, "shuffle": False, "verbose": 0}
+    trained.fit(rows, 0.5 * rows, callbacks=callbacks, **fitted)
+    return trained
+
+
+for make in (
+    lambda: kinds[0].SGD(0.1, momentum=0.5),
+    lambda: kinds[1].SGD(0.1, momentum=0.5),
+    lambda: kinds[0].RMSprop(0.1, momentum=0.5),
+):
+    built, unbuilt = (train(make(), is_built=is_built) for is_built in (True, False))
+    np.testing.assert_array_equal(built.get_weights(), unbuilt.get_weights())
+    assert not np.array_equal(built.get_weights()[0], [[1.0]])
+path = f"{sys.argv[1]}/saved.keras"
+if hvd.rank() == 0:
+    built.save(path)
+steps = int(built.optimizer.iterations)
+resumed = [train(make(), is_built=is_built, path=path) for is_built in (True, False)]
+np.testing.assert_array_equal(resumed[0].get_weights(), resumed[1].get_weights())
+assert {int(one.optimizer.iterations) for one in resumed} == {2 * steps}
 
 v1 = tf.compat.v1
 with tf.Graph().as_default(), v1.Session() as session:

@@ -276,7 +276,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             return
         # Horovod multiplies the momentum by new / old for one batch. In Keras 3, the
         # momentum is a constant of the traced step, so the velocities are multiplied.
-        for velocity in _find_velocities(optimizer, self.model.trainable_variables):
+        for velocity in _find_velocities(optimizer, self.model):
             velocity.assign(velocity * (new / old))
 
 
@@ -382,12 +382,15 @@ def _find_state(optimizer: Any) -> Any:
     return next((one._horovod for one in known if isinstance(one, Distributed)), None)
 
 
-def _find_velocities(optimizer: Any, variables: list[Any]) -> list[Any]:
+def _find_velocities(optimizer: Any, model: Any) -> list[Any]:
     """Returns the variables in which SGD or RMSprop keep past steps."""
+    if not model.built:  # Of Keras 2, it has no list of variables.
+        return []
     own = getattr(optimizer, "inner_optimizer", optimizer)
     if hasattr(own, "get_slot_names"):  # of keras.optimizers.legacy
         has_momentum = "momentum" in own.get_slot_names()
-        return [own.get_slot(v, "momentum") for v in variables if has_momentum]
+        variables = model.trainable_variables if has_momentum else []
+        return [own.get_slot(variable, "momentum") for variable in variables]
     if isinstance(own, keras.optimizers.SGD):
         return list(getattr(own, "momentums", None) or [])
     if isinstance(own, keras.optimizers.RMSprop):
