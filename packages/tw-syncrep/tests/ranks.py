@@ -175,7 +175,7 @@ class Ranks:
             except Raised as error:
                 results.append(error)
             except TimeoutError:
-                self.end()  # The next call would take this one's late answer for its own.
+                self.end()  # or the next call would take the late answer
                 raise
         for result in results:
             if isinstance(result, Raised):

@@ -23,7 +23,7 @@ def test_a_late_answer_is_not_taken_for_the_next_calls(monkeypatch):
     group = ranks.Ranks(multiprocessing.get_context("fork"), 1, run=answers_late)
     try:
         monkeypatch.setattr(ranks, "DEADLINE_S", 0.2)
-        with pytest.raises(TimeoutError, match="rank 0 said nothing for 0.2 s"):
+        with pytest.raises(TimeoutError, match="rank 0 said nothing for"):
             group.call("value", "first")
         monkeypatch.setattr(ranks, "DEADLINE_S", 20)
         with pytest.raises((BrokenPipeError, EOFError)):
