@@ -20,9 +20,11 @@ import tensorflow as tf
 
 from tw_core.ranks import RankGroup
 from tw_syncrep import _tf_compat, processes
+from tw_syncrep.cluster._network_exposure import find_free_ports
 from tw_syncrep.processes import _calls
 from tw_syncrep.processes._engines.choice import EngineFacts
 from tw_syncrep.processes._joining import joining
+from tw_syncrep.processes._side_channel import _member
 
 _counter: Any = None
 v1 = tf.compat.v1
@@ -36,7 +38,8 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
       options: of ``join``, and what is out of order with this rank: ``alone`` and
         ``tf_config`` (cluster) instead of an address, ``renumbered``, ``resized`` and
         ``versions`` by rank, ``has_gpus``, ``mpi`` (its variables), ``starts_early``
-        (ranks), ``v1``, ``towers``, ``machine`` (number), ``network`` (process in whose
+        (ranks), ``refused`` (by the ranks to which a rank cannot connect, by rank),
+        ``v1``, ``towers``, ``machine`` (number), ``network`` (process in whose
         namespace it is, None for a new one; its address; all addresses),
         ``starts_in_s`` (how long TensorFlow's runtime takes to start, by rank),
         ``stops_in_join`` (ranks), ``is_quiet``, ``environment`` (variables by rank),
@@ -72,6 +75,21 @@ def _count_calls_from() -> None:
     _tf_compat.join_cluster = join_through_proxies
 
 
+def _be_refused_by(others: list[int]) -> None:
+    """Has others' servers refuse this rank, as nothing listens where it connects."""
+    closed, join_cluster = f"127.0.0.1:{find_free_ports(1)[0]}", _tf_compat.join_cluster
+    probe = _member.probe
+
+    def join_refused(addresses: list[str], own: int, **options: Any) -> None:
+        reached = [closed if r in others else one for r, one in enumerate(addresses)]
+        join_cluster(reached, own, **options)
+
+    def probe_refused(addresses: dict[int, str]) -> Any:
+        return probe({r: closed if r in others else a for r, a in addresses.items()})
+
+    _tf_compat.join_cluster, _member.probe = join_refused, probe_refused
+
+
 def _find(name: str) -> Any:
     """Returns a function of this module, or of "module:function"."""
     module, _, function = name.rpartition(":")
@@ -98,6 +116,8 @@ def _prepare(options: dict[str, Any], pipe: Any) -> dict[str, Any]:
     if options.pop("v1", False):
         v1.disable_v2_behavior()
     rank = options["rank"]
+    if others := options.pop("refused", {}).get(rank):
+        _be_refused_by(others)
     os.environ.update(options.pop("environment", {}).get(rank, {}))
     if unknown_s := options.pop("resolves_in_s", 0.0):
         _forget_names(unknown_s)

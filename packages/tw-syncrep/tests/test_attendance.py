@@ -13,6 +13,7 @@ from tw_syncrep.processes._side_channel._attendance import (
     describe_missing,
     describe_slow,
 )
+from tw_syncrep.processes._side_channel._connections import Link
 
 LIMITS = Deadlines(10.0, 100.0, stall_timeout_s=40.0, warning_s=5.0)
 
@@ -263,8 +264,7 @@ def test_one_that_falls_silent_is_found_and_only_that_one(victim, later_s):
 def test_the_sentence_names_all():
     text = describe_missing({2: "is gone", 0: "is silent"}, ["a", "b", "c"], own=1)
     assert text == (
-        "rank 1 of 3 goes on without an answer from others: rank 0 (a) is silent; "
-        "rank 2 (c) is gone"
+        "rank 1 of 3 cannot go on and ends: rank 0 (a) is silent; rank 2 (c) is gone"
     )
 
 
@@ -400,3 +400,131 @@ def count_lines(size):
 
 def test_the_work_grows_with_the_ranks_and_not_with_their_square():
     assert count_lines(400) < 5 * count_lines(100)
+
+
+def stuck(links, size=4, **completed):
+    """Ranks inside of collective 5, that have looked at their connections."""
+    found = attendance(size)
+    for rank in range(size):
+        done = completed.get(f"rank_{rank}", 4)
+        found.hear(rank, Report(entered=5, completed=done), 1.0)
+        found.hear(rank, Report(entered=5, completed=done), 40.0)
+        found.ranks[rank].links = links.get(rank, {})
+    return found
+
+
+SILENT = Link("a does not answer b (a:1: timed out)")
+
+
+def test_of_two_ranks_that_do_not_reach_each_other_both_are_named_and_no_others():
+    found = stuck({1: {0: Link(), 2: SILENT, 3: Link()}, 2: {1: SILENT, 0: Link()}})
+    assert found.doubts_links(41.0, 40.0)
+    assert found.has_links
+    assert found.find_missing(41.0) == {
+        1: "has been inside collective 5 for 40.0 s and does not reach rank 2: "
+        f"{SILENT.fault}",
+        2: "has been inside collective 5 for 40.0 s and waits for rank 1: "
+        f"{SILENT.fault}",
+    }
+    assert list(found.find_slow(6.0)) == [1, 2]
+    found.forget_links()
+    assert not found.has_links
+    assert list(found.find_missing(41.0)) == [0, 1, 2, 3]
+
+
+def test_who_is_reached_in_one_direction_alone_is_named_too():
+    found = stuck({2: {1: SILENT}})
+    missing = found.find_missing(41.0)
+    assert list(missing) == [1, 2]
+    assert missing[1] == f"is not reached by rank 2: {SILENT.fault}"
+
+
+def test_of_several_connections_the_rank_that_all_have_is_named():
+    found = stuck({0: {3: SILENT}, 2: {3: SILENT}})
+    missing = found.find_missing(41.0)
+    assert missing == {
+        3: f"is not reached by rank 0: {SILENT.fault}, and is not reached by rank 2: "
+        f"{SILENT.fault}"
+    }
+
+
+def test_a_connection_that_the_ring_does_not_need_is_not_blamed():
+    parted = {0: {2: SILENT}, 2: {0: SILENT}}
+    assert list(stuck(parted).find_missing(41.0)) == [0, 2]  # For want of a better.
+    assert list(stuck({**parted, 1: {2: SILENT}}).find_missing(41.0)) == [1, 2]
+
+
+def test_the_ring_has_ranks_in_the_order_of_their_names():
+    """TensorFlow sorts tasks by name: 0, 1, 10, 11, 2, ..."""
+    found = stuck({11: {2: SILENT, 10: SILENT, 5: SILENT}}, size=12)
+    missing = found.find_missing(41.0)
+    assert list(missing) == [11]
+    assert "waits for rank 10" in missing[11]
+    assert "does not reach rank 2" in missing[11]
+    assert "rank 5" not in missing[11]
+
+
+def test_the_ends_of_a_slow_connection_are_named_though_one_is_through():
+    slow, idle = Link("", 9_800.0), Link("", 12.0)
+    found = stuck({0: {1: idle, 2: slow}, 1: {0: idle}}, size=3, rank_2=5)
+    assert found.find_slow(6.0) == {
+        0: "is at the connection that collective 5 waits for: it receives 9.8 kB/s "
+        "from rank 2",
+        2: "is at the connection that collective 5 waits for: rank 0 receives 9.8 kB/s "
+        "from it",
+    }
+
+
+def test_who_is_at_all_slow_connections_is_named_alone():
+    slow = Link("", 9_800.0)
+    found = stuck({0: {3: slow}, 3: {2: slow}})
+    assert list(found.find_slow(6.0)) == [3]
+
+
+def test_where_all_connections_are_in_use_none_is_slow():
+    busy = Link("", 1e8)
+    found = stuck({0: {2: busy}, 1: {0: busy}, 2: {1: busy}}, size=3)
+    assert all("which all have entered" in why for why in found.find_slow(6.0).values())
+    assert list(found.find_slow(6.0)) == [0, 1, 2]
+
+
+def test_a_failed_collective_names_the_pair_at_once_and_not_once_it_goes_on():
+    found = stuck({2: {1: SILENT}, 1: {2: SILENT}})
+    found.hear(3, Report(entered=6, completed=5), 40.0)
+    assert found.find_missing(40.5) == {}
+    found.ranks[2].failed = True
+    assert found.has_failed
+    assert found.find_missing(40.5) == {
+        1: f"does not reach rank 2: {SILENT.fault}",
+        2: f"waits for rank 1: {SILENT.fault}",
+    }
+    found.close(0)  # Whose connections nobody needs to look at.
+    assert list(found.find_missing(40.5)) == [0]
+    assert not found.doubts_links(40.5, 40.0)
+    found.hear(2, Report(entered=6, completed=5), 41.0)
+    assert not found.has_failed
+
+
+def test_an_older_report_over_another_connection_is_ignored():
+    found = attendance()
+    found.hear(1, Report(entered=3, completed=3, made=9), 2.0)
+    found.hear(1, Report(entered=1, completed=1, made=4), 3.0)
+    assert found.ranks[1].report.entered == 3
+    assert found.ranks[1].heard_s == 2.0
+
+
+@pytest.mark.parametrize("ends_by", ["closing", "failing"])
+def test_of_a_rank_that_is_lost_after_an_outage_this_is_told(ends_by):
+    found = attendance()
+    found.hear(1, Report(), 1.0)
+    found.hear(1, Report(), 5.5)
+    if ends_by == "closing":
+        found.close(1)
+    else:
+        found.fail(1, "has ended by an error")
+    told = "; it was silent for 4.5 s before: its process had stopped, or its network"
+    assert told in found.find_missing(5.9)[1]
+    found.hear(0, Report(), 20.0)
+    found.hear(2, Report(), 20.0)
+    found.ranks[1].heard_s = 20.0
+    assert "silent" not in found.find_missing(20.0)[1]

@@ -57,10 +57,33 @@ def test_sessions_say_who_is_missing(make_ranks, mode):
             ranks.all[number].hear(20)
         assert raised.value.kind == "UnknownError"
         assert (
-            f"rank {number} of 3 goes on without an answer from others: rank 1 ("
-            in raised.value.text
+            f"rank {number} of 3 cannot go on and ends: rank 1 (" in raised.value.text
         )
         assert "has closed its connection" in raised.value.text
+
+
+@pytest.mark.skipif(os.environ.get(ENGINE) == "mpi", reason="MPI has no servers")
+@pytest.mark.full("function")
+@pytest.mark.parametrize("mode", ["function", "session"])
+def test_two_ranks_that_do_not_reach_each_other_are_named(make_ranks, mode):
+    """Both reach rank 0; TensorFlow's error names an address or no rank at all."""
+    ranks = make_ranks(3, timeout_s=30.0, refused={2: [1]}).joined()
+    for rank in ranks.all:
+        rank.say("step_until", None, mode)
+    for rank in ranks.all:
+        with pytest.raises(Raised) as raised:
+            rank.hear(30)
+        assert raised.value.kind == (
+            "UnknownError" if mode == "session" else "ReplicaTimeoutError"
+        )
+        assert re.search(
+            r"cannot go on and ends: rank 1 \(.*\) is not reached by rank 2: .*; "
+            r"rank 2 \(.*\) waits for rank 1: \S+ does not answer \S+ "
+            r"\(127\.0\.0\.1:\d+: Connection refused",
+            raised.value.text,
+        )
+        if mode == "function":
+            assert raised.value.missing == [1, 2]
 
 
 @pytest.mark.full

@@ -37,6 +37,10 @@ _MAX_COMPILED = 256
 """Each takes 0.3 MiB; a program with new shapes in every step never stops adding."""
 
 _VERDICT_S = 2.0
+_PROBED_S = 5.0
+"""How long to wait for a verdict where connections between ranks are looked at."""
+
+_STILL_S = 1.0
 _AGREEMENT = "agreement on"
 
 
@@ -279,7 +283,9 @@ class Calls:
         try:
             yield
         except (tf.errors.OpError, EndedError) as error:
-            missing = self.find_missing()
+            missing = self.find_missing(
+                is_unavailable=isinstance(error, tf.errors.UnavailableError)
+            )
             if self.interrupts is not None:
                 self.interrupts.hear()
             if missing is None:
@@ -287,12 +293,20 @@ class Calls:
             raise missing from error
         self._events.ended(self._name, what)
 
-    def find_missing(self) -> ReplicaTimeoutError | None:
-        """Returns the error behind a collective's error; None if no rank is missing."""
+    def find_missing(
+        self, *, is_unavailable: bool = False
+    ) -> ReplicaTimeoutError | None:
+        """Returns the error behind a collective's error; None if no rank is missing.
+
+        Where a rank's server ``is_unavailable``, ranks look at their connections.
+        """
         if self.member is None:
             return None
         # An error from anything else, such as the end of a dataset, need not wait.
         wait_s = _VERDICT_S if self.is_inside() else 0.0
+        if wait_s and is_unavailable:
+            self.member.tell_failure()
+            wait_s = _PROBED_S
         missing = self.member.wait_for_missing(wait_s)
         return self._as_error(missing) if missing else None
 
@@ -318,6 +332,9 @@ class Calls:
         if (entered, completed) != self._reported:  # No Python runs inside a step.
             self._reported, self.moved_s = (entered, completed), time.monotonic()
             self._events.noted("was seen", self._name, "entered collective", entered)
+        still_s = time.monotonic() - self.moved_s
+        if entered > completed and still_s >= _STILL_S and self.member is not None:
+            self.member.hold_connections()
         inside = self._find_inside(entered - completed, keys)
         number, order, what = inside
         return Report(

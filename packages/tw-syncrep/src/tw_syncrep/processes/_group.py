@@ -206,7 +206,7 @@ class ProcessGroup:
           message: of the ``UnavailableError`` that a collective raises if it loses its
             peer or is aborted.
         """
-        missing = self.calls.find_missing()
+        missing = self.calls.find_missing(is_unavailable=True)
         if missing is None or str(missing) in message:
             return message
         return "\n".join([message, str(missing), *missing.__notes__])

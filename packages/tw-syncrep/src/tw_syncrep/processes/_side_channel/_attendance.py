@@ -20,9 +20,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from tw_syncrep.processes._side_channel._connections import Link
 from tw_syncrep.processes._side_channel._introduction import find_interval_s
 
 _MISMATCH_BEATS = 4
+_OUTAGE_S = 1.0
+"""A silence as long as this is told, in case the rank is lost soon after."""
+
+_IDLE_BYTES_PER_S = 1024.0
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class Report:
     order: str = ""  # Collectives of this name cannot start meanwhile; "": none can.
     what: str = ""  # Its current collective, described; "" unless exactly one.
     needing_all: int = 0  # How many of ``entered`` also need finished ranks.
+    made: int = 0  # Number of this report; one over another connection may be newer.
 
 
 @dataclass
@@ -62,6 +68,10 @@ class Rank:
     left: bool = False  # With a goodbye.
     fault: str = ""  # Why it dropped out, if it reported that itself.
     finished: bool = False  # Has no more data, and follows the others.
+    failed: bool = False  # TensorFlow has ended the collective that it is in.
+    links: Mapping[int, Link] | None = None  # To other ranks; None: not known.
+    outage_s: float = 0.0  # The latest long silence.
+    back_s: float = -math.inf  # Time at which it ended.
 
 
 class Attendance:
@@ -77,9 +87,13 @@ class Attendance:
     def hear(self, rank: int, report: Report, now_s: float) -> None:
         """Records a rank's report."""
         speaker = self.ranks[rank]
+        if report.made < speaker.report.made:
+            return
+        if now_s - speaker.heard_s >= _OUTAGE_S:
+            speaker.outage_s, speaker.back_s = now_s - speaker.heard_s, now_s
         before = speaker.report.entered
         if report.entered != before:
-            speaker.entered_s = now_s
+            speaker.entered_s, speaker.failed = now_s, False
         if _progress(report) != _progress(speaker.report):
             speaker.moved_s = now_s
         elif not report.at:  # It was not asked for it this time.
@@ -141,6 +155,7 @@ class Attendance:
             gone
             or self._find_finished()
             or self._find_mismatch()
+            or (self._find_broken("") if self.has_failed else {})
             or self._find_stall(now_s, limits.stall_timeout_s, first_s)
         )
 
@@ -148,6 +163,27 @@ class Attendance:
         """Returns faults of ranks that report, but have long held the others up."""
         warning_s = self.deadlines.warning_s
         return self._find_stall(now_s, warning_s, warning_s)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether TensorFlow has ended a collective that a rank is in."""
+        return any(rank.failed for rank in self.ranks)
+
+    @property
+    def has_links(self) -> bool:
+        """Whether all ranks have looked at their connections since ``forget_links``."""
+        return all(rank.links is not None for rank in self.ranks)
+
+    def forget_links(self) -> None:
+        """Forgets what ranks know of their connections, as they are to look again."""
+        for rank in self.ranks:
+            rank.links = None
+
+    def doubts_links(self, now_s: float, limit_s: float) -> bool:
+        """Whether a connection between ranks may be what holds them up."""
+        if any(self._find_end(rank, now_s, is_awaited=False) for rank in self.ranks):
+            return False
+        return self.has_failed or bool(self._find_stuck(now_s, limit_s))
 
     def describe(self, now_s: float) -> dict[int, str]:
         """Describes where each rank is, by rank."""
@@ -201,14 +237,17 @@ class Attendance:
 
     def _find_end(self, rank: Rank, now_s: float, *, is_awaited: bool) -> str:
         """Returns why a rank no longer answers, or ""."""
+        silent_s = now_s - rank.heard_s
+        was_silent = describe_silence(silent_s)
+        if not was_silent and now_s - rank.back_s < self.deadlines.timeout_s:
+            was_silent = describe_silence(rank.outage_s)
         if rank.fault:
-            return rank.fault
+            return f"{rank.fault}{was_silent}"
         if rank.left:
             is_awaited = is_awaited or self._find_behind_s(rank) is not None
             return "has ended, and others wait for it" if is_awaited else ""
         if rank.closed:
-            return "has closed its connection: its process has ended"
-        silent_s = now_s - rank.heard_s
+            return f"has closed its connection: its process has ended{was_silent}"
         is_silent = silent_s >= self.deadlines.timeout_s
         return f"has been silent for {silent_s:.1f} s" if is_silent else ""
 
@@ -250,7 +289,10 @@ class Attendance:
         )
 
     def _find_stuck(self, now_s: float, limit_s: float) -> dict[int, str]:
-        """Finds ranks that are stuck in a collective that all have entered."""
+        """Finds who is stuck in a collective that all have entered, or stands between.
+
+        The connections between ranks tell more, where they are known.
+        """
         all_entered = min(rank.report.entered for rank in self.ranks)
         still_s = now_s - max(rank.moved_s for rank in self.ranks)
         if still_s < limit_s:
@@ -260,6 +302,11 @@ class Attendance:
             for number, rank in enumerate(self.ranks)
             if rank.report.completed < all_entered
         }
+        told = f"has been inside collective {all_entered} for {still_s:.1f} s and "
+        if stuck and (
+            ends := self._find_broken(told) or self._find_slow_links(all_entered)
+        ):
+            return ends
         inside = {number: repr(report.inside) for number, report in stuck.items()}
         if all(report.what for report in stuck.values()):  # Traced last tells less.
             inside = {number: report.what for number, report in stuck.items()}
@@ -274,6 +321,85 @@ class Attendance:
             )
             for number, report in stuck.items()
         }
+
+    def _find_broken(self, told: str) -> dict[int, str]:
+        """Finds the ends of connections between ranks that cannot be made.
+
+        Collectives need those between neighbours in TensorFlow's ring, which has tasks
+        in the order of their names. ``told`` precedes what ranks there do.
+        """
+        broken = {
+            (rank, peer): link.fault
+            for rank, peer, link in self._find_links()
+            if link.fault
+        }
+        ring = sorted(range(len(self.ranks)), key=str)
+        before = dict(zip(ring, ring[-1:] + ring[:-1], strict=True))
+        beside = {
+            (rank, peer): fault
+            for (rank, peer), fault in broken.items()
+            if before[rank] == peer or before[peer] == rank
+        }
+        broken = beside or broken
+        named = _find_ends(broken)
+        faults: dict[int, list[str]] = {rank: [] for rank in named}
+        for (rank, peer), fault in broken.items():
+            if rank in named:
+                verb = "waits for" if before[rank] == peer else "does not reach"
+                faults[rank].append(f"{told}{verb} rank {peer}: {fault}")
+            if peer in named and (peer, rank) not in broken:
+                faults[peer].append(f"is not reached by rank {rank}: {fault}")
+        return {rank: ", and ".join(faults[rank]) for rank in named}
+
+    def _find_slow_links(self, number: int) -> dict[int, str]:
+        """Finds the ends of the few connections that data still arrives on.
+
+        In a ring the others have nothing to do. Where all are in use, none is slow.
+        """
+        used = {
+            (rank, peer): f"{link.bytes_per_s / 1000:.1f} kB/s"
+            for rank, peer, link in self._find_links()
+            if link.bytes_per_s >= _IDLE_BYTES_PER_S
+        }
+        named = _find_ends(used)
+        if len(named) > 2:
+            return {}
+        return {
+            end: f"is at the connection that collective {number} waits for: "
+            + ", and ".join(
+                f"it receives {speed} from rank {peer}"
+                if rank == end
+                else f"rank {rank} receives {speed} from it"
+                for (rank, peer), speed in used.items()
+                if end in (rank, peer)
+            )
+            for end in named
+        }
+
+    def _find_links(self) -> list[tuple[int, int, Link]]:
+        """Returns ranks, others, and how they reach these."""
+        return [
+            (number, peer, link)
+            for number, rank in enumerate(self.ranks)
+            for peer, link in (rank.links or {}).items()
+        ]
+
+
+def _find_ends(links: Collection[tuple[int, int]]) -> list[int]:
+    """Returns the one rank that all of several connections have, else all ends."""
+    pairs = {frozenset(pair) for pair in links}
+    common = frozenset.intersection(*pairs) if len(pairs) > 1 else frozenset()
+    return sorted(common or frozenset().union(*pairs))
+
+
+def describe_silence(silent_s: float) -> str:
+    """Tells that a lost rank was silent before, if it was for long."""
+    if silent_s < _OUTAGE_S:
+        return ""
+    return (
+        f"; it was silent for {silent_s:.1f} s before: its process had stopped, or its "
+        "network had failed"
+    )
 
 
 def _tell(rank: Rank, now_s: float) -> str:
@@ -311,7 +437,7 @@ def describe_missing(
 ) -> str:
     """Returns a sentence that names the missing ranks and their faults."""
     faults = _list_faults(missing, tasks)
-    return f"rank {own} of {len(tasks)} goes on without an answer from others: {faults}"
+    return f"rank {own} of {len(tasks)} cannot go on and ends: {faults}"
 
 
 def describe_slow(

@@ -18,6 +18,11 @@ from tw_syncrep.processes._side_channel._attendance import (
     Report,
     describe_finished,
 )
+from tw_syncrep.processes._side_channel._connections import (
+    PROBE_S,
+    Link,
+    retry_often,
+)
 from tw_syncrep.processes._side_channel._introduction import (
     Introduction,
     describe_failure,
@@ -33,6 +38,9 @@ _TOGETHER_S = 0.1
 
 _ANSWER_S = 0.5
 """How long rank 0 waits after asking all other ranks to confirm that they are there."""
+
+_PROBED_S = PROBE_S + 1.0
+"""How long rank 0 waits for what ranks see of their connections to each other."""
 
 _GREETING_S = 10.0
 _GREETING_BYTES = 1 << 16
@@ -77,6 +85,7 @@ class Coordinator:
         self._next_key = _FIRST_KEY
         self._missing_since: float | None = None
         self._asked_s: float | None = None
+        self._probed_s: float | None = None
         self._warned_s: float | None = None
         self._leaving: dict[int, float] = {}  # The latest time at which each goes.
         self._has_followers = False  # A rank has finished, and follows the others.
@@ -205,6 +214,14 @@ class Coordinator:
             self._attendance.leave(rank)
             self._leaving[rank] = now_s + float(message["wait_s"])
             self._must_look = self._must_ask = True
+        if message["do"] == "links":
+            links = read_as(dict[str, Link], message["links"])
+            found = {int(peer): link for peer, link in links.items()}
+            self._attendance.ranks[rank].links = found
+            self._must_look = True
+        if message["do"] == "failed":
+            self._attendance.ranks[rank].failed = True
+            self._have_probed(now_s)
         if message["do"] == "lost":
             self._attendance.fail(rank, str(message["why"]))
             # It will have ended before the others could be asked.
@@ -215,6 +232,9 @@ class Coordinator:
 
     def _greet(self, line: LineSocket, message: dict[str, Any]) -> None:
         """Admits a rank, or replies why not."""
+        if message["do"] == "knock":
+            self._hear_knock(line, message)
+            return
         may_come_again = False
         try:
             comer = _read_introduction(message)
@@ -234,9 +254,19 @@ class Coordinator:
             line.send(told, timeout_s=0.0)
         self._drop(line)
 
+    def _hear_knock(self, line: LineSocket, message: dict[str, Any]) -> None:
+        """Answers a rank whose own connection is silent, though it still exists."""
+        comer = _read_introduction(message)
+        known = self._introductions.get(comer.rank)
+        if self._is_complete and comer.rank in self._sockets and comer == known:
+            report = read_as(Report, message["report"])
+            self._attendance.hear(comer.rank, report, time.monotonic())
+            line.send({"do": "beat"}, timeout_s=0.0)
+
     def _welcome(self, line: LineSocket, comer: Introduction) -> None:
         del self._unknown[line]
         line.max_bytes = MAX_BYTES
+        retry_often(line.connection, 2 * self._limits.timeout_s)
         self._sockets[comer.rank], self._ranks[line] = line, comer.rank
         self._introductions[comer.rank] = comer
         if len(self._introductions) < self.size:
@@ -366,8 +396,11 @@ class Coordinator:
         elif self._missing_since is None:
             self._missing_since = now_s
         elif now_s - self._missing_since >= _TOGETHER_S and self._have_answered(now_s):
-            self._tell(missing)
-            self._ended.set()
+            limit_s = self._limits.stall_timeout_s
+            doubts_links = self._attendance.doubts_links(now_s, limit_s)
+            if not doubts_links or self._have_probed(now_s):
+                self._tell(missing)
+                self._ended.set()
 
     def _let_go(self, now_s: float) -> None:
         """Answers goodbyes once all others have completed their last exchange.
@@ -397,10 +430,15 @@ class Coordinator:
             limit_s = self._limits.first_timeout_s
         if not slow:
             self._warned_s = self._asked_s = None
+            if not self._attendance.has_failed:
+                self._probed_s = None
         elif self._warned_s is None or now_s - self._warned_s >= warning_s:
             if not self._have_answered(now_s):
                 return
-            self._warned_s, self._asked_s = now_s, None
+            doubts_links = self._attendance.doubts_links(now_s, warning_s)
+            if doubts_links and not self._have_probed(now_s):
+                return
+            self._warned_s, self._asked_s, self._probed_s = now_s, None, None
             states = self._attendance.describe(now_s)
             told = {rank: f"{slow[rank]}; it {states[rank]}" for rank in slow}
             self._send_all({"do": "slow", "slow": told, "limit_s": limit_s})
@@ -428,6 +466,14 @@ class Coordinator:
             self._send_all({"do": "report"})
         is_late = now_s - self._asked_s >= _ANSWER_S
         return is_late or not self._attendance.find_unheard(self._asked_s, now_s)
+
+    def _have_probed(self, now_s: float) -> bool:
+        """Whether all ranks have looked at their connections since they were asked."""
+        if self._probed_s is None:
+            self._probed_s = now_s
+            self._attendance.forget_links()
+            self._send_all({"do": "probe"})
+        return now_s - self._probed_s >= _PROBED_S or self._attendance.has_links
 
     def _find_unasked(self, now_s: float, limit_s: float) -> dict[int, str]:
         """Finds ranks that have not described a collective that others wait for."""

@@ -38,6 +38,11 @@ class Introduction:
     run: str = ""  # "" if unknown.
     start: int = 0  # How often the run was started before.
 
+    @property
+    def host(self) -> str:
+        """The host's name."""
+        return self.task.partition(",")[0]
+
 
 def find_local_ranks(introductions: Sequence[Introduction], rank: int) -> list[int]:
     """Returns the ranks on the machine of one of them."""

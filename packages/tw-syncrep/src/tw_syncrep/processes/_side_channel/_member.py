@@ -19,7 +19,13 @@ from tw_syncrep.processes._agreement import Exchange
 from tw_syncrep.processes._side_channel._attendance import (
     Deadlines,
     Report,
+    describe_silence,
     describe_slow,
+)
+from tw_syncrep.processes._side_channel._connections import (
+    hold_connections,
+    probe,
+    retry_often,
 )
 from tw_syncrep.processes._side_channel._introduction import (
     Introduction,
@@ -29,6 +35,10 @@ from tw_syncrep.processes._side_channel._introduction import (
 
 _log = logging.getLogger(__name__)
 _AGAIN_S = 0.5
+_SILENT_BEATS = 4
+"""Without as many answers from rank 0, a rank knocks."""
+
+_KNOCK_S = 0.5
 _TOLD_S = 0.3
 """Rank 0 takes a twentieth of a second to inform all that a rank gives up."""
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib"))
@@ -60,6 +70,7 @@ class Member:
         self.states: dict[int, str] = {}  # Where ranks were then; {} if 0 is missing.
         self.arrived: tuple[int, ...] = ()  # Ranks that were furthest; () likewise.
         self._own = own
+        self._address = address
         self._limits = limits
         self._agreed: dict[int | str, tuple[str, int, tuple[str, ...]]] = {}
         self._followed: dict[int, Exchange | None] = {}
@@ -68,6 +79,9 @@ class Member:
         self._told: Counter[str] = Counter()  # by rank 0, and not waited for yet
         self._changed = threading.Condition()
         self._heard_s = self._due_s = time.monotonic()
+        self._line_heard_s = self._heard_s  # Over the connection that lasts.
+        self._num_reports = 0
+        self._beside: dict[str, threading.Thread] = {}  # By name, while they run.
         self._said_bye = False
         self._over_at: int | None = None  # Collectives rank 0 had entered at its end.
         self._is_agreeing = self._is_asked = False
@@ -79,7 +93,8 @@ class Member:
         while not self.introductions:  # Until rank 0 has made room for this one.
             self._line = _connect(address, own, end_s)
             self._await_all(address, end_s, start_timeout_s)
-        self._heard_s = self._due_s = time.monotonic()
+        retry_often(self._line.connection, 2 * limits.timeout_s)
+        self._heard_s = self._line_heard_s = self._due_s = time.monotonic()
         self._thread: threading.Thread = threading.Thread(
             target=self._beat, name="tw-syncrep-member", daemon=True
         )
@@ -144,8 +159,7 @@ class Member:
         with self._changed:
             number = self._next_number
         # Up to date: others may still be in a collective that it has just left.
-        report = asdict(self._read_report())
-        told = {"exchange": None, "keys": 0, "report": report}
+        told = {"exchange": None, "keys": 0, "report": asdict(self._report())}
         self._say({"do": "agree", "number": number, **told})
 
         def must_look() -> bool:
@@ -189,6 +203,17 @@ class Member:
             self._changed.wait_for(lambda: bool(self.missing), timeout_s)
             return dict(self.missing)
 
+    def tell_failure(self) -> None:
+        """Tells rank 0 that TensorFlow has ended a collective of this rank."""
+        report = asdict(self._report())  # Of the collective that failed.
+        self._say({"do": "failed", "report": report})
+
+    def hold_connections(self) -> None:
+        """Has TensorFlow's connections to other ranks outlast an outage."""
+        addresses = [other.address for other in self.introductions if other.address]
+        limits = self._limits
+        hold_connections(addresses, limits.stall_timeout_s + limits.timeout_s)
+
     def give_up(self, why: str) -> None:
         """Reports that this rank drops out, and ends its wait."""
         self._say({"do": "lost", "why": why})
@@ -203,7 +228,7 @@ class Member:
         """Says goodbye, waits for the others' last exchange, closes the connection."""
         self._said_bye = True
         if not self._ended.is_set():
-            report = asdict(self._read_report())
+            report = asdict(self._report())
             message = {"do": "bye", "report": report, "wait_s": timeout_s}
             with contextlib.suppress(OSError):
                 self._line.send(message, timeout_s=timeout_s)
@@ -213,6 +238,8 @@ class Member:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)  # It reads from the line.
         self._line.close()
+        for thread in list(self._beside.values()):
+            thread.join(timeout_s)
 
     def fail(self, why: str, *, timeout_s: float) -> None:
         """Reports that this rank ends abnormally; ``leave`` closes the connection.
@@ -305,15 +332,18 @@ class Member:
                     break
                 self._due_s = time.monotonic() + interval_s
                 if not self._said_bye:
-                    report = self._read_report()
+                    report = self._report()
                     if self._is_asked:  # Frames of a thread that runs may vanish.
                         self._is_asked = False
                         report = replace(report, at=_find_place())
                     message = {"do": "beat", "report": asdict(report)}
                     self._line.send(message, timeout_s=self._limits.timeout_s)
-                silent_s = time.monotonic() - self._heard_s
+                now_s = time.monotonic()
+                silent_s = now_s - self._heard_s
                 if silent_s >= self._limits.timeout_s:
-                    self._lose({0: f"has been silent for {silent_s:.1f} s"})
+                    self._give_up_rank_0(silent_s)
+                elif now_s - self._line_heard_s >= _SILENT_BEATS * interval_s:
+                    self._run_beside("knock", self._knock)
             except OSError:
                 with contextlib.suppress(OSError, ValueError):
                     while messages := self._line.receive():  # Sent before that.
@@ -323,14 +353,85 @@ class Member:
             if self._is_agreeing or self._read_report().entered > self._over_at:
                 self._lose({0: "has ended, and this rank waits for it"})
 
+    def _report(self) -> Report:
+        """Returns how far this rank is, and the number of this report."""
+        with self._changed:
+            self._num_reports += 1
+            made = self._num_reports
+        return replace(self._read_report(), made=made)
+
+    def _give_up_rank_0(self, silent_s: float) -> None:
+        """Ends this rank's waits, and tells rank 0 why if the network comes back."""
+        why = f"has given up, as it heard nothing from rank 0 for {silent_s:.1f} s"
+        with contextlib.suppress(OSError):
+            self._line.send({"do": "lost", "why": why}, timeout_s=0.0)
+        cut_off = "it is gone, or the network to it, or this rank is cut off itself"
+        self._lose({0: f"has been silent for {silent_s:.1f} s: {cut_off}"})
+
+    def _run_beside(self, name: str, function: Callable[[], None]) -> None:
+        """Runs a function on a thread of its own, unless it is running."""
+        if name not in self._beside:
+            thread = threading.Thread(
+                target=self._run_once, args=(name, function), daemon=True
+            )
+            thread.name = f"tw-syncrep-{name}"
+            self._beside[name] = thread
+            thread.start()
+
+    def _run_once(self, name: str, function: Callable[[], None]) -> None:
+        try:
+            function()
+        except Exception:
+            _log.exception("The side channel's thread %r has ended.", name)
+        finally:
+            del self._beside[name]
+
+    def _knock(self) -> None:
+        """Reports over short connections while the one that lasts is silent.
+
+        After an outage TCP is slow to send again on an old connection. What is said
+        there comes late, but does come.
+        """
+        interval_s = find_interval_s(self._limits.timeout_s)
+        own = asdict(self.introductions[self._own.rank])
+        since_s = self._line_heard_s
+        while self._line_heard_s == since_s and not self._ended.is_set():
+            began_s = time.monotonic()
+            report = asdict(self._report())
+            message = {"do": "knock", "hello": own, "report": report}
+            with (
+                contextlib.suppress(OSError, ValueError),
+                socket.create_connection(self._address, _KNOCK_S) as connection,
+            ):
+                line = LineSocket(connection)
+                line.send(message, timeout_s=_KNOCK_S)
+                if line.wait(_KNOCK_S) and line.receive():
+                    self._heard_s = time.monotonic()
+            self._ended.wait(began_s + interval_s - time.monotonic())
+
+    def _probe(self) -> None:
+        """Tells rank 0 what this rank sees of its connections to other ranks."""
+        own, listed = self._own.rank, self.introductions
+        others = [other for other in listed if other.rank != own and other.address]
+        links = probe({other.rank: other.address for other in others})
+        host, told = listed[own].host, {}
+        for rank, link in links.items():
+            other = listed[rank]
+            where = f"{other.host} does not answer {host} ({other.address}: "
+            fault = link.fault and f"{where}{link.fault})"
+            told[rank] = asdict(replace(link, fault=fault))
+        self._say({"do": "links", "links": told})
+
     def _hear(self, messages: list[dict[str, Any]] | None) -> None:
         if messages is None:
             if self._said_bye:
                 self._ended.set()
             elif self._over_at is None:
-                self._lose({0: "has closed its connection: its process has ended"})
+                silence = describe_silence(time.monotonic() - self._heard_s)
+                closed = "has closed its connection: its process has ended"
+                self._lose({0: f"{closed}{silence}"})
             return
-        self._heard_s = time.monotonic()
+        self._heard_s = self._line_heard_s = time.monotonic()
         for message in messages:
             if message["do"] == "agreed":
                 with self._changed:
@@ -347,6 +448,8 @@ class Member:
                 with self._changed:
                     self._told[read_as(str, message["what"])] += 1
                     self._changed.notify_all()
+            if message["do"] == "probe":
+                self._run_beside("probe", self._probe)
             if message["do"] == "report":
                 self._is_asked, self._due_s = True, self._heard_s
             if message["do"] == "slow":
