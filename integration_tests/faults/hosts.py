@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-START_S = 90.0  # until a program has imported TensorFlow and begun to train
+START_S = 240.0  # until a program has imported TensorFlow and begun to train
 COMMAND_S = 20.0
 GRACE_S = 6.0  # beyond a deadline, on a busy machine
 _PROGRAMS = Path(__file__).parent
@@ -125,10 +125,18 @@ class Hosts:
             self._add_rule(one, f"ip saddr {address_of(other)} drop")
             self._add_rule(other, f"ip saddr {address_of(one)} drop")
 
-    def refuse(self, host: int, port: int, *, sender: int | None = None) -> None:
-        """Has a host refuse and reset connections to a port, of one sender or all."""
+    def refuse(
+        self, host: int, port: int | None = None, *, sender: int | None = None
+    ) -> None:
+        """Has a host refuse and reset connections: to a port or all, of one or all."""
         who = "" if sender is None else f"ip saddr {address_of(sender)} "
-        self._add_rule(host, f"{who}tcp dport {port} reject with tcp reset")
+        what = "meta l4proto tcp" if port is None else f"tcp dport {port}"
+        self._add_rule(host, f"{who}{what} reject with tcp reset")
+
+    def slow_down(self, host: int, *, sender: int, bytes_per_s: int) -> None:
+        """Loses what a sender sends a host beyond a rate, which TCP then follows."""
+        limit = f"limit rate over {bytes_per_s} bytes/second burst 16000 bytes"
+        self._add_rule(host, f"ip saddr {address_of(sender)} {limit} drop")
 
     def heal(self) -> None:
         """Lets everything through again."""

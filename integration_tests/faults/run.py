@@ -2,9 +2,9 @@
 
 ``syncrep_faults`` (with parameter servers), ``rank_faults`` (of process groups,
 "processes: ..."), ``groups`` (tests of these, "groups: ..."), ``hangs`` (of
-everything whose waits are bounded, "hangs: ...") and ``host_servers`` (of hosts whose
-network is cut, "hosts: ...") tell which drills there are, and what must hold. Run by
-the nox session ``faults``:
+everything whose waits are bounded, "hangs: ..."), ``host_servers`` and ``host_ranks``
+(of hosts whose network is cut, "hosts: ...") tell which drills there are, and what must
+hold. Run by the nox session ``faults``:
 
     nox -s faults -- --trials 20
     nox -s faults -- --trials 20 --drill processes
@@ -156,11 +156,12 @@ def families() -> list[Any]:
     """Returns the modules that tell which drills there are."""
     import groups
     import hangs
+    import host_ranks
     import host_servers
     import rank_faults
     import syncrep_faults
 
-    return [syncrep_faults, rank_faults, groups, hangs, host_servers]
+    return [syncrep_faults, rank_faults, groups, hangs, host_servers, host_ranks]
 
 
 def find_family(name: str) -> Any:
