@@ -29,6 +29,17 @@ def dense() -> keras.Model:
     return keras.Sequential([keras.Input([4]), hidden, layers.Dense(1)])
 
 
+def amplifying() -> keras.Model:
+    """Has gradients of rows in float16 that are 7 times the loss's."""
+    options = {"use_bias": False, "dtype": "mixed_float16"}
+    last = layers.Dense(1, kernel_initializer=keras.initializers.Constant(7), **options)
+    return keras.Sequential([keras.Input([4]), layers.Dense(3, **options), last])
+
+
+def linear(_: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(keras.ops.cast(y_pred, "float32"), axis=-1)
+
+
 class OfWords(keras.Model):
     """Tables of words and of positions, whose rows every tower reads.
 
@@ -112,6 +123,15 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "scaled losses": {
         "optimizer": lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.01))
+    },
+    "overflowing losses": {
+        "make": amplifying,
+        "x": np.abs(X) / 100,  # Gradients of kernels, which add rows, do not overflow.
+        "compile": {"loss": linear},
+        "optimizer": lambda: optimizers.LossScaleOptimizer(
+            optimizers.SGD(2.0), dynamic_growth_steps=1
+        ),
+        "rtol": 2e-3,
     },
     "several steps in one call": {"compile": {"steps_per_execution": 3}},
     "eagerly": {"compile": {"run_eagerly": True}},

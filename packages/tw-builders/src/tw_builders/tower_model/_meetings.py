@@ -80,6 +80,7 @@ class Meetings:
         self._lent, self._divides_by_weights = lent, divides_by_weights
         self._states, self._applier = states, applier
         self._synchronized, self._weighed = synchronized, set[int]()
+        self.factors: Sequence[Any] = ()  # the running tower's part of losses, or none
         self._towers, self._apply = towers, apply
         self._weights, self._average, self._reducer = weights, average, reducer
         self._of_towers, self._alone = of_towers, alone
@@ -101,8 +102,8 @@ class Meetings:
 
         try:
             for n, optimizer in enumerate(self._optimizers):
-                if self._synchronized and self._weights is not None:
-                    replace(optimizer, "scale_loss", partial(_weighing, n))
+                if self._weighs_losses(optimizer):
+                    replace(optimizer, "scale_loss", partial(self._weighing, n))
                 replace(optimizer, "apply", partial(_applying, n))
             if not self._alone or self._ranks is not None:
                 for n, metric in enumerate(self._metrics):
@@ -128,9 +129,6 @@ class Meetings:
     def combine(self, place: tuple[str, int], brought: list[Any]) -> Sequence[Any]:
         """Performs once the call that all towers have reached; returns [K] answers."""
         kind, n = place
-        if kind == "loss":
-            self._weighed.add(n)
-            return self._loss_factors()
         if kind == "divisor":
             return self._divisor_factors(brought)
         if kind == "optimizer":
@@ -150,22 +148,44 @@ class Meetings:
             name: self._log([own[name] for own in of_towers]) for name in of_towers[0]
         }
 
-    def _loss_factors(self) -> list[tf.Tensor]:
-        """Returns [K] factors for losses before they are differentiated.
+    def _weighs_losses(self, optimizer: Any) -> bool:
+        """Returns whether losses have their towers' weights before they are scaled.
 
-        They make the plain mean over the towers with rows the weighted one. Gradients
-        through synchronised layers are already added over towers: too late for weights.
+        Scaled means over a tower's own rows have K times one device's gradients, and
+        overflow sooner. Those that pass synchronised layers are added over towers.
         """
-        weights = [tf.cast(weight, tf.float64) for weight in self._weights or ()]
-        some = tf.add_n([tf.cast(weight > 0, tf.float64) for weight in weights])
+        is_one = self._alone or len(self._towers) == 1
+        if not self._average or (is_one and self._ranks is None):
+            return False
+        return scales_losses(optimizer) or (
+            bool(self._synchronized) and self._weights is not None
+        )
+
+    def loss_factors(self) -> list[tf.Tensor]:
+        """Returns [K] parts of the whole batch's loss that are the towers'.
+
+        Empty where no optimizer asks for them.
+        """
+        if not self._trains or not any(map(self._weighs_losses, self._optimizers)):
+            return []
+        equal = [1] * (1 if self._alone else len(self._towers))
+        weights = [tf.cast(own, tf.float64) for own in self._weights or equal]
         total = tf.add_n(weights)
         if self._ranks is not None:
-            counts = tf.stack([some, total])
-            ((some, total),) = map(
-                tf.unstack, self._ranks.sum_layer("weights of losses", [counts])
-            )
-        unit = tf.math.divide_no_nan(some, total)
-        return [weight * unit for weight in weights]
+            [total] = self._ranks.sum_layer("weights of losses", [total])
+        self._loss_factors = [tf.math.divide_no_nan(own, total) for own in weights]
+        return self._loss_factors
+
+    def _weighing(self, n: int, scale_loss: Callable[[Any], Any]) -> Any:
+        """Multiplies losses by their weights first; ``n`` is the optimizer's place."""
+
+        def method(loss: Any) -> Any:
+            if may_meet() and self.factors:
+                self._weighed.add(n)
+                loss = weigh(loss, self.factors[0])  # NaN, of a mean over no rows, to 0
+            return scale_loss(loss)
+
+        return method
 
     def _divisor_factors(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns [K] factors that make losses divided by ``sums`` means over rows.
@@ -190,25 +210,33 @@ class Meetings:
         ]
 
     def _update(self, n: int, brought: Sequence[Brought]) -> None:
-        weights = self._weights
-        if weights is not None and self._synchronized:
-            if n not in self._weighed:
-                raise ValueError(
-                    f"TowerModel: {', '.join(self._synchronized)} are synchronised "
-                    "over towers, whose losses must be weighed by their rows; have "
-                    "your train_step differentiate self.optimizer.scale_loss(loss)."
-                )
-            weights = [tf.cast(weight > 0, tf.float32) for weight in weights]
+        weights, averages = self._weights, self._average
+        if n in self._weighed:
+            brought, weights, averages = self._of_weighed(n, brought)
+        elif self._weighed and scales_losses(self._optimizers[n]):
+            raise ValueError(
+                "TowerModel: a train_step scales a loss with one optimizer, and has "
+                f"another, {self._optimizers[n].name}, apply gradients without its "
+                "scale_loss, so whether these are weighed by rows is not known; "
+                "differentiate scale_loss(loss) of the optimizer that applies."
+            )
+        elif weights is not None and self._synchronized:
+            raise ValueError(
+                f"TowerModel: {', '.join(self._synchronized)} are synchronised "
+                "over towers, whose losses must be weighed by their rows; have "
+                "your train_step differentiate self.optimizer.scale_loss(loss)."
+            )
         if self._ranks is None and self._alone:
             if self._updates_others(self._optimizers[n]):
                 self.apply_reduced(n, brought)
             elif self._reducer is not None:  # one that was given
-                self._apply_to(n, brought, None)
+                self._apply_to(n, brought, None, averages=averages)
             else:
                 self._optimizers[n].apply(brought[0].grads, brought[0].variables)
             return
         if self._ranks is None:
-            self._apply_to(n, with_rows_added(brought, weights), weights)
+            brought = with_rows_added(brought, weights)
+            self._apply_to(n, brought, weights, averages=averages)
             return
         if self._graph is not tf.compat.v1.get_default_graph():
             raise ValueError(
@@ -233,7 +261,7 @@ class Meetings:
             (own,) = brought
             every = self._of_towers(own.variables)
             brought = [Brought(own.grads, variables) for variables in every]
-        self._apply_to(n, brought, None, is_reduced=True)
+        self._apply_to(n, brought, None, averages=False, is_reduced=True)
 
     def _apply_to(
         self,
@@ -241,12 +269,13 @@ class Meetings:
         brought: Sequence[Brought],
         weights: Any,
         *,
+        averages: bool,
         is_reduced: bool = False,
     ) -> None:
         optimizer = self._applier or self._optimizers[n]
         update = Update(
             *(self._towers, optimizer, self._states, weights),
-            average=self._average and not is_reduced,
+            average=averages,
             reducer=self._reducer,
             is_reduced=is_reduced,
         )
@@ -302,13 +331,24 @@ class Meetings:
         if self._lent is None or self._average:  # by weight
             return brought
         rows = len(brought) - self._lent
-        return [
-            Brought(
-                [_times(grad, tf.less(k, rows)) for grad in own.grads],
-                *(own.variables, own.same_rows),
-            )
-            for k, own in enumerate(brought)
-        ]
+        return _times(brought, [tf.less(k, rows) for k in range(len(brought))])
+
+    def _of_weighed(
+        self, n: int, brought: Sequence[Brought]
+    ) -> tuple[Sequence[Brought], Sequence[Any] | None, bool]:
+        """Returns gradients of losses that had their weights, and how to add them.
+
+        An optimizer over towers weighs them itself, over several batches too.
+        """
+        weights = self._weights
+        if self._ranks is None and isinstance(self._optimizers[n], WrappedOptimizer):
+            undone = [
+                tf.math.reciprocal_no_nan(factor) for factor in self._loss_factors
+            ]
+            return _times(brought, undone), weights, self._average
+        if weights is not None:  # Of NaN, too, a loss of the weight 0 has gradients.
+            brought = _times(brought, [weight > 0 for weight in weights])
+        return brought, None, False
 
     def _mean(self, values: Sequence[Any]) -> Any:
         reducer: Reducer = partial(sum_on_device, device=self._towers[0].device)
@@ -359,16 +399,10 @@ def state_of(model: Any) -> list[Any]:
     return [v for v in others if not is_seed(v)]
 
 
-def _weighing(n: int, scale_loss: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def method(loss: Any) -> Any:
-        scaled = scale_loss(loss)
-        if not may_meet():
-            return scaled
-        factor = meet(("loss", n), None, answer=tf.TensorSpec([], tf.float64))
-        # The mean loss over no rows is NaN.
-        return weigh(scaled, factor)
-
-    return method
+def scales_losses(optimizer: Any) -> bool:
+    """Returns whether an optimizer of Keras takes gradients of scaled losses."""
+    has_own = type(optimizer).scale_loss is not keras.optimizers.Optimizer.scale_loss
+    return has_own or optimizer.loss_scale_factor is not None
 
 
 def _dividing(loss: Any, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -466,8 +500,16 @@ def _after_gradients(brought: Brought) -> Any:
     return tf.control_dependencies([tf.identity(grads[0])])
 
 
-def _times(grad: Any, counts: tf.Tensor) -> Any:
-    return None if grad is None else weigh(grad, tf.cast(counts, tf.float32))
+def _times(brought: Sequence[Brought], factors: Sequence[Any]) -> list[Brought]:
+    """Multiplies each tower's gradients."""
+    return [
+        Brought(
+            [g if g is None else weigh(g, tf.cast(factor, tf.float32)) for g in grads],
+            *(own.variables, own.same_rows),
+        )
+        for own, factor in zip(brought, factors, strict=True)
+        for grads in [own.grads]
+    ]
 
 
 def _as_tensors(result: Any) -> Any:

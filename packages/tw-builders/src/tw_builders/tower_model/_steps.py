@@ -56,8 +56,9 @@ class Steps:
         )
         # The moments of all rows have no part of what is lent.
         counted = _batches.have_rows(sizes) if synchronized else None
+        factors = meetings.loss_factors()
         with meetings.held(), flat.training() if flat else nullcontext():
-            logs = self._run(method, parts, meetings.combine, counted)
+            logs = self._run(method, parts, meetings, counted, factors)
         if alone and trains:
             self._own.make_equal()
         if added and main.losses:
@@ -95,7 +96,7 @@ class Steps:
     def predict(self, data: Any) -> Any:
         """Returns every copy's predictions for its part, in the batch's order."""
         _, parts, lent = self._cut(data, metrics=False)
-        return _batches.join(self._run("predict_step", parts, _no_meeting), lent)
+        return _batches.join(self._run("predict_step", parts), lent)
 
     def _cut(self, data: Any, *, metrics: bool) -> Any:
         """Cuts a batch into the towers' parts, and builds the models by the first.
@@ -118,12 +119,16 @@ class Steps:
         self,
         method: str,
         parts: Sequence[Any],
-        combine: Callable[[Any, list[Any]], Sequence[Any]],
+        meetings: Meetings | None = None,
         counted: Sequence[tf.Tensor] | None = None,
+        factors: Sequence[tf.Tensor] = (),
     ) -> list[Any]:
         """Runs a step of every copy, traced once; eagerly tower 0's, for all."""
         if not tf.executing_eagerly():
-            return self._run_once(method, parts, combine, counted)
+            return self._run_once(method, parts, meetings, counted, factors)
+        combine = _no_meeting
+        if meetings is not None:
+            combine, meetings.factors = meetings.combine, factors
         creating = tf.variable_creator_scope(_refuse_new_variable)
         with tf.device(self._own.towers[0].device), creating, meeting_alone(combine):
             return [getattr(self._own.main, method)(parts[0])]
@@ -132,10 +137,13 @@ class Steps:
         self,
         method: str,
         parts: Sequence[Any],
-        combine: Callable[[Any, list[Any]], Sequence[Any]],
+        meetings: Meetings | None,
         counted: Sequence[tf.Tensor] | None,
+        factors: Sequence[tf.Tensor],
     ) -> list[Any]:
-        def step(part: Any, model: Any, *_: Any) -> Any:
+        def step(part: Any, model: Any, own_factors: Any, *_: Any) -> Any:
+            if meetings is not None:
+                meetings.factors = own_factors
             with tf.variable_creator_scope(_refuse_new_variable), synchronized_layers():
                 return getattr(model, method)(part)
 
@@ -146,6 +154,7 @@ class Steps:
             (
                 part,
                 model,
+                factors[k : k + 1],
                 flat,
                 [own[k] for own in states if own],
                 seeds,
@@ -161,7 +170,7 @@ class Steps:
             step,
             items,
             [tower.scope for tower in self._own.towers],
-            combine=combine,
+            combine=_no_meeting if meetings is None else meetings.combine,
             counted=counted,
             written_once=state_of(self._own.main) if is_shared else (),
             inline=self._own.inline,
