@@ -97,18 +97,19 @@ def test_building_runs_no_session_and_the_state_is_initialised_variables(
         assert sess.run(v1.report_uninitialized_variables()).size == 0
 
 
-def test_calls_are_averaged_over_those_that_reach_the_variable(graph):
+def test_a_variables_gradients_are_averaged_over_the_calls_that_list_it(graph):
     optimizer = Optimizer(**SGD)
     w, b = variable_on("/cpu:0"), variable_on("/cpu:0", name="b")
     with tf.device("/cpu:0"):
         for factor in (2.0, 4.0):
             optimizer.register_gradients(tf.reduce_sum(w) * factor, [w, b])
         optimizer.register_gradients(tf.reduce_sum(b) * 6.0, {"w": w, "b": b})
+        optimizer.register_gradients(tf.reduce_sum(b) * 9.0, [b])
     step = optimizer.apply_updates()
     with session(graph) as sess:
         sess.run(step)
-        np.testing.assert_array_equal(sess.run(w), np.float32([1, 2]) - 3)
-        np.testing.assert_array_equal(sess.run(b), np.float32([1, 2]) - 6)
+        np.testing.assert_array_equal(sess.run(w), np.float32([1, 2]) - 2)
+        np.testing.assert_array_equal(sess.run(b), np.float32([1, 2]) - 3.75)
 
 
 def test_sparse_gradients_of_several_calls_are_averaged(graph):

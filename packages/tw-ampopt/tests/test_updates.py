@@ -260,14 +260,27 @@ def test_an_update_of_dropped_micro_batches_only_is_skipped(make_trainer):
     assert np.isfinite(trainer.values()[0][0]).all()
 
 
-def test_a_number_of_steps_that_changes_counts_from_the_next_update_on(make_trainer):
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_a_number_of_steps_that_changes_ends_a_group_as_its_class_says(
+    make_trainer, num_towers
+):
+    """As StyleGAN2's, ``Optimizer`` divides and ends a group by the number it reads.
+
+    A ``TowerOptimizer`` counts from the next update on, and keeps the mean.
+    """
     box = []
 
     def multiplier():
         box.append(tf.Variable(2.0, trainable=False))
         return box[0]
 
-    trainer = make_trainer(INITIAL, accumulation_steps=multiplier, **SGD)
+    trainer = make_trainer(
+        INITIAL,
+        num_towers,
+        accumulation_steps=multiplier,
+        loss_scale=GradualLossScale(10.0, 0.25, 1.0),
+        **SGD,
+    )
 
     def set_to(value):
         if trainer.mode == "graph":
@@ -276,23 +289,34 @@ def test_a_number_of_steps_that_changes_counts_from_the_next_update_on(make_trai
         else:
             box[0].assign(value)
 
-    updates = []
-    for value in (2, 3, 3, 3, 1, 1):
-        set_to(value)
-        trainer.step(feeds_like(INITIAL, 0))
-        updates.append(int(trainer.statistics()["updates"]))
-    # Groups: {2, 3}, {3, 3, 1}, {1}.
-    assert updates == [0, 1, 1, 1, 2, 3]
+    numbers = (2, 3, 3, 4, 2, 1)
+    groups = {
+        "graph": [((0, 1, 2), (2, 3, 3)), ((3, 4), (4, 2)), ((5,), (1,))],
+        "function": [((0, 1), (2, 2)), ((2, 3, 4), (3, 3, 3)), ((5,), (1,))],
+    }[trainer.mode]
+    want = [value.copy() for value in INITIAL]
+    for group, divisors in groups:
+        for s, divisor in zip(group, divisors, strict=True):
+            before = int(trainer.statistics()["updates"])
+            set_to(numbers[s])
+            feeds = [feeds_like(INITIAL, 10 * s + k) for k in range(num_towers)]
+            trainer.step(*feeds)
+            for own, column in zip(want, zip(*feeds, strict=True), strict=True):
+                own -= 0.5 * sum(column) / num_towers / divisor
+            assert trainer.statistics()["updates"] == before + (s == group[-1])
+        for tower in trainer.values():
+            for got, own in zip(tower, want, strict=True):
+                np.testing.assert_allclose(got, own, rtol=1e-5, atol=1e-5)
     with pytest.raises(
         tf.errors.InvalidArgumentError, match="a whole number of 1 or more"
     ):
         set_to(2.5)
-        trainer.step(feeds_like(INITIAL, 0))
+        trainer.step(*feeds)
     with pytest.raises(
         tf.errors.InvalidArgumentError, match="a whole number of 1 or more"
     ):
         set_to(0)
-        trainer.step(feeds_like(INITIAL, 0))
+        trainer.step(*feeds)
 
 
 @pytest.mark.parametrize("multiplier", [None, 2])

@@ -307,7 +307,8 @@ def test_calls_on_one_device_are_weighed(weights):
         session.run(train_op)
         want = np.average([4.0, 8.0], weights=weights)
         np.testing.assert_array_equal(session.run(both), [np.float32(-0.5 * want)])
-        np.testing.assert_array_equal(session.run(first), [-1.0])
+        want = np.average([2.0, 0.0], weights=weights)
+        np.testing.assert_array_equal(session.run(first), [np.float32(-0.5 * want)])
 
 
 def test_weights_in_one_registration_alone_are_refused():

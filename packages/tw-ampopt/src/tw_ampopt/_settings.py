@@ -51,6 +51,7 @@ class Settings:
     master_copies: bool
     accumulation_steps: AccumulationSteps | None  # micro-batches per update
     steps_message: str  # for a tensor of steps with a bad value
+    rereads_steps: bool  # at every micro-batch, as StyleGAN2's optimizer does
     drops: bool  # a bad micro-batch is dropped, rather than its update skipped
     clip: float | None  # bound of the global norm
     reducer: Reducer | None  # None for tw_reduce.all_reduce of the devices
@@ -129,6 +130,7 @@ def read_settings(
         check_flag(master_copies=master_copies),
         _checked_steps(given, steps_name, message),
         message,
+        steps_name == "minibatch_multiplier",
         on_nonfinite == "drop_micro_batch",
         clip,
         None if reducer is None else check_adds(reducer=reducer),

@@ -94,7 +94,7 @@ class TowerOptimizer(
           towers: K towers; by default one for each list of variables, on its
             device. Required if towers share their variables.
           accumulation_steps: micro-batches per update; a whole number of 1 or more,
-            or a numeric scalar tensor that holds one.
+            or a numeric scalar tensor that holds one, read as a group begins.
           share: an optimizer of the same settings; both use its slots and scale.
           loss_scale: a rule such as ``DynamicLossScale()``; None does not scale.
           on_nonfinite: ``"skip_group"`` or ``"drop_micro_batch"``.

@@ -84,7 +84,8 @@ class Optimizer(BaseOptimizer):
           learning_rate: number, scalar tensor or variable, or a schedule (a
             function of the number of updates made).
           minibatch_multiplier: micro-batches per update; a whole number of 1 or
-            more, or a numeric scalar tensor that holds one.
+            more, or a numeric scalar tensor that holds one. It is read for every
+            micro-batch, which is divided by it, and ends a group that has as many.
           share: an optimizer of the same settings; both use its slots and scale.
           use_loss_scaling: scales by ``GradualLossScale`` with the next three values.
           loss_scaling_init: log2 of the scale at the start.
@@ -150,8 +151,8 @@ class Optimizer(BaseOptimizer):
     ) -> None:
         """Registers the gradients of a loss; call it at least once per device.
 
-        Gradients of several calls on a device are averaged over the calls whose
-        loss reaches the variable.
+        A variable's gradients of several calls on a device are averaged over the calls
+        that list it, as StyleGAN2's are: one whose loss does not reach it counts as 0.
 
         Args:
           loss: scalar tensor; its device identifies the tower.

@@ -2,7 +2,9 @@
 
 Every tower sums its own gradients; nothing is reduced before the accumulator is full.
 The number of micro-batches it takes is read when it starts to fill, so that a change
-meanwhile does not spoil the mean.
+meanwhile does not spoil the mean. StyleGAN2's optimizer reads it for every micro-batch
+instead: it divides that one by it, and is full once it has seen as many. ``rereads``
+does the same, with sums that are in the unit of the first number.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,10 +51,12 @@ class GradientAccumulator:
         weighs: bool,
         host: str,
         steps_message: str,
+        rereads: bool,
     ) -> None:
         """Makes the state; ``shapes`` are those of a tower's M buffers."""
         self._steps = steps
         self._steps_message = steps_message
+        self._rereads = rereads
         self._devices = tuple(devices)
         self._host = host
         # Micro-batches since the last update was due: seen, and (if bad ones are
@@ -77,6 +81,11 @@ class GradientAccumulator:
         ]
         self.weight = AccumulatedWeight(len(devices), host) if weighs else None
 
+    @property
+    def _divides_each(self) -> bool:
+        """Whether a micro-batch is divided by the number that was read for it."""
+        return self._rereads and self.weight is None and self.summed is None
+
     def state(self) -> list[tf.Variable]:
         """Lists the variables to be saved and reset."""
         counts = present([self.count, self.wanted, self.summed, self.dropped])
@@ -93,10 +102,13 @@ class GradientAccumulator:
         """Adds a [K][M] micro-batch; once the result is known, it has been added."""
         with tf.device(self._host or None):
             before = self.count.read_value()
-            wanted = self._checked_steps()
-            wanted = tf.where(tf.equal(before, 0), wanted, self.wanted.read_value())
+            now = self._checked_steps()
+            wanted = tf.where(tf.equal(before, 0), now, self.wanted.read_value())
             seen = before + 1
-            full = seen >= wanted
+            full = seen >= (now if self._rereads else wanted)
+            if self._divides_each:
+                share = tf.cast(wanted, tf.float32) / tf.cast(now, tf.float32)
+                inverse = share if inverse is None else share * inverse
             batch = self._weigh(buffers, inverse, weights, before)
         with tf.control_dependencies([wanted]):  # an invalid number changes nothing
             summed, added = self._add_where_good(batch, seen)
@@ -110,7 +122,8 @@ class GradientAccumulator:
             with tf.control_dependencies(noted):
                 added_up = tf.identity(summed)
                 if self.weight is None:
-                    divisor = tf.cast(summed, tf.float32) * float(len(self._devices))
+                    count = wanted if self._divides_each else summed
+                    divisor = tf.cast(count, tf.float32) * float(len(self._devices))
                 else:
                     divisor = self.weight.divisor(summed)
             # Where an update is due, nothing is emptied before the divisor is known.

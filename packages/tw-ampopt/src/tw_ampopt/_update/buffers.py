@@ -1,16 +1,13 @@
 """Gradients made uniform and joined, and tests of their finiteness and norm.
 
-Each variable's gradient is averaged over calls, made float32, and zero where it is
-missing. Small gradients are then joined, so that adding, reducing and testing them take
-one kernel each. Large ones stay alone: joining them would be one more copy of the
-model. Sparse ones stay alone to stay sparse.
+Each variable's gradient is averaged over the calls that list it, made float32, and
+zero where a call's loss does not reach it. Small gradients are then joined, so that
+adding, reducing and testing them take one kernel each. Large ones stay alone: joining
+them would be one more copy of the model. Sparse ones stay alone to stay sparse.
 
 The sum of squares is the cheapest pass over the data, and finite only if every element
 is. If it is not, all elements may still be finite and only a square too large; then
 each element is tested.
-
-The original divided by the number of calls even where a call's loss did not reach
-the variable; here a call that does not reach a variable does not count for it.
 """
 
 from collections.abc import Callable, Sequence
@@ -128,9 +125,9 @@ def _mean_of_calls(calls: Sequence[Buffer | None], shape: Sequence[int]) -> Buff
     reached = [to_float32(grad) for grad in calls if grad is not None]
     if not reached:
         return tf.zeros(shape, tf.float32)
-    if len(reached) == 1:
+    if len(calls) == 1:
         return reached[0]
-    return scale(sum_of_calls(reached), 1.0 / len(reached))
+    return scale(sum_of_calls(reached), 1.0 / len(calls))
 
 
 def _exact(buffers: Sequence[Buffer]) -> tuple[tf.Tensor, tf.Tensor]:

@@ -81,6 +81,7 @@ class Updater:
                 self.devices,
                 steps=steps,
                 steps_message=self._settings.steps_message,
+                rereads=self._settings.rereads_steps,
                 drops=self._settings.drops,
                 weighs=weighs,
                 host=host,

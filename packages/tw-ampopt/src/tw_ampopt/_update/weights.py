@@ -38,14 +38,15 @@ def total_of(shares: Shares) -> tf.Tensor:
 
 
 def mean_of_calls(calls: Sequence[tuple[Buffer | None, Any]]) -> Buffer | None:
-    """Averages one variable's gradients over the calls that reach it, in float32."""
-    reached = [(grad, weight) for grad, weight in calls if grad is not None]
-    if len(reached) < 2:
-        return reached[0][0] if reached else None
-    shares = shares_of([weight for _, weight in reached])
+    """Averages one variable's gradients over the calls that list it, in float32."""
+    grads, weights = zip(*calls, strict=True)
+    if len(calls) == 1 or all(grad is None for grad in grads):
+        return grads[0]
+    shares = shares_of(weights)
     own = [
         weigh(to_float32(grad), share)
-        for (grad, _), share in zip(reached, shares, strict=True)
+        for grad, share in zip(grads, shares, strict=True)
+        if grad is not None
     ]
     return scale(sum_of_calls(own), 1.0 / total_of(shares))
 
