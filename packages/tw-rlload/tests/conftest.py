@@ -150,7 +150,7 @@ class FunctionTrainer:
         def specs(given):
             return {n: tf.TensorSpec([None, *s], d) for n, (d, s) in given.items()}
 
-        both = ("reducer", "grad_norm_clipping", "apply_fn")
+        both = ("reducer", "grad_norm_clipping", "apply_fn", "sparse_gradients")
         training = {name: more.pop(name) for name in both if name in more}
         self.batch = DeviceBatch(
             made,

@@ -54,6 +54,55 @@ def test_the_norm_that_is_clipped_adds_the_hits_of_a_row(make_trainer):
     np.testing.assert_allclose(trainer.weights()["table"][:, 0], [-1, 0, 0, 0, 0, 0])
 
 
+def trained_by_momentum(make_trainer, devices, **options):
+    """Looks a few rows up in each step; returns the table and NumPy's, dense."""
+    trainer = make_trainer(
+        pulled,
+        {"table": TABLE},
+        {"row": (np.int32, [])},
+        devices=devices,
+        maximum=4 // devices,
+        opt=lambda: v1.train.MomentumOptimizer(0.25, 0.5),
+        **options,
+    )
+    trainer.load([ROWS])
+    trainer.run_epochs(2)
+    plan = trainer.report
+    kept = ROWS[: plan.rows_per_device * devices].reshape(devices, -1)
+    table, momentum = TABLE.copy(), np.zeros_like(TABLE)
+    for _ in range(2):
+        for rows in np.split(kept, plan.steps, axis=1):
+            grad = np.zeros_like(table)
+            np.add.at(grad, rows, ([1, 2] + 2 * table[rows]) / devices)
+            momentum = 0.5 * momentum + grad
+            table -= 0.25 * momentum
+    return trainer.weights()["table"], table
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+@pytest.mark.parametrize("bound", [None, 1e6])
+@pytest.mark.each_choice
+def test_momentum_moves_rows_on_that_a_step_does_not_look_up(
+    make_trainer, devices, bound
+):
+    got, dense = trained_by_momentum(make_trainer, devices, grad_norm_clipping=bound)
+    np.testing.assert_allclose(got, dense, rtol=1e-5)
+
+
+def test_sparse_gradients_leave_rows_alone_that_a_step_does_not_look_up(make_trainer):
+    got, dense = trained_by_momentum(make_trainer, 1, sparse_gradients=True)
+    assert not np.allclose(got, dense)
+    with tf.Graph().as_default(), v1.Session() as sess:
+        table, rows = tf.Variable(TABLE), v1.placeholder(tf.int32, [4])
+        loss = pulled({"table": table}, {"row": rows})
+        train = v1.train.MomentumOptimizer(0.25, 0.5).minimize(loss)
+        sess.run(v1.global_variables_initializer())
+        for step in [*np.split(ROWS, 4)] * 2:
+            sess.run(train, {rows: step})
+        alone = sess.run(table)
+    np.testing.assert_allclose(got, alone, rtol=1e-5)
+
+
 @pytest.mark.parametrize("bound", [0.5, 1000.0])
 def test_towers_with_common_rows_are_clipped_as_one_dense_gradient(make_trainer, bound):
     trainer = make_trainer(

@@ -48,6 +48,7 @@ class EpochFunction:
         reducer: Reducer | None = None,
         grad_norm_clipping: float | None = None,
         apply_fn: ApplyFn | None = None,
+        sparse_gradients: bool = False,
         trace: str = "once",
     ) -> None:
         """Checks models and optimizers; traces once, at the first call.
@@ -73,6 +74,10 @@ class EpochFunction:
             with the one optimizer, such as ``tw_builders.apply_at_owners``; a
             variable without a gradient in any tower has None. By default every
             optimizer applies to its model.
+          sparse_gradients: whether gradients of embeddings stay sparse, so that the
+            optimizer's momentum, RMSprop or the like may leave rows alone that a step
+            does not look up. By default they are made dense, as in
+            ``LocalSyncParallelOptimizer``, and every row moves on.
           trace: ``"once"``: ``loss_fn`` is traced for tower 0, and called for every
             tower with its own model; ``"each"``: it is traced for every tower, for
             models whose Python code differs. As for ``tw_core.map_towers``.
@@ -97,7 +102,10 @@ class EpochFunction:
             )
         self._step = FunctionStep(
             *(batch.specs, loss_fn, models, optimizers),
-            read_update(batch.towers, reducer, grad_norm_clipping, apply_fn),
+            read_update(
+                *(batch.towers, reducer, grad_norm_clipping, apply_fn),
+                sparse_gradients,
+            ),
             trace,
         )
         self._buffers = buffers_of(batch)

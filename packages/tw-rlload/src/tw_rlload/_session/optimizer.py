@@ -81,6 +81,7 @@ class LocalSyncParallelOptimizer:
         check_finite: bool = False,
         num_buffers: int = 1,
         apply_fn: ApplyFn | None = None,
+        sparse_gradients: bool = False,
     ) -> None:
         """Builds the towers in the default graph.
 
@@ -112,6 +113,10 @@ class LocalSyncParallelOptimizer:
             the [K][N] variables, such as ``tw_builders.apply_at_owners``; a variable
             without a gradient in any tower has None. After the initialisers, copy
             tower 0's values to the other towers.
+          sparse_gradients: whether gradients of embeddings stay sparse, so that the
+            optimizer's momentum, RMSprop or the like may leave rows alone that a step
+            does not look up. By default they are made dense, as RLlib's are, and every
+            row moves on.
 
         Raises:
           RuntimeError: outside a session graph.
@@ -124,7 +129,9 @@ class LocalSyncParallelOptimizer:
         made = towers(devices)
         check_optimizer(optimizer)
         check_function(build_graph=build_graph)
-        update = read_update(made, reducer, grad_norm_clipping, apply_fn)
+        update = read_update(
+            *(made, reducer, grad_norm_clipping, apply_fn, sparse_gradients)
+        )
         specs = specs_of_placeholders(input_placeholders, rnn_inputs)
         self._buffers = Buffers(
             *(made, specs),

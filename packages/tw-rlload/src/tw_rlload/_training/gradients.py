@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tw_core import Tower
-from tw_core.checks import caller, check_function, check_number, public
+from tw_core.checks import caller, check_flag, check_function, check_number, public
 from tw_core.gradients import (
     Gradients,
     check_any_gradient,
@@ -85,6 +85,7 @@ class Update:
     reducer: Reducer
     bound: float | None  # of the averaged gradients' global norm
     apply_fn: Any  # an ApplyFn; None where optimizers apply
+    keeps_sparse: bool  # else gradients of embeddings are made dense, as RLlib's are
 
     def combine(
         self,
@@ -107,9 +108,17 @@ class Update:
         means = mean(self.reducer, weights=tower_weights)(read)
         # Reducers that add in one place return one list for all towers: clip it once.
         unique = {tuple(map(id, tower)): tower for tower in means}
-        clipped = {key: _clipped(own, bound) for key, own in unique.items()}
+        clipped = {
+            key: _clipped(self._prepared(own, read.variables[0]), bound)
+            for key, own in unique.items()
+        }
         averaged = [clipped[tuple(map(id, tower))] for tower in means]
         return Gradients(averaged, read.variables).pairs
+
+    def _prepared(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        if self.keeps_sparse:
+            return [with_unique_rows(grad) for grad in grads]
+        return [_dense(g, v) for g, v in zip(grads, variables, strict=True)]
 
     def apply_once(
         self,
@@ -134,6 +143,7 @@ def read_update(
     reducer: Reducer | None,
     grad_norm_clipping: float | None,
     apply_fn: ApplyFn | None,
+    sparse_gradients: bool,
 ) -> Update:
     """Checks what both modes take; a bound of 0 is none."""
     if reducer is None:
@@ -145,7 +155,8 @@ def read_update(
         bound = check_number(grad_norm_clipping=bound, at_least=0) or None
     if apply_fn is not None:
         check_function(apply_fn=apply_fn)
-    return Update(tuple(towers), reducer, bound, apply_fn)
+    keeps_sparse = check_flag(sparse_gradients=sparse_gradients)
+    return Update(tuple(towers), reducer, bound, apply_fn, keeps_sparse)
 
 
 def _numbers(name: str, value: object) -> tf.Tensor:
@@ -170,15 +181,23 @@ def _without_missing(grad_list: Sequence[Pairs]) -> list[Pairs]:
     return [list(tower) for tower in zip(*used, strict=True)]
 
 
-def _clipped(grads: Sequence[Any], bound: tf.Tensor | float | None) -> list[Any]:
-    unique = [with_unique_rows(grad) for grad in grads]
+def _dense(grad: Any, variable: Any) -> Any:
+    """Makes a sparse gradient dense where its values are."""
+    if not isinstance(grad, tf.IndexedSlices):
+        return grad
+    num_rows = tf_variable(variable).shape[0]
+    with tf.device(grad.values.device):
+        return tf.math.unsorted_segment_sum(grad.values, grad.indices, num_rows)
+
+
+def _clipped(grads: list[Any], bound: tf.Tensor | float | None) -> list[Any]:
     if bound is None:
-        return unique
+        return grads
     # TensorFlow needs one dtype, and its squares and factors overflow float16.
-    dtypes = [values_of(grad).dtype for grad in unique]
+    dtypes = [values_of(grad).dtype for grad in grads]
     wide = tf.float64 if tf.float64 in dtypes else tf.float32
     clipped, _ = tf.clip_by_global_norm(
-        [_cast(grad, wide) for grad in unique],
+        [_cast(grad, wide) for grad in grads],
         tf.cast(bound, wide) if tf.is_tensor(bound) else bound,
     )
     return [_cast(grad, dtype) for grad, dtype in zip(clipped, dtypes, strict=True)]
