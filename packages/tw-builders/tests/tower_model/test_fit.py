@@ -151,13 +151,53 @@ def test_moving_averages_of_weights_are_those_of_one_device():
     def averaging():
         return keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.5)
 
-    one, many = pair("mlp", 3, averaging)
-    check_same(fit(one, "mlp"), fit(many, "mlp"))
-    check_same_weights(one, many)
+    for options in ({}, {"flat_below_bytes": 1_000}):
+        one, many = pair("mlp", 3, averaging, **options)
+        check_same(fit(one, "mlp"), fit(many, "mlp"))
+        for tower in many.towers:  # Keras writes the averages when training ends.
+            check_same_weights(one, tower)
     with pytest.raises(
         ValueError, match=r"keeps averages .* use variables='replicated'"
     ):
         pair("mlp", 3, averaging, variables="sharded")
+
+
+def test_towers_follow_callbacks_of_evaluate_and_predict():
+    def averaging():
+        return keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5)
+
+    one, many = pair("mlp", 2, averaging)
+    (x, y), results = data_for("mlp"), []
+    for model in (one, many):
+        fit(model, "mlp", epochs=1)
+        model.set_weights([own + 1 for own in model.get_weights()])  # not the averages
+        swap = [keras.callbacks.SwapEMAWeights()]
+        loss, *_ = model.evaluate(x, y, verbose=0, callbacks=swap)
+        zero = keras.callbacks.LambdaCallback()
+        zero.on_predict_begin = lambda logs, model=model: model.layers[
+            -1
+        ].kernel.assign(tf.zeros([900, 3], "float64"))
+        predicted = model.predict(x, verbose=0, callbacks=zero)
+        results.append((loss, predicted))
+    np.testing.assert_allclose(results[1][0], results[0][0], rtol=1e-9)
+    np.testing.assert_allclose(results[1][1], results[0][1], rtol=1e-9)
+    check_same_weights(*many.towers, rtol=0, atol=0)
+
+
+@each_kind
+def test_schedule_free_adamw_trains_as_keras_does_eagerly(variables):
+    if not hasattr(keras.optimizers, "ScheduleFreeAdamW"):
+        pytest.skip("This Keras has no ScheduleFreeAdamW")
+
+    def schedule_free():
+        return keras.optimizers.ScheduleFreeAdamW(0.1)
+
+    # Compiled, Keras's own fit begins with momenta of 0 in place of the weights.
+    one, many = pair("mlp", 3, schedule_free, variables=variables)
+    one.run_eagerly = True
+    check_same(fit(one, "mlp"), fit(many, "mlp"), rtol=1e-7)
+    for tower in many.towers:
+        check_same_weights(one, tower)
 
 
 COMPILED = {
@@ -293,6 +333,57 @@ def test_all_kinds_of_input_are_cut(name):
         given = INPUTS[name](*data_for("mlp"))
         histories.append(model.fit(**given, shuffle=False, verbose=0).history)
     check_same(*histories)
+
+
+class CountsCalls(keras.layers.Layer):
+    """Has state that does not depend on its input, as a random generator is."""
+
+    def build(self, shape):
+        options = {"initializer": "zeros", "dtype": "int64", "trainable": False}
+        self.calls = self.add_weight(shape=[], **options)
+
+    def call(self, inputs):
+        self.calls.assign_add(1)
+        return inputs
+
+
+def counting():
+    dense = [keras.layers.Dense(3, **OPTIONS), CountsCalls(), keras.layers.Dense(1)]
+    return keras.Sequential([keras.Input([6], dtype="float64"), *dense])
+
+
+UNKNOWN = [
+    ("replicated", 1, {"inline": True}),
+    ("replicated", 2, {"inline": False}),
+    ("replicated", 4, {}),
+    ("replicated", 2, {"flat_below_bytes": 1_000}),
+    ("sharded", 2, {}),
+    ("sharded", 3, {"flat_below_bytes": 1_000}),
+    ("parameter_server", 3, {}),
+]
+
+
+@pytest.mark.parametrize(("variables", "num_towers", "options"), UNKNOWN)
+def test_as_many_updates_are_counted_as_batches_of_unknown_length(
+    variables, num_towers, options
+):
+    x = data_for("mlp")[0][:12]
+    rows = tf.data.Dataset.from_generator(
+        lambda: zip(x, x[:, :1], strict=True),
+        output_signature=(
+            tf.TensorSpec([6], tf.float64),
+            tf.TensorSpec([1], tf.float64),
+        ),
+    )
+    model = TowerModel(counting, CPUS[:num_towers], variables=variables, **options)
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    model.fit(rows.batch(4), epochs=3, verbose=0)
+    assert int(model.optimizer.iterations) == 9  # Plain Keras counts 12.
+    for tower in model.towers:
+        assert int(tower.layers[1].calls) == 9
+    state = model._own.states.known(model._own.appliers[0])
+    for own in state[1:]:
+        assert int(own.variables[0]) == 9
 
 
 def since_reset(*models):

@@ -1,6 +1,7 @@
 """Batches as Keras passes them to a step: as tensors, as specs, and joined again."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -14,6 +15,22 @@ def tensors(data: Any) -> Any:
         lambda leaf: leaf if leaf is None or tf.is_tensor(leaf) else tf.constant(leaf),
         data,
     )
+
+
+def after(data: Any) -> AbstractContextManager[Any]:
+    """Has what a step changes wait for its batch, also where it does not read it.
+
+    Data of unknown length ends with a step that has no batch. TensorFlow would run the
+    rest of it: a count of updates, a random generator.
+    """
+    leaves = tf.nest.flatten(data, expand_composites=True)
+    leaves = [leaf for leaf in leaves if leaf is not None]
+    if tf.executing_eagerly() or not leaves:
+        return nullcontext()
+    # XLA, which may compile what waits, knows no strings.
+    leaf = min(leaves, key=lambda leaf: bool(leaf.dtype == tf.string))
+    waits: AbstractContextManager[Any] = tf.control_dependencies([tf.identity(leaf)])
+    return waits
 
 
 def checked_sizes(data: Any, num_parts: int) -> Any:

@@ -29,7 +29,7 @@ class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
     def _copy(self, *_: Any, **__: Any) -> None:
         self._copies.make_equal()
 
-    on_test_begin = on_test_end = on_predict_begin = _copy
+    on_test_begin = on_test_end = on_predict_begin = on_predict_end = _copy
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Takes the values of rank 0, whose callbacks may have restored them."""

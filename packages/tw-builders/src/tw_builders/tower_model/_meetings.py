@@ -9,7 +9,7 @@ batch, only what other towers or ranks have a part in is replaced.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -282,8 +282,7 @@ class Meetings:
         apply = self._apply
         if isinstance(optimizer, WrappedOptimizer):
             apply = apply_wrapped
-        after = nullcontext() if self._ranks is None else _after_gradients(brought[0])
-        with keep_repeated_rows(), after:
+        with keep_repeated_rows():
             apply(update, brought)
 
     def _update_metric(self, metric: Any, calls: Sequence[Any]) -> None:
@@ -485,19 +484,6 @@ def _showing(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
         return meet(("result", n), None, answer=specs)
 
     return method
-
-
-def _after_gradients(brought: Brought) -> Any:
-    """Has an update wait for gradients, also where it does not read them.
-
-    Where data has ended, there are none. Keras counts such a call as an update, which
-    another rank may not make.
-    """
-    grads = [values_of(grad) for grad in brought.grads if grad is not None]
-    if tf.executing_eagerly() or not grads:
-        return nullcontext()
-    # Of a call that is inlined, control edges wait for its effects alone.
-    return tf.control_dependencies([tf.identity(grads[0])])
 
 
 def _times(brought: Sequence[Brought], factors: Sequence[Any]) -> list[Brought]:

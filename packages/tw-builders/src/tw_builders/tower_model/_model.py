@@ -311,9 +311,11 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         self._fits = True
         try:
             with self._noting_failure():
-                return super().fit(*bound.args[1:], **bound.kwargs)
+                history = super().fit(*bound.args[1:], **bound.kwargs)
         finally:
             self._fits, self._epoch_iterator = False, None
+        self.copy_to_replicas()  # Averages replace weights when training ends.
+        return history
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates as ``keras.Model.evaluate`` does, over all towers.
@@ -322,6 +324,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         """
         self.copy_to_replicas()
         bound, ranks = _EVALUATE.bind(self, *args, **kwargs), self._ranks
+        self._follow(bound.arguments)
         if ranks is not None:
             ranks.num_calls += 1
             if not ranks.is_first:
@@ -346,8 +349,17 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predicts as ``keras.Model.predict`` does, over all towers."""
         self.copy_to_replicas()
+        bound = _PREDICT.bind(self, *args, **kwargs)
+        self._follow(bound.arguments)
         with _naming_what_failed():
-            return super().predict(*args, **kwargs)
+            return super().predict(*bound.args[1:], **bound.kwargs)
+
+    def _follow(self, arguments: dict[str, Any]) -> None:
+        """Has towers follow the callbacks of a call outside of ``fit``."""
+        callbacks = arguments.get("callbacks")
+        if callbacks and not isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks = [*tf.nest.flatten(callbacks)]
+            arguments["callbacks"] = [*callbacks, follower(self._own, callbacks)]
 
     def make_train_function(self, force: bool = False) -> None:
         """Makes the function of a step; with a ``group`` its errors name lost ranks."""
@@ -573,6 +585,7 @@ def _naming_what_failed() -> Iterator[None]:
 
 _FIT = inspect.signature(keras.Model.fit)
 _EVALUATE = inspect.signature(keras.Model.evaluate)
+_PREDICT = inspect.signature(keras.Model.predict)
 
 
 def _of_main(name: str) -> property:

@@ -31,6 +31,10 @@ class Steps:
 
     def step(self, method: str, data: Any) -> Any:
         """Runs one step of every copy on its part of a batch; returns merged logs."""
+        with _batches.after(data):
+            return self._step(method, data)
+
+    def _step(self, method: str, data: Any) -> Any:
         main, flat, ranks = self._own.main, self._own.flat, self._own.ranks
         trains, alone = method == "train_step", tf.executing_eagerly()
         added = self._own.adds or adds_rows(main)
@@ -144,7 +148,11 @@ class Steps:
         def step(part: Any, model: Any, own_factors: Any, *_: Any) -> Any:
             if meetings is not None:
                 meetings.factors = own_factors
-            with tf.variable_creator_scope(_refuse_new_variable), synchronized_layers():
+            with (
+                tf.variable_creator_scope(_refuse_new_variable),
+                synchronized_layers(),
+                _batches.after(part),
+            ):
                 return getattr(model, method)(part)
 
         flats = [()] * len(parts) if self._own.flat is None else self._own.flat.flats

@@ -19,11 +19,12 @@ import tensorflow as tf
 from tw_builders._apply import apply_shared_gradients
 from tw_builders._owners import owned, owners_of
 from tw_builders._sharded import apply_at_owners, apply_sharded_gradients
+from tw_builders.tower_model import _batches
 from tw_builders.tower_model._checks import held_in
 from tw_core import Tower, copy_to_replicas
 from tw_core.devices import canonical_device
 from tw_core.flat_variables import FlatModel, flatten, plain_optimizer
-from tw_core.gradients import weigh
+from tw_core.gradients import values_of, weigh
 from tw_core.optimizers import apply_pairs, create_slots
 from tw_core.tracing import call_once, may_meet
 from tw_core.variables import is_variable, tf_variable
@@ -125,7 +126,9 @@ def apply_replicated(update: Update, brought: Sequence[Brought]) -> None:
     variables = [list(own.variables) for own in kept]
 
     def apply(optimizer: Any, grads: list[Any], variables: list[Any]) -> None:
-        with tf.name_scope("apply_gradients"):  # for timelines
+        # Where data has ended, a call that is inlined runs what does not read it.
+        waits = _batches.after([values_of(grad) for grad in grads])
+        with waits, tf.name_scope("apply_gradients"):  # for timelines
             apply_pairs(optimizer, list(zip(grads, variables, strict=True)))
 
     if tf.executing_eagerly() or len(brought) == 1:
