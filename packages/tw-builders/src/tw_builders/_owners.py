@@ -83,7 +83,8 @@ def check_homes(towers: Sequence[Tower], columns: Sequence[Sequence[Any]]) -> No
         f"{variable.name} of {tower.name} is on {tf_variable(variable).device!r}"
         for tower, own in zip(towers, columns, strict=True)
         for variable in own
-        if _place(tf_variable(variable).device or tower.device) != _place(tower.device)
+        if place_of(tf_variable(variable).device or tower.device)
+        != place_of(tower.device)
     ]
     if elsewhere:
         raise ValueError(
@@ -94,7 +95,7 @@ def check_homes(towers: Sequence[Tower], columns: Sequence[Sequence[Any]]) -> No
         )
 
 
-def _place(device: str) -> str:
+def place_of(device: str) -> str:
     """Spells a device canonically; in eager mode all are of this process."""
     place = canonical_device(device)
     # A process that is a task of a cluster names its devices by its task.

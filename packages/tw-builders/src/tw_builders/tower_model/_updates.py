@@ -17,12 +17,11 @@ import keras
 import tensorflow as tf
 
 from tw_builders._apply import apply_shared_gradients
-from tw_builders._owners import owned, owners_of
+from tw_builders._owners import owned, owners_of, place_of
 from tw_builders._sharded import apply_at_owners, apply_sharded_gradients
 from tw_builders.tower_model import _batches
 from tw_builders.tower_model._checks import held_in
 from tw_core import Tower, copy_to_replicas
-from tw_core.devices import canonical_device
 from tw_core.flat_variables import FlatModel, flatten, plain_optimizer
 from tw_core.gradients import values_of, weigh
 from tw_core.optimizers import apply_pairs, create_slots
@@ -212,7 +211,7 @@ def _move_slots(optimizer: Any, towers: Sequence[Tower]) -> None:
 
 def _move(slot: Any, device: str) -> None:
     old = slot.value
-    if canonical_device(old.device) == canonical_device(device):
+    if place_of(old.device) == place_of(device):
         return
     with tf.device(device):
         slot._value = tf.Variable(
