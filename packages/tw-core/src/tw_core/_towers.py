@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tw_core._records.collections import leave_no_summaries
-from tw_core._records.origins import record_scope
+from tw_core._records.losses import own_losses
+from tw_core._records.origins import build_in_progress, record_scope
 from tw_core.checks import (
     caller,
     check_flag,
@@ -84,6 +85,7 @@ class Tower:
                 vs_name="",
                 total=self.total,
             ),
+            own_losses((build_in_progress(), self.index)),
         ):
             yield self
 

@@ -308,6 +308,12 @@ def make_record(graph: tf.Graph) -> Record:
     return records[0]
 
 
+def build_in_progress() -> int:
+    """Returns the number of the build of towers in progress; 0 outside of any."""
+    record = None if orders_effects() else _record_in(building_graph())
+    return 0 if record is None else record.build
+
+
 def building_graph() -> tf.Graph:
     """Returns the graph that the towers belong to, whatever body is being built."""
     if traces_function():

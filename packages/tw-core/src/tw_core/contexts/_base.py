@@ -11,7 +11,7 @@ thread may open a second graph inside a tower of the first. The bodies of ``tf.c
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +19,7 @@ from typing import Any, Self
 import tensorflow as tf
 
 from tw_core._records.collections import TowerCollections, with_outer_graphs
+from tw_core._records.losses import own_losses
 from tw_core._variable_kinds import refuse_reference_variables
 from tw_core.checks import check_text, public
 from tw_core.modes import without_autograph
@@ -157,6 +158,7 @@ class BaseTowerContext(ABC):
         with ExitStack() as scopes:
             scopes.callback(collections.close)
             scopes.enter_context(self._variable_scope())
+            scopes.enter_context(own_losses(self._owner_of_losses()))
             scopes.enter_context(self._name_scope(graph))
             scopes.enter_context(tf.variable_creator_scope(self._note))
             scopes.enter_context(self._recording())
@@ -196,6 +198,9 @@ class BaseTowerContext(ABC):
     @abstractmethod
     def _check_current_scope(self) -> None:
         """Notes or refuses the current variable scope."""
+
+    def _owner_of_losses(self) -> Hashable:
+        return id(self)  # its losses are those of no other tower
 
     def _recording(self) -> AbstractContextManager[Any]:
         return nullcontext()

@@ -6,13 +6,14 @@ the first to build; the owner of the variables and the frozen collections follow
 from that.
 """
 
+from collections.abc import Hashable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
 from tw_core._records.collections import frozen_keys
-from tw_core._records.origins import record_scope
+from tw_core._records.origins import build_in_progress, record_scope
 from tw_core.checks import check_flag, check_whole_number, public
 from tw_core.contexts._base import BaseTowerContext
 
@@ -83,6 +84,9 @@ class TrainTowerContext(BaseTowerContext):
                 f"{self}: makes its own variables, but the current variable scope "
                 "has reuse=True. Leave that scope first."
             )
+
+    def _owner_of_losses(self) -> Hashable:
+        return build_in_progress(), self.index
 
     def _recording(self) -> AbstractContextManager[Any]:
         return record_scope(

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 
 from tw_core._records.initial_values import InitialValue, initial_value, regularize
+from tw_core._records.losses import note_variable
 from tw_core._tf_compat import outermost_function_graph
 from tw_core._towers import Tower, check_tower
 from tw_core.checks import public
@@ -116,6 +117,7 @@ class VariableStore:
             with self._place(tower):
                 variables[key] = self._make(tower, key, full_name, asked)
         _check_same(variables[key], tower, asked)
+        note_variable(variables[key])
         self._serve_first(tower, key, asked.get("regularizer"))
         return variables[key]
 
