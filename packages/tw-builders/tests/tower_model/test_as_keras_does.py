@@ -140,6 +140,28 @@ class ShowsAVariable(Linear):
         return super().train_step(data)
 
 
+class LogsTheRate(Linear):
+    def train_step(self, data):
+        rate = self.optimizer.learning_rate + 0.0
+        return {**super().train_step(data), "rate": rate}
+
+
+SHARE = tf.Variable(0.5)  # of a loss, such as a KL term's, which a callback changes
+
+
+class DoublesTheShare(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        SHARE.assign(0.5)
+
+    def on_train_batch_end(self, batch, logs=None):
+        SHARE.assign(2 * SHARE)
+
+
+def share_of_error(y, prediction):
+    error = keras.ops.mean((y - prediction) ** 2, axis=-1)
+    return error * keras.ops.convert_to_tensor(SHARE)
+
+
 class Halves(keras.callbacks.Callback):
     """Changes weights and the optimizer's state between batches."""
 
@@ -223,6 +245,21 @@ CASES = {
     "scaled losses, flat variables": {
         "optimizer": lambda: keras.optimizers.LossScaleOptimizer(adam()),
         "flat_below_bytes": 1_000,
+    },
+    "scaled losses, sharded, compiled by XLA": {
+        "optimizer": lambda: keras.optimizers.LossScaleOptimizer(adam()),
+        "variables": "sharded",
+        "compile": {"jit_compile": True},
+    },
+    "a rate in the logs, sharded, compiled by XLA": {
+        "make": LogsTheRate,
+        "variables": "sharded",
+        "compile": {"jit_compile": True},
+    },
+    "a loss that reads a variable, compiled by XLA": {
+        "compile": {"loss": share_of_error, "jit_compile": True},
+        "callbacks": lambda: [DoublesTheShare()],
+        "towers": 3,
     },
     "weights swapped for their averages": {
         "optimizer": averaging,

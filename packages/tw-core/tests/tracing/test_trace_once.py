@@ -400,6 +400,59 @@ def test_what_towers_cannot_share_is_refused():
         map_towers(write, towers(CPUS[:2]), models, trace="twice")
 
 
+def compiled_by_xla(fn, num_towers, outside):
+    """Calls ``fn(x, own)`` per tower, which takes ``outside`` from another device."""
+    every = towers(CPUS[1 : 1 + num_towers])
+    variables = []
+    for tower in every:
+        with tf.device(tower.device):
+            variables.append(tf.Variable(1.0))
+
+    def step():
+        outside.assign_add(tf.ones_like(outside))
+        items = [(tf.constant(float(k)), own) for k, own in enumerate(variables)]
+        return call_once(
+            *(fn, items, [tower.scope for tower in every]),
+            combine=lambda place, brought: [None] * len(brought),
+            jit_compile=True,
+        )
+
+    return tf.function(step, autograph=False)
+
+
+@pytest.mark.parametrize("num_towers", [1, 2, 3])
+def test_xla_is_given_the_value_of_a_variable_on_another_device(num_towers):
+    with tf.device(CPUS[0]):
+        outside = tf.Variable(2.0)
+
+    def fn(x, own):
+        own.assign_add(x * outside)
+        meet("half", own, waits=True)
+        return own + outside
+
+    step = compiled_by_xla(fn, num_towers, outside)
+    # Towers' variables become 1 + 3 k, and 1 + 7 k with the second step.
+    got = [[float(own) for own in step()] for _ in range(2)]
+    places = range(num_towers)
+    assert got == [[4.0 + 3 * k for k in places], [5.0 + 7 * k for k in places]]
+
+
+def test_what_xla_cannot_do_with_a_variable_of_another_device_is_refused():
+    with tf.device(CPUS[0]):
+        outside = tf.Variable(tf.ones([3]), name="outside")
+
+    def branch(x, own):
+        return tf.cond(x > 0, lambda: outside + x, lambda: outside - x)
+
+    def gather(x, own):
+        return tf.gather(outside, tf.cast(x, tf.int32)) + own
+
+    for fn, by in ((branch, "If"), (gather, "ResourceGather")):
+        message = rf"can only read variables of .*got outside:0 \(by {by} "
+        with pytest.raises(ValueError, match=message):
+            compiled_by_xla(fn, 2, outside)()
+
+
 def test_copies_that_differ_are_refused():
     def one(tower, model):
         return None

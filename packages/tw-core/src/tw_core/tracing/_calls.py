@@ -18,6 +18,7 @@ from tw_core.tracing._copies import Copies
 from tw_core.tracing._segments import (
     Segment,
     make_segment,
+    name_in,
     own_seeds,
     seeded_operations,
     stages_of,
@@ -108,11 +109,13 @@ class _Calls:
         once = self.written_once
         handles = [own for own, outer in trace.captured if id(outer) in once]
         seeded = seeded_operations(trace) if len(towers) > 1 else frozenset()
+        elsewhere = _elsewhere(trace, towers) if self.jit_compile else []
         for stage in stages_of(trace):
             make = partial(
                 make_segment,
                 trace,
                 stage,
+                elsewhere=elsewhere,
                 inline=self.inline,
                 jit_compile=self.jit_compile,
             )
@@ -192,6 +195,12 @@ class _Tower:
         """Calls a part of the trace, and keeps what it returns."""
         if segment is None:
             return
+        for op in segment.reads:
+            handle = self.values[op.inputs[0].name]
+            with tf.device(handle.device):
+                self.values[op.outputs[0].name] = tf.raw_ops.ReadVariableOp(
+                    resource=handle, dtype=op.get_attr("dtype")
+                )
         with self.scope():
             results = segment.function(*(self.values[t.name] for t in segment.inputs))
         for tensor, result in zip(segment.outputs, results, strict=True):
@@ -220,6 +229,21 @@ class _Tower:
         return tensor if self.around is None else self.around._value(tensor)
 
 
+def _elsewhere(trace: Trace, towers: Sequence[_Tower]) -> list[tf.Tensor]:
+    """Returns captured handles of variables that some tower has on another device."""
+    captured = [own for own, outer in trace.captured if is_variable_handle(outer)]
+    found = []
+    for tower in towers:
+        with tower.scope():
+            device = tf.DeviceSpec.from_string(tf.no_op().device)
+        for own in captured:
+            other = tf.DeviceSpec.from_string(tower.values[own.name].device)
+            # The tower's may be known in part, as "/gpu:0", or not at all.
+            if other.device_type and other.make_merged_spec(device) != other:
+                found.append(own)
+    return list({own.name: own for own in found}.values())
+
+
 def _check_captured(
     trace: Trace, copies: Copies, arguments: Sequence[Sequence[tf.Tensor]]
 ) -> None:
@@ -236,14 +260,14 @@ def _check_captured(
         if towers and len(towers) < len(arguments):
             raise ValueError(
                 f"{caller()}: a function that is traced once for all towers uses "
-                f"{_name_in(trace, outer)}, which belongs to towers {sorted(towers)} "
+                f"{name_in(trace, outer)}, which belongs to towers {sorted(towers)} "
                 "alone; pass it to the function, an item per tower, or use "
                 "trace='each'."
             )
         if is_variable_handle(outer) and tensor.name not in trace.only_read:
             raise ValueError(
                 f"{caller()}: a function that is traced once for all towers writes "
-                f"{_name_in(trace, outer)}, which no tower was given; pass what holds "
+                f"{name_in(trace, outer)}, which no tower was given; pass what holds "
                 "the variable to the function, an item per tower, or use "
                 "trace='each'."
             )
@@ -264,8 +288,3 @@ def _towers_behind(tensor: tf.Tensor, owners: dict[int, set[int]]) -> set[int]:
             outside = captured_from(own.graph).get(id(own))
             stack += own.op.inputs if outside is None else [outside]
     return found
-
-
-def _name_in(trace: Trace, tensor: tf.Tensor) -> str:
-    names = [v.name for v in trace.graph.variables if v.handle is tensor]
-    return str(names[0] if names else getattr(tensor, "name", tensor))

@@ -32,6 +32,7 @@ class Segment:
     function: Callable[..., Sequence[tf.Tensor]]
     inputs: list[tf.Tensor]
     outputs: list[tf.Tensor]
+    reads: list[tf.Operation]  # of variables, whose values are inputs
 
 
 @dataclass(eq=False)
@@ -83,16 +84,23 @@ def make_segment(
     stage: Stage,
     *,
     without_writes_to: Sequence[tf.Tensor] = (),
+    elsewhere: Sequence[tf.Tensor] = (),
     inline: bool | None,
     jit_compile: bool,
 ) -> Segment | None:
     """Makes the function of a stage; None where nothing has to run.
 
-    ``without_writes_to`` are captured handles whose assignments are left out.
+    ``without_writes_to`` are captured handles whose assignments are left out, and
+    ``elsewhere`` those of variables that are read before the call.
     """
     own = set(stage.operations) - _writes_to(stage, without_writes_to)
+    users = {op for tensor in elsewhere for op in tensor.consumers()} & own
+    reads = [op for op in stage.operations if op in users and _is_read(op)]
+    own -= set(reads)
+    outputs = [tensor for tensor in stage.outputs if tensor.op not in reads]
     effects = {op for op in trace.must_run & own if op.type not in READS}
-    needed = _needed(own, stage.outputs, effects)
+    needed = _needed(own, outputs, effects)
+    _check_elsewhere(trace, needed & users)
     if needed.isdisjoint(own):
         return None
     operations = [op for op in trace.graph.get_operations() if op in needed]
@@ -103,13 +111,41 @@ def make_segment(
         trace.graph,
         operations,
         inputs=inputs,
-        outputs=stage.outputs,
+        outputs=outputs,
         # What must have run when the call ends: reads, too, before a later write.
         effects=[op for op in operations if op in effects or _uses_resource(op)],
         inline=inline,
         jit_compile=jit_compile,
     )
-    return Segment(function, inputs, stage.outputs)
+    return Segment(function, inputs, outputs, reads)
+
+
+def _is_read(op: tf.Operation) -> bool:
+    return bool(op.type == "ReadVariableOp")
+
+
+def _check_elsewhere(trace: Trace, users: Iterable[tf.Operation]) -> None:
+    """Refuses what XLA would do with a variable on another device but read it."""
+    outer = {own.name: tensor for own, tensor in trace.captured}
+    unlike = [
+        f"{name_in(trace, outer[own.name])} (by {op.type} {op.name!r})"
+        for op in users
+        for own in op.inputs
+        if own.name in outer and own.dtype == tf.resource
+    ]
+    if unlike:
+        raise ValueError(
+            f"{caller()}: XLA compiles what a tower does on its device, and there can "
+            "only read variables of other devices, outside of branches, loops and "
+            f"functions; got {', '.join(sorted(unlike))}. Give each tower a variable "
+            "of its own, or use jit_compile=False."
+        )
+
+
+def name_in(trace: Trace, tensor: tf.Tensor) -> str:
+    """Returns the name of a variable by its handle, of any other tensor its own."""
+    names = [v.name for v in trace.graph.variables if v.handle is tensor]
+    return str(names[0] if names else getattr(tensor, "name", tensor))
 
 
 def seeded_operations(trace: Trace) -> frozenset[tf.Operation]:
