@@ -176,6 +176,28 @@ def test_a_run_goes_on_while_enough_workers_are_left():
     assert "must be 1 or more; got '0'" in err
 
 
+def test_the_first_that_failed_is_named_where_the_run_went_on_without_it(tmp_path):
+    program = f"""
+    path = {str(tmp_path / "pid")!r}
+    if index == 1:
+        with open(path + "0", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(path + "0", path)
+        os.kill(os.getpid(), signal.SIGKILL)
+    while not os.path.exists(path) or os.path.exists(f"/proc/{{open(path).read()}}"):
+        time.sleep(0.02)
+    sys.exit("worker 1 is missing")
+    """
+    counts = ("--ps", "0", "--workers", "2", "--min-workers", "1")
+    status, _, err = finish(launch(program, *counts))
+    assert status == 128 + signal.SIGKILL
+    assert "the first task that failed: worker 1, SIGKILL" in err
+    told = "the task that ended the run: worker 0, exit code 1", "its last lines:"
+    assert [f"[tw-launch] {line}" for line in (*told, "  worker 1 is missing")] == [
+        line.rstrip() for line in err.splitlines()[-3:]
+    ]
+
+
 def test_a_task_that_a_signal_ended_counts_as_a_shell_counts_it():
     program = "os.kill(os.getpid(), signal.SIGKILL)"
     status, _, _ = finish(launch(program, "--ps", "0", "--workers", "1"))

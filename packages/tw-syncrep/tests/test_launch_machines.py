@@ -242,6 +242,27 @@ def test_a_run_goes_on_without_a_machine_if_enough_workers_are_left(launches, tm
     wait_until(lambda: not is_alive(pid))
 
 
+def test_a_machine_that_was_lost_first_is_named_first(launches, tmp_path):
+    program = f"""
+    print("pid", os.getpid(), flush=True)
+    while not os.path.exists({str(tmp_path / "fails")!r}):
+        time.sleep(0.02)
+    sys.exit(3)
+    """
+    processes = [launches.start(n, program, "--min-workers", "1") for n in (0, 1)]
+    for process in processes:
+        launches.hear(process, PID)
+    processes[1].kill()
+    launches.hear(processes[0], r"killed; going on with 1 workers")
+    (tmp_path / "fails").touch()
+    assert launches.finish(processes[0]) == [1]
+    err = launches.err(processes[0])
+    assert re.search(
+        r"first task that failed: worker 1 on node 1 .*, lost with its", err
+    )
+    assert "the task that ended the run: worker 0, exit code 3" in err
+
+
 def test_what_is_no_launcher_is_turned_away_and_the_run_begins(launches):
     node_0 = launches.start(0, "pass")
     launches.hear(node_0, "node 0 waits at 127.0.0.1:")

@@ -170,6 +170,7 @@ MESSAGES = [
     Start(1, {"worker": ("a:1", "b:2")}, 1, "5f0c"),
     Idle(()),
     Over(137, "said", failed=ENDED, where="node 1 (10.0.0.2)"),
+    Over(137, "said", failed=ENDED, last=Ended("worker 0", 1)),
     Over(0),
     Beat(),
 ]
@@ -235,3 +236,12 @@ def test_a_summary_names_the_first_failure_and_counts_the_others():
         "the first task that failed: worker 1, exit code 3"
     ]
     assert summarize(Over(130, "node 0 got SIGINT"), later) == []
+    last = Ended("worker 0", 1, lines=("c",))
+    killed = Ended("worker 1", 137, "SIGKILL")
+    assert summarize(Over(137, "", failed=killed, last=last), later) == [
+        "the first task that failed: worker 1, SIGKILL",
+        "the task that ended the run: worker 0, exit code 1",
+        "its last lines:",
+        "  c",
+        "1 more failed: ps 0 (SIGSEGV)",
+    ]

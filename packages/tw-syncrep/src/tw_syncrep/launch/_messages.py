@@ -90,6 +90,7 @@ class Over:
     signal: int = SIGTERM  # asks the tasks to end
     failed: Ended | None = None  # the first task that failed, if that was why
     where: str = ""  # its machine; empty if there is only one
+    last: Ended | None = None  # the failure that ended a run that had gone on before
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ class Director:
         self._due: float | None = None
         self._delay_s = 0.0
         self._over: Over | None = None
+        self._first: tuple[Ended, str] | None = None  # Failure, and on which machine.
 
     def run(self) -> Over:
         """Runs all tasks until the run is over, and notifies the other machines."""
@@ -116,12 +117,20 @@ class Director:
     def _note_end(self, member: Member, ended: Ended) -> None:
         if self._owing or self._due is not None:
             return  # as ordered
+        before = self._standing
         self._standing, verdict = judge_end(
-            self._standing, self._rules, task=ended.task, status=ended.status
+            before, self._rules, task=ended.task, status=ended.status
         )
         where = member.name if len(self.members) > 1 else ""
-        if verdict.action is Action.FAIL:
-            self._over = Over(ended.status, verdict.said, failed=ended, where=where)
+        is_lost = ended.task in before.workers - self._standing.workers
+        if self._first is None and (is_lost or verdict.action is Action.FAIL):
+            self._first = ended, where
+        if verdict.action is Action.FAIL and self._first is not None:
+            first, where = self._first
+            last = None if first is ended else ended
+            self._over = Over(
+                first.status, verdict.said, failed=first, where=where, last=last
+            )
         else:
             self._act(verdict, member, ended.task)
 
@@ -131,16 +140,21 @@ class Director:
         self._owing.discard(rank)
         first = self._firsts[rank]
         names = {f"worker {first + n}" for n in range(member.hello.workers)}
+        tasks = sorted((names & self._standing.workers) - self._standing.finished)
         self._standing, verdict = judge_loss(
             self._standing,
             self._rules,
-            tasks=(names & self._standing.workers) - self._standing.finished,
+            tasks=tasks,
             said=f"{member.name} is lost: {why}",
         )
         if verdict.action is Action.FAIL:
-            self._over = Over(_NODE_LOST, verdict.said)
-        else:
-            self._act(verdict, member, "")
+            failed, where = self._first or (None, "")
+            self._over = Over(_NODE_LOST, verdict.said, failed=failed, where=where)
+            return
+        if tasks and self._first is None:
+            lost = Ended(tasks[0], _NODE_LOST, f"lost with its machine: {why}")
+            self._first = lost, member.name
+        self._act(verdict, member, "")
 
     def _act(self, verdict: Verdict, member: Member, task: str) -> None:
         announce(verdict.said)
@@ -218,13 +232,21 @@ def summarize(over: Over, failures: Sequence[Ended]) -> list[str]:
         return []
     where = over.where and f" on {over.where}"
     lines = [f"the first task that failed: {first.task}{where}, {first.how}"]
-    if first.log:
-        lines.append(f"its log: {first.log}")
-    if first.lines:
-        lines.append("its last lines:")
-        lines += [f"  {line}" for line in first.lines]
-    others = [f"{one.task} ({one.how})" for one in failures if one.task != first.task]
+    lines += _show_output(first)
+    told = {first.task}
+    if over.last is not None:
+        lines.append(f"the task that ended the run: {over.last.task}, {over.last.how}")
+        lines += _show_output(over.last)
+        told.add(over.last.task)
+    others = [f"{one.task} ({one.how})" for one in failures if one.task not in told]
     if others:
         here = " on this machine" if over.where else ""
         lines.append(f"{len(others)} more failed{here}: {', '.join(others)}")
+    return lines
+
+
+def _show_output(ended: Ended) -> list[str]:
+    lines = [f"its log: {ended.log}"] if ended.log else []
+    if ended.lines:
+        lines += ["its last lines:", *(f"  {line}" for line in ended.lines)]
     return lines
