@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import socket
+import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -441,6 +442,28 @@ def test_an_agreement_has_a_deadline_though_rank_0_only_beats(channel, caplog):
         r".* waited for up to 30 s\.",
         caplog.text,
     )
+
+
+@pytest.mark.parametrize(("has_left", "level"), [(True, "DEBUG"), (False, "WARNING")])
+def test_a_process_that_resets_its_connection_after_a_goodbye_has_ended_well(
+    channel, caplog, has_left, level
+):
+    _, (two, three) = channel
+    caplog.set_level("DEBUG")
+    if has_left:
+        bye = {"do": "bye", "report": asdict(Report()), "wait_s": 0.1}
+        two.line.send(bye, timeout_s=10)
+    # The kernel does so where a process ends with messages unread.
+    linger = struct.pack("ii", 1, 0)
+    two.line.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    two.line.close()
+    end_s = time.monotonic() + 10
+    while "is dropped" not in caplog.text and time.monotonic() < end_s:
+        three.beat()
+        time.sleep(0.02)
+    [record] = [r for r in caplog.records if "is dropped" in r.getMessage()]
+    assert "ConnectionResetError" in record.getMessage()
+    assert record.levelname == level
 
 
 @pytest.mark.parametrize("leaver", [0, 1])

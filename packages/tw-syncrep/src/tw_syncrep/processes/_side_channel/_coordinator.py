@@ -157,8 +157,11 @@ class Coordinator:
             if messages is not None:
                 return
         except Exception as error:  # No peer's message may end the run of the others.
+            # A process that has said goodbye and ends, with messages unread, resets it.
+            rank = self._ranks.get(line)
+            has_left = rank is None or self._attendance.ranks[rank].left
             _log.log(
-                logging.WARNING if line in self._ranks else logging.DEBUG,
+                logging.DEBUG if has_left else logging.WARNING,
                 "A connection to rank 0 is dropped: %r",
                 error,
             )
