@@ -17,6 +17,7 @@ from tw_syncrep.cluster._addresses import split_address
 from tw_syncrep.cluster._network_exposure import find_free_ports
 from tw_syncrep.processes._joining import joining
 from tw_syncrep.processes._joining.seats import Seat
+from tw_syncrep.processes._side_channel._member import AbsentError
 
 
 def test_ranks_know_their_numbers(make_ranks):
@@ -68,7 +69,32 @@ def test_a_name_that_is_local_to_rank_0_is_refused_on_several_machines():
             joining._check_reachable(seat, listener)
         assert listener.fileno() < 0
     with socket.create_server(("", 0)) as listener:
-        joining._check_reachable(seat, listener)
+        assert joining._check_reachable(seat, listener) == ""
+
+
+@pytest.mark.parametrize(
+    ("host", "told", "is_said"),
+    [
+        ("node1", "", True),
+        ("node1", "127.0.0.1", False),  # Somebody forwards connections there.
+        ("localhost", "", False),
+        ("127.0.1.1", "", False),
+    ],
+)
+def test_a_name_that_is_local_is_said_where_it_is_unknown_if_there_are_other_machines(
+    monkeypatch, caplog, host, told, is_said
+):
+    monkeypatch.setenv("TW_LISTEN", told)
+    seat = Seat(0, 2, (host, 1), host, None)
+    with socket.create_server(("127.0.1.1", 0)) as listener:
+        fault = joining._check_reachable(seat, listener)
+    says = f"{host} is 127.0.1.1 to itself, where other machines do not reach rank 0"
+    assert bool(fault) == (says in fault) == is_said
+    assert (f"ranks can join from this machine alone: {says}" in caplog.text) == is_said
+    if is_said:
+        absent = AbsentError("rank 1 did not come within 2 s", (1,))
+        late = joining._as_start_error(absent, seat, 2.0, fault)
+        assert f"rank 1 did not come within 2 s: {says}" in str(late)
 
 
 def test_ranks_whose_place_only_mpi_knows_are_refused_over_another_engine(monkeypatch):

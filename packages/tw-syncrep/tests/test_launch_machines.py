@@ -12,11 +12,13 @@ import signal
 import socket
 import sys
 import time
+from queue import SimpleQueue
 
 import pytest
 from syncrep_launches import Launches, is_alive, wait_until
 
 from tw_syncrep.cluster._network_exposure import find_free_ports
+from tw_syncrep.launch._meeting import open_port
 
 WAITING = "print('pid', os.getpid(), flush=True); time.sleep(60)"
 PID = r"pid (\d+)"
@@ -212,6 +214,25 @@ def test_a_hello_of_another_version_is_refused_in_words(launches):
     node_1 = launches.start(1, "pass", launcher=launcher)
     assert launches.finish(node_1) == [2]
     said = "node 0 takes this for no tw-launch of its version: what came is no message"
+    assert said in launches.err(node_1)
+
+
+def test_a_name_that_is_local_to_node_0_is_refused(monkeypatch):
+    monkeypatch.delenv("TW_LISTEN", raising=False)
+    [port] = find_free_ports(1)
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.1.1", port))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    says = rf"^--coordinator node0:{port}: node0 is 127\.0\.1\.1 to itself, .* node 0;"
+    with pytest.raises(ValueError, match=says):
+        open_port("node0", port, within_s=5.0, inbox=SimpleQueue())
+    for host in ("localhost", "127.0.1.1"):
+        open_port(host, port, within_s=5.0, inbox=SimpleQueue()).close()
+
+
+def test_an_address_that_is_unknown_is_refused_at_once(launches):
+    node_1 = launches.start(1, "pass", "--address", "tasks.invalid")
+    assert launches.finish() == [2]
+    said = "--address tasks.invalid has no address ("
     assert said in launches.err(node_1)
 
 

@@ -189,7 +189,19 @@ def test_every_launcher_gives_a_process_its_place(
     port = port if isinstance(port, int) else derive_port(port)
     assert (seat.rank, seat.size, seat.coordinator) == (rank, size, (host, port))
     assert seat.mpi_launcher == mpi_launcher
-    assert seat.spans_machines == (size > 1 and host[0] not in "al1")
+    assert seat.spans_machines == (size > 1 and host[0] not in "al")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "spans_machines"),
+    [("ab", True), ("aa", False), (("localhost", "a"), False), (("[::1]", "a"), False)],
+)
+def test_tf_config_tells_whether_there_are_several_machines(
+    find, hosts, spans_machines
+):
+    listed = [f"{host}:{port}" for port, host in enumerate(hosts, start=1)]
+    told = {"cluster": {"worker": listed}, "task": {"type": "worker", "index": 0}}
+    assert find({"TF_CONFIG": json.dumps(told)}).spans_machines == spans_machines
 
 
 def test_all_ranks_of_a_launcher_have_one_coordinator(find):

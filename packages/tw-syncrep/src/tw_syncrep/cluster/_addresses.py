@@ -7,6 +7,7 @@ machines reach it, which a container or a machine behind NAT does not have itsel
 import contextlib
 import errno
 import os
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -60,6 +61,28 @@ def listen(host: str, port: int) -> socket.socket:
             "closed to others by a firewall or a network policy",
         )
     raise fault or OSError(errno.EADDRNOTAVAIL, f"{told} has no address")
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether a host, by its text alone, is this machine to itself."""
+    name = host.lower().rstrip(".")
+    is_name = name in ("localhost", "localhost.localdomain", "ip6-localhost")
+    return is_name or name == "::1" or re.fullmatch(r"127(\.\d+){3}", name) is not None
+
+
+def find_unreachable(host: str, listener: socket.socket, who: str) -> str:
+    """Explains why other machines cannot connect to ``who`` at ``host``, or returns "".
+
+    Some systems have a machine's own name for an address of its loopback device.
+    """
+    own = str(listener.getsockname()[0])
+    if not is_loopback(own):
+        return ""
+    return (
+        f"{host} is {own} to itself, where other machines do not reach {who}; correct "
+        "its /etc/hosts, or set TW_LISTEN to an address of this machine (0.0.0.0 is "
+        "all)"
+    )
 
 
 def hold_port(port: int) -> socket.socket:

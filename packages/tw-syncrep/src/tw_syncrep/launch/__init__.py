@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import platform
 import signal
+import socket
 from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from types import FrameType
@@ -69,10 +70,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             isolate()
         if options.log_dir is not None:
             check_log_folder(options.log_dir)
+        if options.address:
+            _check_address(options.address)
         return _launch(options)
     except (OSError, RuntimeError, ValueError) as error:
         announce(str(error))
         return CANNOT_START
+
+
+def _check_address(host: str) -> None:
+    """Refuses a host that has no address; tasks elsewhere would look for it in vain."""
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        raise ValueError(
+            f"--address {host} has no address ({error.strerror}); pass a name or an "
+            "address at which other machines reach this one"
+        ) from None
 
 
 def _launch(options: argparse.Namespace) -> int:

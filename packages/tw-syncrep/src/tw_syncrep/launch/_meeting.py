@@ -6,6 +6,7 @@ options.
 """
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -14,7 +15,13 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from signal import Signals
 
-from tw_syncrep.cluster._addresses import join_address, listen, may_pass
+from tw_syncrep.cluster._addresses import (
+    find_unreachable,
+    is_loopback,
+    join_address,
+    listen,
+    may_pass,
+)
 from tw_syncrep.launch._link import Link, Lost
 from tw_syncrep.launch._messages import SIGNALS, Hello, Message, Over, Signalled
 from tw_syncrep.launch._output import announce
@@ -146,10 +153,15 @@ def open_port(
     """Listens at node 0's address, which a run that is ending may still hold."""
     end, has_told = time.monotonic() + within_s, False
     while True:
+        where = f"--coordinator {join_address(host, port)}"
         try:
-            return listen(host, port)
+            server = listen(host, port)
+            fault = find_unreachable(host, server, "node 0")
+            if fault and not is_loopback(host) and not os.environ.get("TW_LISTEN"):
+                server.close()
+                raise ValueError(f"{where}: {fault}")
+            return server
         except OSError as error:
-            where = f"--coordinator {join_address(host, port)}"
             why = f"{where}: node 0 cannot listen there: {error.strerror}"
             if not may_pass(error) or time.monotonic() >= end:
                 raise OSError(why) from None

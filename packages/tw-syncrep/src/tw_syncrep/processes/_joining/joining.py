@@ -20,7 +20,9 @@ from tw_core.checks import check_number
 from tw_syncrep import _tf_compat
 from tw_syncrep._errors import StartTimeoutError
 from tw_syncrep.cluster._addresses import (
+    find_unreachable,
     hold_port,
+    is_loopback,
     join_address,
     listen,
     may_pass,
@@ -207,6 +209,7 @@ def _join_others(
             "the other ranks; join before anything makes a tensor or lists devices."
         )
     coordinator = member = held = None
+    unreachable = ""
     end_s = time.monotonic() + start_timeout_s
     try:
         if mpi is None:
@@ -223,8 +226,7 @@ def _join_others(
             address = listener.getsockname()[:2]
             if seat.is_told and mpi is not None:
                 mpi.tell_address(seat.host, address[1])
-            if seat.spans_machines:
-                _check_reachable(seat, listener)
+            unreachable = _check_reachable(seat, listener)
             coordinator = Coordinator(listener, seat.size, limits, own=own)
         member = Member(
             *(address, own, limits), start_timeout_s=start_timeout_s, end_s=end_s
@@ -259,7 +261,7 @@ def _join_others(
         if coordinator is not None:
             coordinator.stop(timeout_s=1.0)
         if isinstance(error, AbsentError):
-            raise _as_start_error(error, seat, start_timeout_s) from None
+            raise _as_start_error(error, seat, start_timeout_s, unreachable) from None
         if isinstance(error, ValueError):
             raise ValueError(f"join: {error}.") from None
         raise
@@ -292,30 +294,32 @@ def _open_mpi(mpi: World, member: Member) -> None:
         raise AbsentError("; ".join(faults), tuple(member.missing)) from None
 
 
-def _check_reachable(seat: Seat, listener: socket.socket) -> None:
-    """Refuses to listen where no other machine can connect.
+def _check_reachable(seat: Seat, listener: socket.socket) -> str:
+    """Refuses to listen where no other machine can connect, if there are others.
 
-    Some systems have a machine's own name for an address of its loopback device.
+    If that is unknown it warns, as a name was given, and returns the warning.
     """
-    own = listener.getsockname()[0]
-    if own == "::1" or own.startswith("127."):
+    host = seat.coordinator[0]
+    fault = find_unreachable(host, listener, "rank 0")
+    if fault and seat.spans_machines:
         listener.close()
-        raise ValueError(
-            f"{seat.coordinator[0]} is {own} to itself, where other machines do not "
-            "reach rank 0; correct its /etc/hosts, or set TW_LISTEN to an address of "
-            "this machine (0.0.0.0 is all)"
-        )
+        raise ValueError(fault)
+    if not fault or is_loopback(host) or os.environ.get("TW_LISTEN"):
+        return ""
+    _log.warning("join: ranks can join from this machine alone: %s.", fault)
+    return fault
 
 
 def _as_start_error(
-    error: AbsentError, seat: Seat, start_timeout_s: float
+    error: AbsentError, seat: Seat, start_timeout_s: float, unreachable: str
 ) -> StartTimeoutError:
     """Returns the error, with its report, for a join without some of the ranks."""
     # Only rank 0 knows which ranks have joined; without it, a rank knows only itself.
     known = {seat.rank} if 0 in error.ranks else set(range(seat.size))
     arrived = sorted(known - set(error.ranks))
+    cause = f": {unreachable}" if unreachable else ""
     late = StartTimeoutError(
-        f"join: {error}.",
+        f"join: {error}{cause}.",
         waited_s=start_timeout_s,
         arrived=arrived,
         missing=error.ranks,

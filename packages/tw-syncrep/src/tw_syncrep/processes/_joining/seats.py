@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tw_core.checks import check_text, check_whole_number
-from tw_syncrep.cluster._addresses import join_address, split_address
+from tw_syncrep.cluster._addresses import is_loopback, join_address, split_address
 from tw_syncrep.cluster._tf_config import find_tf_config
 from tw_syncrep.processes._joining.launchers import Place, find_places
 
@@ -24,7 +24,7 @@ class Seat:
     host: str  # "" until rank 0 is reached.
     port: int | None  # None for a free one.
     mpi_launcher: str = ""  # The one that gave this process the same rank.
-    spans_machines: bool = False  # By what a launcher says; False if unknown.
+    spans_machines: bool = False  # By what launchers say; False if unknown.
 
     @property
     def is_told(self) -> bool:
@@ -94,7 +94,11 @@ def _seat_from_tf_config() -> Seat | None:
         raise ValueError(f"join: TF_CONFIG makes this task {task.job}, not a worker.")
     addresses = [task.addresses[job][index] for job, index in task.replicas]
     first, (host, port) = split_address(addresses[0]), split_address(addresses[rank])
-    return Seat(rank, len(addresses), first, host, None if rank == 0 else port)
+    hosts = {split_address(address)[0] for address in addresses}
+    return Seat(
+        *(rank, len(addresses), first, host, None if rank == 0 else port),
+        spans_machines=len(hosts) > 1 and not any(map(is_loopback, hosts)),
+    )
 
 
 def _seat_from_place(place: Place, *, has_mpi4py: bool) -> Seat:
