@@ -11,6 +11,7 @@ imported graph has none, and neither do variables outside of graphs. Only names 
 known there: replicas are called ``tower1/w``.
 """
 
+import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ import tensorflow as tf
 from tw_core._tf_compat import outermost_function_graph
 from tw_core._variable_kinds import make_local
 from tw_core.checks import caller, public
-from tw_core.modes import orders_effects, traces_function
+from tw_core.modes import builds_session_graph, orders_effects, traces_function
 
 # Not a string, so that TensorFlow leaves the collection out of exported graphs.
 _KEY = ("tw_core/tower_variables",)
@@ -32,6 +33,7 @@ _TOWER_PREFIX = re.compile(r"(^|/)tower\d+(?=/)")
 _TOWER_SCOPE = re.compile(r"tower\d+(_\d+)?")
 _NUMBER = re.compile(r"_?\d+(_\d+)*(?=/|$)")
 
+_log = logging.getLogger("tw_core")
 _threads = threading.local()
 
 
@@ -98,6 +100,7 @@ class Record:
     build: int = 0  # the one in progress; 0 outside of any
     # Of failed builds, by name, with their entries.
     leftovers: dict[str, tuple[Any, Made | None]] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)  # variables that were warned of
     _made: dict[int, Made] = field(default_factory=dict)
     _by_name: dict[str, Made] = field(default_factory=dict)
     _origins: dict[int, VariableOrigin] | None = None
@@ -265,6 +268,7 @@ def record_scope(
     opened = TowerScope(index, ns_name, vs_name, total)
     entered = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     is_recorded_here = not orders_effects()
+    with_tower: list[str] = []  # names that the tower's name scope has become part of
 
     def note(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
         prefix = opened.prefix()
@@ -277,6 +281,8 @@ def record_scope(
             collections = kwargs.get("collections") or ()
             is_local = tf.compat.v1.GraphKeys.LOCAL_VARIABLES in collections
             record.add(variable, index, prefix, is_local=is_local)
+            if ns_name and prefix == ns_name:
+                with_tower.append(_plain_name(variable))
         return variable
 
     scopes = _open_scopes()
@@ -286,6 +292,31 @@ def record_scope(
             yield
     finally:
         scopes.remove(opened)
+    if with_tower and builds_session_graph():
+        _warn_of_names(opened, with_tower)
+
+
+def _warn_of_names(tower: TowerScope, names: Sequence[str]) -> None:
+    """Warns of variables that are saved by names which a model without towers lacks."""
+    # Copies, which are local by now, are not saved.
+    saved = {_plain_name(v) for v in tf.compat.v1.global_variables()}
+    told = make_record(tf.compat.v1.get_default_graph()).told
+    outer = tower.ns_name.rpartition("/")[0]
+    portable = {
+        name: _join(outer, name.removeprefix(f"{tower.ns_name}/"))
+        for name in names
+        if name in saved - told and name.startswith(f"{tower.ns_name}/")
+    }
+    if portable:
+        told.update(portable)
+        _log.warning(
+            "%s: checkpoints will hold %s, with the tower's name scope in the name, "
+            "which the same model without towers calls %s. For names that both have, "
+            "make variables with tf.compat.v1.get_variable, not tf.Variable.",
+            tower.ns_name,
+            ", ".join(portable),
+            ", ".join(portable.values()),
+        )
 
 
 def open_tower_scope() -> TowerScope | None:
