@@ -1,4 +1,4 @@
-"""A tower function is told which of its variables a model without towers cannot restore."""
+"""Towers are told which variables a model without towers cannot restore."""
 
 import logging
 
