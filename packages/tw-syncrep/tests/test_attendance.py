@@ -528,3 +528,16 @@ def test_of_a_rank_that_is_lost_after_an_outage_this_is_told(ends_by):
     found.hear(2, Report(), 20.0)
     found.ranks[1].heard_s = 20.0
     assert "silent" not in found.find_missing(20.0)[1]
+
+
+def test_rank_0_without_any_other_rank_says_that_it_may_be_cut_off():
+    found, itself = attendance(), "so rank 0 may be cut off itself"
+    found.hear(0, Report(), 10.0)
+    assert all(itself in why for why in found.find_missing(10.0).values())
+    assert list(found.find_missing(10.0)) == [1, 2]
+    found.close(2)
+    assert all(itself not in why for why in found.find_missing(10.0).values())
+    found = attendance()
+    found.hear(0, Report(), 10.0)
+    found.hear(2, Report(), 10.0)
+    assert found.find_missing(10.0) == {1: "has been silent for 10.0 s"}

@@ -149,6 +149,12 @@ class Attendance:
             for number, rank in enumerate(self.ranks)
             if (fault := self._find_end(rank, now_s, is_awaited=number in awaited))
         }
+        others = range(1, len(self.ranks))
+        if sorted(gone) == [*others] and all(
+            self._is_silent(self.ranks[number], now_s) for number in others
+        ):
+            itself = "no other rank answers, so rank 0 may be cut off itself"
+            gone = {number: f"{fault}: {itself}" for number, fault in gone.items()}
         limits = self.deadlines
         first_s = max(limits.first_timeout_s, limits.stall_timeout_s)
         return (
@@ -248,8 +254,13 @@ class Attendance:
             return "has ended, and others wait for it" if is_awaited else ""
         if rank.closed:
             return f"has closed its connection: its process has ended{was_silent}"
-        is_silent = silent_s >= self.deadlines.timeout_s
+        is_silent = self._is_silent(rank, now_s)
         return f"has been silent for {silent_s:.1f} s" if is_silent else ""
+
+    def _is_silent(self, rank: Rank, now_s: float) -> bool:
+        """Whether a rank whose connection is open has not reported for too long."""
+        is_late = now_s - rank.heard_s >= self.deadlines.timeout_s
+        return is_late and not (rank.closed or rank.left or rank.fault)
 
     def _find_finished(self) -> dict[int, str]:
         """Finds finished ranks that are missing where all are needed."""

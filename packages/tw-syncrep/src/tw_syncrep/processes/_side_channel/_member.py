@@ -70,7 +70,6 @@ class Member:
         self.states: dict[int, str] = {}  # Where ranks were then; {} if 0 is missing.
         self.arrived: tuple[int, ...] = ()  # Ranks that were furthest; () likewise.
         self._own = own
-        self._address = address
         self._limits = limits
         self._agreed: dict[int | str, tuple[str, int, tuple[str, ...]]] = {}
         self._followed: dict[int, Exchange | None] = {}
@@ -94,6 +93,8 @@ class Member:
             self._line = _connect(address, own, end_s)
             self._await_all(address, end_s, start_timeout_s)
         retry_often(self._line.connection, 2 * limits.timeout_s)
+        # Of no name, which could not be looked up in an outage.
+        self._rank_0: tuple[str, int] = self._line.connection.getpeername()[:2]
         self._heard_s = self._line_heard_s = self._due_s = time.monotonic()
         self._thread: threading.Thread = threading.Thread(
             target=self._beat, name="tw-syncrep-member", daemon=True
@@ -401,7 +402,7 @@ class Member:
             message = {"do": "knock", "hello": own, "report": report}
             with (
                 contextlib.suppress(OSError, ValueError),
-                socket.create_connection(self._address, _KNOCK_S) as connection,
+                socket.create_connection(self._rank_0, _KNOCK_S) as connection,
             ):
                 line = LineSocket(connection)
                 line.send(message, timeout_s=_KNOCK_S)
