@@ -6,12 +6,13 @@ are those of ``host_rank.py``.
 
 import functools
 import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hosts import GRACE_S, START_S, Hosts, Program, run_on_hosts
+from hosts import COMMAND_S, GRACE_S, START_S, Hosts, Program, run_on_hosts
 
 
 def start_ranks(
@@ -117,6 +118,18 @@ def warn_of_a_slow_pair(hosts: Hosts) -> None:
         rank.wait_for(f"(?m)^step {before + 20}$", within_s=30.0)
 
 
+def say_that_a_name_is_local(hosts: Hosts) -> None:
+    """Host 0 is 127.0.1.1 to itself: rank 0 says so, and tw-launch ends at once."""
+    hosts.name_locally(0)
+    command = "-m tw_syncrep.launch --nnodes 2 --coordinator node0:4001 -- true"
+    launcher = hosts.run(0, sys.executable, *command.split())
+    assert launcher.wait(within_s=COMMAND_S) == 2
+    local = "node0 is 127.0.1.1 to itself, where other machines do not reach"
+    assert f"--coordinator node0:4001: {local} node 0" in launcher.printed
+    rank = hosts.python(0, "host_rank.py", 0, 2, 5.0, 60.0)
+    rank.wait_for(f"ranks can join from this machine alone: {local} rank 0")
+
+
 SITUATIONS: dict[str, tuple[int, Callable[[Hosts], None]]] = {
     **{
         f"ranks bear an outage of {cut_s:g} s of {timeout_s:g}": (
@@ -129,6 +142,7 @@ SITUATIONS: dict[str, tuple[int, Callable[[Hosts], None]]] = {
     "two ranks do not reach each other": (3, name_a_pair),
     "a rank refuses another": (3, name_a_refused_pair),
     "two ranks have a slow connection": (3, warn_of_a_slow_pair),
+    "a host's name is local to itself": (1, say_that_a_name_is_local),
 }
 DRILLS = {f"hosts: {name}": taken for name, taken in SITUATIONS.items()}
 

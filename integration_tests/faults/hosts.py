@@ -138,6 +138,13 @@ class Hosts:
         limit = f"limit rate over {bytes_per_s} bytes/second burst 16000 bytes"
         self._add_rule(host, f"ip saddr {address_of(sender)} {limit} drop")
 
+    def name_locally(self, host: int) -> None:
+        """Makes a host's name 127.0.1.1 to itself, as Debian's /etc/hosts does."""
+        listed = (self._folder / "hosts").read_text()
+        own = self._folder / f"hosts{host}"
+        own.write_text(listed.replace(f"{address_of(host)} ", "127.0.1.1 "))
+        _run([*self._enter(host), "mount", "--bind", str(own), "/etc/hosts"])
+
     def heal(self) -> None:
         """Lets everything through again."""
         for host in range(self._count):
