@@ -10,11 +10,14 @@ from tw_core.devices import canonical_device
 from tw_core.testing import CPUS, run_in_function, run_in_graph
 from tw_reduce import (
     accumulate_as,
+    all_reduce,
     auto,
     broadcast,
     compress,
     hierarchical,
+    mean,
     packed,
+    partition,
     reducer_for_mode,
     sum_balanced,
     sum_collective,
@@ -285,3 +288,36 @@ def test_broadcast_copies_each_result_to_its_towers_device_once(graph):
     for tower, device in zip(results, devices, strict=True):
         assert devices_of(tower) == [canonical_device(device)] * 2
     assert list(map(id, results[1])) == list(map(id, results[2]))
+
+
+def in_partition(devices):
+    own = {
+        "small": packed(partial(sum_balanced, devices=devices)),
+        "large": auto(devices),
+    }
+    return partition(lambda info: "large" if info.shape[0] > 9_000 else "small", own)
+
+
+@pytest.mark.parametrize("weighs", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("num_towers", [2, 4])
+@pytest.mark.parametrize("make", [all_reduce, auto, in_partition])
+def test_a_mean_multiplies_a_pack_as_one(make, num_towers, weighs, graph):
+    weights = [3] * (num_towers - 1) + [5] if weighs else None
+    shapes = [(own,) for own in range(1, 26)] + [(10_000,)]
+    made = towers(CPUS[:num_towers], shapes)
+    mean(make(list(CPUS[:num_towers])), weights=weights)(made)
+    assert len(ops(graph, "Mul")) == 2  # the pack, and the one that is large
+    assert len(ops(graph, "MulNoNan")) == (2 * num_towers if weighs else 0)
+
+
+@pytest.mark.parametrize("run", [run_in_graph, run_in_function])
+@pytest.mark.parametrize("make", [all_reduce, auto, in_partition])
+def test_a_pack_that_is_multiplied_as_one_has_the_bits_of_its_gradients(run, make):
+    random = np.random.default_rng(0)
+    shapes = [(own,) for own in range(1, 26)] + [(10_000,)]
+    given = [[random.normal(size=s).astype(np.float32) for s in shapes] for _ in "abc"]
+    reduce = make(list(CPUS[:3]))
+    sums = run(reduce, given)
+    for got, own in zip(run(mean(reduce), given), sums, strict=True):
+        for value, total in zip(got, own, strict=True):
+            np.testing.assert_array_equal(value, total * np.float32(1 / 3))

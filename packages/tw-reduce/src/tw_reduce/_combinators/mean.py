@@ -107,8 +107,8 @@ def mean(reducer: Reducer, *, weights: Sequence[Any] | None = None) -> Reducer:
 
     Returns:
       A reducer that multiplies each sum by 1/K once, on the device where it
-      is, however many towers share it; inside ``packed`` and ``broadcast``, so
-      that a pack is multiplied as one. Of a sparse sum the values are
+      is, however many towers share it; inside ``packed``, ``broadcast``,
+      ``partition``, ``auto`` and ``all_reduce``, so that a pack is multiplied as one. Of a sparse sum the values are
       multiplied. A single tower's results are returned unchanged.
 
       float16 and bfloat16 gradients are widened, added and multiplied in
@@ -198,6 +198,11 @@ def _reduce_weighted(
 
 def _of_means(reducer: Reducer, factor: tf.Tensor | None = None) -> Reducer:
     """Multiplies sums by ``factor``, or 1/K, as far inside as possible."""
+    if isinstance(reducer, Dealer):  # Each widens float16: they may be dealt by dtype.
+        means = {
+            name: _of_means(inner, factor) for name, inner in reducer.reducers.items()
+        }
+        return replace(reducer, reducers=means)
     if not isinstance(reducer, Combinator) or not reducer.commutes:
         return partial(_reduce_to_means, reducer, factor)
     if reducer.mean_move is None:
@@ -211,12 +216,6 @@ def _reduce_to_means(
     reducer: Reducer, factor: tf.Tensor | None, grads: Gradients
 ) -> list[list[Tensorlike]]:
     halves = len(grads) > 1 and any(own.dtype in HALF_DTYPES for own in grads[0])
-    if halves and isinstance(reducer, Dealer):
-        # They may be dealt out by dtype, so they are widened inside.
-        means = {
-            name: _of_means(inner, factor) for name, inner in reducer.reducers.items()
-        }
-        return replace(reducer, reducers=means)(grads)
     sums = reduced_by(reducer, _widened(grads) if halves else grads)
     if len(grads) == 1 and factor is None:
         return sums
