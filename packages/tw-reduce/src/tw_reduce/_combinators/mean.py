@@ -109,7 +109,8 @@ def mean(reducer: Reducer, *, weights: Sequence[Any] | None = None) -> Reducer:
       A reducer that multiplies each sum by 1/K once, on the device where it
       is, however many towers share it; inside ``packed``, ``broadcast``,
       ``partition``, ``auto`` and ``all_reduce``, so that a pack is multiplied as
-      one. Of a sparse sum the values are multiplied. A single tower's results are returned unchanged.
+      one. Of a sparse sum the values are multiplied. A single tower's results are
+      returned unchanged.
 
       float16 and bfloat16 gradients are widened, added and multiplied in
       float32, and rounded once, to the mean: their sum may be out of range
