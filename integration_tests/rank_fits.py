@@ -3,6 +3,7 @@
 Without a group the same case runs on one device, on the union of all ranks' batches.
 """
 
+import functools
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,22 @@ def trained(model: Any, case: Any, x: Any, y: Any, batch: int, weight: Any) -> A
     )
     found = model.evaluate(x, y, batch_size=batch, verbose=0)
     return history.history, model.get_weights(), np.atleast_1d(found).tolist()
+
+
+def resumed(group: Any, folder: str, variables: str, towers: int) -> Any:
+    """Trains a model that rank 0 has loaded, and the other ranks have built."""
+    path, x, y, batch = Path(folder) / "model.keras", X, Y, BATCH
+    model = keras.models.load_model(path)
+    if group is not None:
+        assert model.weights[0].path != dense().weights[0].path
+        make = seeded(dense, 1)
+        if group.rank == 0:
+            make = functools.partial(keras.models.load_model, path)
+        options = {"group": group, "variables": variables}
+        model = TowerModel(make, CPUS[:towers], **options)
+        x, y = (rows_of(group.rank, group.size, own) for own in (x, y))
+        batch //= group.size
+    return trained(model, {}, x, y, batch, None)
 
 
 UNEVEN: dict[str, dict[str, Any]] = {

@@ -77,6 +77,19 @@ def test_ranks_may_have_unlike_numbers_of_batches(two_ranks, name, towers):
     assert_alike(results, rank_fits.uneven(None, name, 1))
 
 
+@pytest.mark.parametrize(
+    ("variables", "towers"),
+    [("replicated", 1), ("sharded", 2), ("parameter_server", 2)],
+)
+def test_rank_0_may_load_the_model_that_others_build(
+    two_ranks, tmp_path, variables, towers
+):
+    rank_fits.seeded(rank_fits.dense, 3)().save(tmp_path / "model.keras")
+    arguments = "rank_fits:resumed", str(tmp_path), variables, towers
+    results = two_ranks.call(*arguments)
+    assert_alike(results, rank_fits.resumed(None, *arguments[1:]))
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_all_ranks_stop_where_one_asks(two_ranks, rank):
     # Asked after the second batch of four, heard with the third.
