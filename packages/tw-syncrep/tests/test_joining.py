@@ -14,7 +14,7 @@ from syncrep_launches import wait_until
 
 from tw_syncrep import _tf_compat, processes
 from tw_syncrep.cluster._addresses import split_address
-from tw_syncrep.cluster._network_exposure import find_free_ports
+from tw_syncrep.cluster._network_exposure import UserLine, find_free_ports
 from tw_syncrep.processes._joining import joining
 from tw_syncrep.processes._joining.seats import Seat
 from tw_syncrep.processes._side_channel._member import AbsentError
@@ -284,7 +284,7 @@ def test_a_server_that_cannot_start_is_named(monkeypatch):
         port = held.getsockname()[1]
         says = rf"server of rank 1 cannot start at port {port}: Could not start gRPC "
         with pytest.raises(RuntimeError, match=says):
-            joining._start_runtime(1, held)
+            joining._start_runtime(1, held, UserLine.here())
 
 
 def test_a_coordinator_elsewhere_is_refused(make_ranks):

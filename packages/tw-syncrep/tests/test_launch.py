@@ -14,13 +14,21 @@ import sys
 import threading
 import time
 import warnings
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from syncrep_launches import finish, is_alive, launch, wait_until
 
+from tw_core.modes import without_autograph
 from tw_syncrep.cluster import ExposedServerWarning, is_exposed
-from tw_syncrep.cluster._network_exposure import find_free_ports, warn_if_exposed
+from tw_syncrep.cluster._network_exposure import (
+    UserLine,
+    find_free_ports,
+    warn_if_exposed,
+)
 from tw_syncrep.launch import main
+from tw_syncrep.processes._joining import joining
 
 
 def test_tasks_get_their_tf_config_and_their_output_a_prefix(tmp_path):
@@ -414,13 +422,38 @@ def test_the_warning_points_at_the_line_of_the_users_program(monkeypatch, tmp_pa
     program = tmp_path / "train.py"
     program.write_text("from tw_syncrep import cluster\n\n\nstart(1, proc)\n")
     for start in (is_exposed, warn_if_exposed):
-        # A function of ours between the user's line and the warning.
+        # A function of ours between the user's line and the warning, and AutoGraph's
+        # wrapper around it.
         ours = {"__name__": "tw_syncrep.processes._joining", "start": start}
         exec("def join(port, proc):\n    start(port, proc=proc)\n", ours)
-        names = {"__name__": "__main__", "proc": tmp_path, "start": ours["join"]}
+        join = without_autograph(ours["join"])
+        names = {"__name__": "__main__", "proc": tmp_path, "start": join}
         with pytest.warns(ExposedServerWarning) as caught:
             exec(compile(program.read_text(), str(program), "exec"), names)
         assert [(w.filename, w.lineno) for w in caught] == [(str(program), 4)]
+
+
+def test_the_warning_of_join_points_at_join_wherever_the_runtime_starts(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
+    monkeypatch.setattr(joining._tf_compat, "start_runtime", lambda: None)
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import tensorflow as tf\n\nstart = join()\n\n\n@tf.function\n"
+        "def step():\n    if True:\n        start()\n\n\nstep()\n"
+    )
+    with socket.create_server(("", 0)) as server:  # in place of TensorFlow's
+        held = SimpleNamespace(getsockname=server.getsockname, close=lambda: None)
+        start = partial(joining._start_runtime, 0, held)
+        ours = {"__name__": "tw_syncrep", "start": start, "line": UserLine.here}
+        ours["partial"] = partial
+        exec("def join():\n    return partial(start, line())\n", ours)
+        join = without_autograph(ours["join"])
+        names = {"__name__": "__main__", "join": join}
+        with pytest.warns(ExposedServerWarning) as caught:
+            exec(compile(program.read_text(), str(program), "exec"), names)
+    assert [(w.filename, w.lineno) for w in caught] == [(str(program), 3)]
 
 
 def test_a_tensorflow_server_is_open_whatever_host_it_was_given():

@@ -13,7 +13,10 @@ import socket
 import struct
 import sys
 import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from tw_core.checks import check_whole_number, public
 
@@ -68,22 +71,56 @@ def is_exposed(port: int, *, proc: Path = Path("/proc/net")) -> bool:
         return False
 
 
-def warn_if_exposed(port: int, *, proc: Path = Path("/proc/net")) -> None:
-    """Warns, once per process, that a server is or may be open to other machines."""
+@dataclass(frozen=True)
+class UserLine:
+    """A line outside of these packages, from which they were called."""
+
+    file: str
+    number: int
+    names: dict[str, Any] = field(repr=False)  # globals of its module
+
+    @classmethod
+    def here(cls) -> "UserLine":
+        """Finds the line from which the user called now."""
+        frame = sys._getframe()
+        while frame.f_back and _is_between(frame):
+            frame = frame.f_back
+        return cls(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
+
+
+def _is_between(frame: FrameType) -> bool:
+    """Returns whether a frame is ours or TensorFlow's, as AutoGraph's wrappers are."""
+    module = frame.f_globals.get("__name__", "")
+    return module.startswith(("tw_", "tensorflow.")) or (
+        "__autograph_generated_file" in frame.f_code.co_filename
+    )
+
+
+def warn_if_exposed(
+    port: int, *, proc: Path = Path("/proc/net"), at: UserLine | None = None
+) -> None:
+    """Warns, once per process, that a server is or may be open to other machines.
+
+    ``at`` is the line that the server is due to; the present one by default.
+    """
     try:
         warning = _OPEN if _find_exposure(port, proc) else None
     except OSError as error:
         warning = _unknown(error)
     if warning:
-        _warn(warning)
+        _warn(warning, at)
 
 
-def _warn(text: str) -> None:
-    """Warns at the line outside these packages from which the call came."""
-    frame, level = sys._getframe(), 1
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith("tw_"):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, ExposedServerWarning, stacklevel=level)
+def _warn(text: str, at: UserLine | None = None) -> None:
+    at = at or UserLine.here()
+    warnings.warn_explicit(
+        text,
+        ExposedServerWarning,
+        at.file,
+        at.number,
+        module=at.names.get("__name__"),
+        registry=at.names.setdefault("__warningregistry__", {}),
+    )
 
 
 def find_free_ports(count: int) -> list[int]:

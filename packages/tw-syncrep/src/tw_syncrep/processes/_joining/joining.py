@@ -29,7 +29,11 @@ from tw_syncrep.cluster._addresses import (
     split_address,
     wait_for_port,
 )
-from tw_syncrep.cluster._network_exposure import find_free_ports, warn_if_exposed
+from tw_syncrep.cluster._network_exposure import (
+    UserLine,
+    find_free_ports,
+    warn_if_exposed,
+)
 from tw_syncrep.cluster._servers import keep_freed_memory, server_config
 from tw_syncrep.cluster._tf_config import find_tf_config
 from tw_syncrep.processes._engines.choice import Engine, EngineFacts, choose_engine
@@ -242,7 +246,9 @@ def _join_others(
         elif held is not None:
             others = [other.address for other in member.introductions]
             _join_cluster(others, seat.rank)
-            start_runtime = functools.partial(_start_runtime, seat.rank, held)
+            start_runtime = functools.partial(
+                _start_runtime, seat.rank, held, UserLine.here()
+            )
         return ProcessGroup(
             member.introductions,
             seat.rank,
@@ -347,8 +353,12 @@ def _join_cluster(addresses: Sequence[str], rank: int) -> None:
     )
 
 
-def _start_runtime(rank: int, held: socket.socket) -> None:
-    """Starts TensorFlow's runtime, whose server takes the port that was held."""
+def _start_runtime(rank: int, held: socket.socket, joined: UserLine) -> None:
+    """Starts TensorFlow's runtime, whose server takes the port that was held.
+
+    That is when it is first needed, by a function or Keras; the server is there because
+    of the line that ``joined``.
+    """
     port = held.getsockname()[1]
     try:
         _tf_compat.start_runtime()
@@ -358,7 +368,7 @@ def _start_runtime(rank: int, held: socket.socket) -> None:
             f"{error.message}."
         ) from error
     held.close()
-    warn_if_exposed(port)
+    warn_if_exposed(port, at=joined)
 
 
 def _introduce(seat: Seat, engine: Engine, *, port: int) -> Introduction:
