@@ -273,6 +273,7 @@ def _process_moves(world: World, setup: Setup, place: int) -> Moves:
         started = _new_process(world, setup, process.replica)
         yield f"{place} starts", _with_process(world, place, started)
     elif process.phase == "out":
+        yield from _ask_for_number(world, setup, place)
         for kind in _ways_in(world, setup, process):
             after = _with_process(world, place, process._replace(phase="joining"))
             if kind == "open":
@@ -286,6 +287,20 @@ def _process_moves(world: World, setup: Setup, place: int) -> Moves:
             renewed = _with_process(world, place, process._replace(phase="out"))
             for move, after in _drop(renewed, setup, _own_calls(world, place)):
                 yield f"the watchdog of {place} renews its session{move}", after
+
+
+def _ask_for_number(world: World, setup: Setup, place: int) -> Moves:
+    """A process of two asks before it begins a session; it may also not know whom."""
+    process = world.processes[place]
+    replica, life = process.replica, process.life
+    if not life or not _has_twins(world, replica):
+        return
+    if life > world.lives[replica]:
+        taken = world._replace(lives=_put(world.lives, replica, life))
+        yield f"{place} takes its number", taken
+    elif life < world.lives[replica] and "lives" in setup.rules:
+        replaced = process._replace(phase="replaced")
+        yield f"{place} finds itself replaced", _with_process(world, place, replaced)
 
 
 def _new_process(world: World, setup: Setup, replica: int) -> Process:

@@ -8,6 +8,7 @@ from typing import Any
 
 import syncrep_links
 import syncrep_programs
+from syncrep_relays import Relay
 
 from tw_syncrep.cluster._network_exposure import find_free_ports
 
@@ -80,13 +81,15 @@ class Tasks:
         self.servers: list[Task] = []
         self.workers: list[Task] = []
         self.all: list[Task] = []
+        self._relays: dict[tuple[str, str], Relay] = {}
         self._hub: Task | None = None
         if linked:
             self._hub = Task(context, "hub", "hub", {}, {})
             self.all.append(self._hub)
 
     def start(self, job: str, index: int, program: str, spec: dict[str, Any]) -> Task:
-        config = {"cluster": self.addresses, "task": {"type": job, "index": index}}
+        seen = self._seen_by(f"{job} {index}")
+        config = {"cluster": seen, "task": {"type": job, "index": index}}
         if self._hub is not None:
             every = [*self.addresses["ps"], *self.addresses["worker"]]
             spec = {**spec, "network": (self.addresses[job][index], every)}
@@ -95,6 +98,27 @@ class Tasks:
         if self._hub is not None:
             self._plug(task)
         return task
+
+    def relay(self, source: str, sink: str) -> Relay:
+        """Returns what passes "worker 0"'s connections on to "ps 0"; before a start."""
+        if (source, sink) not in self._relays:
+            job, index = sink.split()
+            port = int(self.addresses[job][int(index)].rpartition(":")[2])
+            self._relays[source, sink] = Relay(port)
+        return self._relays[source, sink]
+
+    def forget(self, relay: Relay) -> None:
+        """Has tasks that start from now on do without a relay."""
+        self._relays = {ends: r for ends, r in self._relays.items() if r is not relay}
+
+    def _seen_by(self, name: str) -> dict[str, list[str]]:
+        """Returns the addresses at which a task reaches the others."""
+        seen = {job: list(listed) for job, listed in self.addresses.items()}
+        for (source, sink), relay in self._relays.items():
+            if source == name:
+                job, index = sink.split()
+                seen[job][int(index)] = relay.address
+        return seen
 
     def cut(self, task: Task) -> None:
         """Takes the task's link down: what is sent vanishes."""
@@ -162,6 +186,8 @@ class Tasks:
     def kill(self) -> None:
         for task in self.all:
             task.kill()
+        for relay in self._relays.values():
+            relay.end()
 
 
 def eventually(condition: Any, within_s: float = 60) -> None:

@@ -5,7 +5,9 @@ the clock, the servers and the run table are fakes.
 """
 
 import dataclasses
+import errno
 import logging
+import os
 import socket
 import threading
 import time
@@ -22,10 +24,12 @@ from tw_syncrep import (
     ReplicaTimeoutError,
     ServerLostError,
     StartTimeoutError,
+    SyncTimeoutError,
 )
 from tw_syncrep._replicas.protocol.run_table import RING, ReplicaField, RunField
 from tw_syncrep._replicas.session.bounded_session import (
     AbandonedError,
+    SessionCalls,
     TrainingSession,
 )
 from tw_syncrep._replicas.timeouts.reports import report_run
@@ -33,6 +37,7 @@ from tw_syncrep._replicas.timeouts.server_monitor import (
     ServerMonitor,
     find_fault,
     find_faults,
+    find_parted,
 )
 from tw_syncrep._replicas.timeouts.status import (
     find_evicted,
@@ -623,6 +628,157 @@ def test_a_start_is_bounded_though_servers_answer():
     clock.now = 3.0
     with pytest.raises(StartTimeoutError, match="all parameter servers answer"):
         monitor.check()
+
+
+def test_making_a_session_anew_is_bounded_though_servers_answer():
+    faults, since = {}, [None]
+    clock, monitor = monitor_of(
+        faults, remade_since=lambda: since[0], own="worker 0 at h:2"
+    )
+    clock.now = 20.0
+    monitor.check()  # The step computes.
+    since[0] = 20.0
+    clock.now = 23.0
+    faults["ps 0"] = "ps 0 (h:1) does not answer"
+    monitor.check()
+    faults.clear()
+    clock.now = 24.0
+    monitor.check()  # A server that restarts has the whole timeout for the rest.
+    clock.now = 28.9
+    monitor.check()
+    clock.now = 29.0
+    with pytest.raises(
+        SyncTimeoutError, match=r"lost its session and made it anew.* for 5.0 s"
+    ) as raised:
+        monitor.check()
+    assert "they do not reach worker 0 at h:2: look at its port" in str(raised.value)
+
+
+def test_a_session_that_fails_again_soon_is_still_being_made():
+    clock = Clock()
+    calls = SessionCalls(5.0, clock)
+    assert calls.remade_since is None
+    calls.begin_making()
+    assert calls.remade_since == 0.0
+    for clock.now in (1.0, 2.0, 3.0):
+        calls.before_run(None)
+        assert calls.remade_since is None
+        clock.now += 0.5
+        calls.begin_making()
+        assert calls.remade_since == 0.0
+    calls.before_run(None)
+    clock.now += 5.0
+    calls.begin_making()  # It has run for long: this is another loss.
+    assert calls.remade_since == clock.now
+    calls.before_run(None)
+    calls.after_run()
+    clock.now += 1.0
+    calls.begin_making()
+    assert calls.remade_since == clock.now
+
+
+@pytest.mark.parametrize(
+    ("faults", "limit_s"),
+    [
+        ({"ps 0": "ps 0 does not answer", "ps 1": "ps 1 does not answer"}, 12.0),
+        ({"ps 0": "ps 0 does not answer"}, 5.0),
+        (
+            {
+                "ps 0": f"ps 0 cannot be reached ({os.strerror(errno.ECONNREFUSED)})",
+                "ps 1": "ps 1 does not answer",
+            },
+            5.0,
+        ),
+    ],
+    ids=["none answers", "some answer", "one refuses"],
+)
+def test_a_replica_that_may_be_cut_off_waits_longer_where_others_go_on(faults, limit_s):
+    servers = {"ps 0": "h:1", "ps 1": "h:2"}
+    clock, monitor = monitor_of(
+        faults, servers=servers, patience_s=7.0, cross=lambda _: []
+    )
+    monitor.check()
+    clock.now = limit_s - 0.1
+    monitor.check()
+    clock.now = limit_s
+    with pytest.raises(ServerLostError, match="start it again, and it joins them") as e:
+        monitor.check()
+    assert ("cut off has 7 s more" in str(e.value)) == (limit_s == 12.0)
+    clock, monitor = monitor_of(faults, servers=servers, patience_s=None)
+    clock.now = 100.0
+    if limit_s == 12.0:
+        assert monitor.check() == 0.5
+
+
+def test_a_call_has_as_long_to_go_on_when_the_network_is_back():
+    faults = {"ps 0": "ps 0 (h:1) does not answer"}
+    clock, monitor = monitor_of(faults, patience_s=20.0, unanswered=lambda: True)
+    monitor.check()
+    faults.clear()  # TCP sends again what was lost, but not at once.
+    clock.now = 24.9
+    monitor.check()
+    clock.now = 25.0
+    with pytest.raises(ServerLostError, match="the one that holds the global step"):
+        monitor.check()
+
+
+def test_servers_that_do_not_reach_each_other_for_the_timeout_are_named():
+    parted, asked = [], []
+
+    def cross(servers):
+        asked.append(clock.now)
+        return list(parted)
+
+    servers = {"ps 0": "h:1", "ps 1": "h:2"}
+    clock, monitor = monitor_of({}, servers=servers, cross=cross)
+    for clock.now in (1.0, 2.5, 4.0, 5.0):
+        monitor.check()
+    parted.append("ps 0 (h:1) and ps 1 (h:2)")
+    for clock.now in (6.0, 7.5, 9.9):
+        monitor.check()
+    clock.now = 10.0
+    with pytest.raises(
+        ServerLostError, match=r"do not reach each other: ps 0 \(h:1\) and ps 1"
+    ) as raised:
+        monitor.check()
+    assert asked == [2.5, 5.0, 7.5, 9.9, 10.0]
+    assert raised.value.servers == (
+        "ps 0 (h:1) and ps 1 (h:2) do not reach each other",
+    )
+
+
+def test_an_error_whose_cause_is_that_servers_are_parted_says_so():
+    late = ReplicaTimeoutError("late")
+    servers = {"ps 0": "h:1", "ps 1": "h:2"}
+    _, monitor = monitor_of({}, servers=servers, cross=lambda _: ["one and other"])
+    assert "do not reach each other: one and other" in str(monitor.explain(late))
+    _, monitor = monitor_of({}, servers=servers, cross=lambda _: [])
+    assert monitor.explain(late) is late
+    _, monitor = monitor_of({}, cross=pytest.fail)
+    assert monitor.explain(late) is late
+
+
+def test_servers_of_one_cluster_reach_each_other_and_a_silent_one_is_not_parted():
+    from syncrep_threads import local_cluster
+
+    one, other = local_cluster().addresses["ps"][:2]
+    assert find_parted({"ps 0": one, "ps 1": other}) == []
+    with socket.create_server(("localhost", 0)) as silent:
+        address = f"localhost:{silent.getsockname()[1]}"
+        assert find_parted({"ps 0": one, "ps 1": address}) == []
+
+
+def test_a_training_op_that_does_not_end_though_it_was_woken_is_left_behind():
+    session = Answering()
+    late = ReplicaTimeoutError("late")
+    watchdog = watchdog_of(session, lambda _: late)
+    watchdog.stop()
+    watchdog.clock = clock = Clock()
+    watchdog.begin_wait()
+    for clock.now, has_given_up in ((2.0, False), (6.9, False), (7.0, True)):
+        watchdog._check()
+        assert watchdog.error is late
+        assert watchdog.given_up == (late if has_given_up else None)
 
 
 def test_a_session_whose_call_was_left_behind_makes_no_other():

@@ -52,7 +52,7 @@ class StartTimeoutError(SyncTimeoutError):
 
 
 class ServerLostError(SyncTimeoutError):
-    """Parameter servers do not answer.
+    """Parameter servers do not answer, or do not reach each other.
 
     Attributes:
       servers: "ps 0 (host:port): what is wrong" for each of them.
@@ -74,8 +74,8 @@ class ReplicaReplacedError(RuntimeError):
 
     def __init__(self, replica: int) -> None:
         super().__init__(
-            f"SyncReplicasOptimizer: another process has joined as replica {replica} "
-            "since this one did, and has its place. If both are meant to run, give one "
-            "of them another task index."
+            "SyncReplicasOptimizer: another process has been started as replica "
+            f"{replica} since this one was, and has its place: this one is to end. If "
+            "both are meant to run, give one of them another task index."
         )
         self.replica = replica

@@ -6,9 +6,10 @@ a thread of its own. The caller waits for its answers, checks the parameter serv
 and then, and leaves the thread behind when waiting has become pointless.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -17,27 +18,56 @@ from tw_core.black_box import Recorder
 from tw_core.call_threads import CallThread
 from tw_core.checks import check_function, public
 from tw_syncrep._checks import check_kind, check_timeouts
+from tw_syncrep._errors import ServerLostError, SyncTimeoutError
 from tw_syncrep._replicas.timeouts.server_monitor import CHECK_EVERY_S, ServerMonitor
 
 T = TypeVar("T")
+
+
+_LOST = (
+    SyncTimeoutError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.NotFoundError,
+    tf.errors.UnavailableError,
+)
+"""What a call may raise whose session another process has ended."""
 
 
 class AbandonedError(RuntimeError):
     """An earlier call was left behind and may still be running."""
 
 
-class AbandonedCalls(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Ends a call that was left behind as soon as it returns from TensorFlow.
+class SessionCalls(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Ends calls that were left behind, and records since when a session is remade.
 
-    It may do so much later, when its server answers again. It would then go on in hooks
-    that serve another session by now, and if it failed, TensorFlow would make a session
-    for it again: two of one replica. So this is the first of the hooks.
+    A call that was left behind may return much later, when its server answers again. It
+    would then go on in hooks that serve another session by now, and if it failed,
+    TensorFlow would make a session for it again: two of one replica. So this is the
+    first of the hooks.
+
+    TensorFlow makes a session anew inside of a call, as often as it fails. One that
+    fails again soon has not been made: the time counts from the first loss.
     """
 
     is_left = False
     """Whether the session's call was left behind."""
 
-    def check(self, *_: Any) -> None:
+    def __init__(
+        self, settled_s: float | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Takes how long a session must have run to count as made."""
+        self._settled_s = settled_s
+        self._clock = clock
+        self._lost_at: float | None = None
+        self._runs_since: float | None = None
+
+    @property
+    def remade_since(self) -> float | None:
+        """When the making of the session began; None while one runs."""
+        return self._lost_at if self._runs_since is None else None
+
+    def check(self, *_: object) -> None:
         """Ends a call that was left behind, by raising in it."""
         if self.is_left:
             raise AbandonedError(
@@ -45,11 +75,39 @@ class AbandonedCalls(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
                 "of no use to anyone."
             )
 
-    after_create_session = before_run = after_run = end = check
+    def begin_making(self) -> None:
+        """Records that a session is being made; as ``check``."""
+        self.check()
+        ran_since, now = self._runs_since, self._clock()
+        has_settled = self._settled_s is None or (
+            ran_since is not None and now - ran_since >= self._settled_s
+        )
+        if self._lost_at is None or has_settled:
+            self._lost_at = now
+        self._runs_since = None
+
+    def before_run(self, run_context: Any) -> None:
+        """Records that a session runs; as ``check``."""
+        del run_context
+        self.check()
+        self._runs_since = self._clock()
+
+    after_create_session = end = check
+
+    def after_run(self, *_: object) -> None:
+        """Records that a call has ended well; as ``check``."""
+        self.check()
+        self._lost_at = None
 
 
 class TrainingSession:
     """The session of ``training_session``; used like a ``MonitoredSession``."""
+
+    _watch: Mapping[str, Any] = MappingProxyType({})  # more fields of the monitors
+
+    def _find_replaced(self) -> Exception | None:
+        """Returns the error if another process has this one's place."""
+        return None
 
     @public
     def __init__(
@@ -89,13 +147,14 @@ class TrainingSession:
         self._release = release
         named = ", ".join(f"{name} at {at}" for name, at in servers.items())
         self._events = Recorder("training_session", facts={"servers": named or "none"})
-        self._monitor = partial(
+        self._monitor: Callable[..., ServerMonitor] = partial(
             ServerMonitor,
             servers=servers,
             timeout_s=wait_timeout_s,
             unanswered=unanswered,
             failure=failure,
             events=self._events,
+            **self._watch,
         )
         self._graph = tf.compat.v1.get_default_graph()
         self._thread = CallThread(
@@ -199,7 +258,12 @@ class TrainingSession:
         try:
             with self._events.during("training_session", doing):
                 return self._thread.run(call, monitor.check, after_s=CHECK_EVERY_S)
-        except BaseException:
+        except BaseException as error:
             if self._thread.is_abandoned:
                 self._release(True)
+            if isinstance(error, _LOST) and not isinstance(error, ServerLostError):
+                if (replaced := self._find_replaced()) is not None:
+                    raise replaced from error
+                if isinstance(error, SyncTimeoutError):
+                    raise monitor.explain(error) from error.__cause__
             raise

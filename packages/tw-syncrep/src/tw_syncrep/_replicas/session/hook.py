@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import threading
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from tw_syncrep._replicas.protocol.graph import (
 from tw_syncrep._replicas.protocol.queues import WakeReason
 from tw_syncrep._replicas.protocol.round import SUPERSEDED
 from tw_syncrep._replicas.session.holding import HoldRounds
+from tw_syncrep._replicas.session.own_number import OwnNumber, find_own_number
 from tw_syncrep._replicas.session.rounds import BatchStamps, ChiefRole
 from tw_syncrep._replicas.timeouts.start_barrier import StartBarrier
 from tw_syncrep._replicas.timeouts.status import (
@@ -91,6 +93,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._times = SteadyTimes()
         self._holds: list[HoldRounds] = []
         self._life = 0
+        self._own_number: OwnNumber | None = None
         self._replaced = 0
         self._session: Any = None
         self._opened = 0  # the last incarnation that this chief has begun
@@ -155,6 +158,24 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             threading.Thread(
                 target=session.close, name="tw-syncrep-close", daemon=True
             ).start()
+
+    def _take_number(
+        self, addresses: Mapping[str, Any], check: Callable[[], None]
+    ) -> None:
+        """Takes this replica's number, before a session is made that ends others'.
+
+        Without the addresses of servers, the session that joins does.
+        """
+        if self._own_number is None:
+            self._own_number = find_own_number(self._graph, addresses)
+        if self._own_number is not None:
+            self._life = self._own_number.take(self._life, check=check)
+
+    def _find_replaced(self) -> ReplicaReplacedError | None:
+        """Returns the error if a later process has taken this replica's number."""
+        if self._own_number is None or not self._own_number.is_replaced(self._life):
+            return None
+        return ReplicaReplacedError(self._graph.replica)
 
     def begin(self) -> None:
         """Gets the ops from the optimizer.

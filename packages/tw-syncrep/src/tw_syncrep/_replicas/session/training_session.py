@@ -1,7 +1,7 @@
 """``training_session``: TensorFlow's arguments, with bounds from cluster and hooks."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from tw_syncrep._checks import (
     check_kind,
     check_methods,
 )
-from tw_syncrep._replicas.session.bounded_session import AbandonedCalls, TrainingSession
+from tw_syncrep._replicas.session.bounded_session import SessionCalls, TrainingSession
 from tw_syncrep._replicas.session.creators import (
     HeldSessionCreator,
     ReadySessionCreator,
@@ -127,16 +127,67 @@ def training_session(
     ours = [hook for hook in hooks if isinstance(hook, SyncReplicasHook)]
     servers = cluster.addresses.get("ps", ()) if cluster is not None else ()
     start_s = _timeout(start_timeout_s, [hook.start_timeout_s for hook in ours])
-    calls = AbandonedCalls()
-    return TrainingSession(
-        partial(_create, arguments, ours, calls, is_chief=is_chief, start_s=start_s),
+    wait_s = _timeout(wait_timeout_s, [hook.wait_timeout_s for hook in ours])
+    calls = SessionCalls(wait_s)
+    # A replica that is cut off from an elastic run is evicted, then starts as at first.
+    is_elastic = bool(ours) and all(hook.is_elastic for hook in ours)
+    watch = {
+        "patience_s": start_s if is_elastic else 0.0,
+        "remade_since": lambda: calls.remade_since,
+        "own": _name_own(cluster),
+    }
+    addresses = cluster.addresses if cluster is not None else {}
+    prepare = partial(_prepare, ours, calls, addresses)
+    return _ReplicasSession(
+        ours,
+        watch,
+        partial(
+            _create,
+            *(arguments, ours, prepare, calls),
+            is_chief=is_chief,
+            start_s=start_s,
+        ),
         servers={f"ps {index}": address for index, address in enumerate(servers)},
-        wait_timeout_s=_timeout(wait_timeout_s, [h.wait_timeout_s for h in ours]),
+        wait_timeout_s=wait_s,
         start_timeout_s=start_s,
         unanswered=lambda: any(hook.is_unanswered for hook in ours),
         failure=lambda: next(filter(None, (hook.given_up for hook in ours)), None),
         release=partial(_release, ours, calls),
     )
+
+
+class _ReplicasSession(TrainingSession):
+    """A session that knows the hooks of its replicas."""
+
+    def __init__(
+        self,
+        hooks: list[SyncReplicasHook],
+        watch: Mapping[str, Any],
+        create: Callable[[], Any],
+        **arguments: Any,
+    ) -> None:
+        self._hooks, self._watch = hooks, watch
+        super().__init__(create, **arguments)
+
+    def _find_replaced(self) -> Exception | None:
+        found = (hook._find_replaced() for hook in self._hooks)
+        return next(filter(None, found), None)
+
+
+def _prepare(
+    ours: list[SyncReplicasHook], calls: SessionCalls, addresses: Mapping[str, Any]
+) -> None:
+    """Prepares for making a session, which ends those of others of this name."""
+    calls.begin_making()
+    for hook in ours:
+        hook._take_number(addresses, calls.check)
+
+
+def _name_own(cluster: TaskConfig | None) -> str:
+    """Names this task, whom the servers must reach."""
+    if cluster is None or cluster.address is None:
+        return "this task"
+    return f"this task, {cluster.job} {cluster.index}, at {cluster.address}"
 
 
 def _read_folder(**given: Any) -> str | None:
@@ -190,9 +241,7 @@ def _check_arguments(arguments: Mapping[str, Any]) -> None:
     check_flag(save_graph_def=arguments["save_graph_def"])
 
 
-def _release(
-    ours: list[SyncReplicasHook], calls: AbandonedCalls, is_left: bool
-) -> None:
+def _release(ours: list[SyncReplicasHook], calls: SessionCalls, is_left: bool) -> None:
     calls.is_left = calls.is_left or is_left
     for hook in ours:
         hook.release(is_left=is_left)
@@ -201,7 +250,8 @@ def _release(
 def _create(
     arguments: Mapping[str, Any],
     ours: list[SyncReplicasHook],
-    calls: AbandonedCalls,
+    prepare: Callable[[], None],
+    calls: SessionCalls,
     *,
     is_chief: bool,
     start_s: float | None,
@@ -216,14 +266,14 @@ def _create(
             is_held=lambda session, is_again: any(
                 hook.is_under_way(session, is_again=is_again) for hook in ours
             ),
-            check=calls.check,
+            check=prepare,
         )
     else:
         longest = arguments["max_wait_secs"]
         creator = ReadySessionCreator(
             *common,
             max_wait_s=longest if start_s is None else min(longest, start_s),
-            check=calls.check,
+            check=prepare,
         )
     saving: list[Any] = []
     elastic = [hook for hook in ours if hook.is_elastic]

@@ -2,7 +2,8 @@
 
 A call that waits inside TensorFlow cannot be interrupted from Python. The watchdog
 wakes it with a token, as the chief does at the end of a round. If the round is long
-over and no token helps, it has the session replaced. In an ordinary run it only records
+over and no token helps, it has the session replaced; if the wait is, the call is left
+behind. In an ordinary run it only records
 now and then that its replica is alive.
 
 Its own questions to the server may never return: TensorFlow does not bound the first
@@ -63,7 +64,7 @@ class Watchdog:
     error: Exception | None = field(init=False, default=None)
     """Why the training op was woken."""
     given_up: Exception | None = field(init=False, default=None)
-    """Why to leave the training op behind: waking it fails."""
+    """Why to leave the training op behind: waking it has not ended it."""
 
     def __post_init__(self) -> None:
         """Asks every question once, in the caller's thread, and starts its own."""
@@ -75,6 +76,7 @@ class Watchdog:
         self._still_s = 0.0  # part of the wait in which the whole process did not run
         self._asked_at: float | None = None  # of a question that has no answer yet
         self._answered_at = 0.0
+        self._raised_at = 0.0  # when ``error`` was set
         self._has_logged = False
         self._stopped = threading.Event()
         session, ops = self.session, self.ops
@@ -167,10 +169,17 @@ class Watchdog:
             # The replicas get a while to go on.
             self._check_again(in_s=min(self.timeout_s / 4, 1.0))
         else:
-            self._check_again(in_s=self.timeout_s)
-            self.error = self._with_report(error, status)  # The hook raises it.
-            if not self._wake((status.round_number, status.incarnation)):
-                self._check_again(in_s=_ASK_TIMEOUT_S)
+            self._end_wait_by(error, status)
+
+    def _end_wait_by(self, error: SyncTimeoutError, status: Status) -> None:
+        """Has the hook raise an error; leaves a training op behind that goes on."""
+        if self.error is None:
+            self.error, self._raised_at = self._with_report(error, status), self.clock()
+        elif self.clock() - self._raised_at >= _WAKE_TIMEOUT_S:
+            self.given_up = self.error
+        self._check_again(in_s=_WAKE_TIMEOUT_S)
+        if not self._wake((status.round_number, status.incarnation)):
+            self._check_again(in_s=_ASK_TIMEOUT_S)
 
     def _with_report(self, error: SyncTimeoutError, status: Status) -> SyncTimeoutError:
         return report_run(

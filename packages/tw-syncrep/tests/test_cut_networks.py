@@ -1,0 +1,169 @@
+"""The network between tasks that all live is cut, parted or slow: who raises, and what.
+
+Relays stand for the network; ``nox -s faults -- --drill hosts`` cuts that of hosts.
+"""
+
+import time
+
+import pytest
+from syncrep_faults import expect_exact
+from syncrep_tasks import Tasks
+
+from tw_syncrep.cluster._network_exposure import find_free_ports
+
+WAIT_S = 4.0
+GRACE_S = 4.0
+
+
+@pytest.fixture
+def make_tasks(processes):
+    made = []
+
+    def make(**options):
+        made.append(Tasks(processes, **options))
+        return made[-1]
+
+    yield make
+    for tasks in made:
+        tasks.kill()
+
+
+def begin(tasks, **options):
+    """Has all replicas train a few steps, and go on without an end."""
+    count = len(tasks.addresses["worker"])
+    options = {"wait_timeout_s": WAIT_S, "start_timeout_s": 40, **options}
+    spec = {"kind": "towers", "aggregate": count, "total": count, "options": options}
+    tasks.serve()
+    tasks.train(spec)
+    step_until(tasks, 5)
+    for worker in tasks.workers:
+        worker.say("until", {"factor": 1.0, "step": 10**6})
+    time.sleep(0.2)
+    return spec
+
+
+def step_until(tasks, step, who=None):
+    chosen = tasks.workers if who is None else [tasks.workers[n] for n in who]
+    for worker in chosen:
+        worker.say("until", {"factor": 1.0, "step": step})
+    for worker in chosen:
+        assert not worker.expect("done")
+
+
+def hear_error(worker, within_s=WAIT_S + GRACE_S):
+    word, kind, message, facts = worker.hear(within_s)
+    assert word == "raised"
+    return kind, message, facts
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_making_a_session_anew_counts_against_the_bound_of_the_step(
+    make_tasks, elastic
+):
+    tasks = make_tasks(workers=1)
+    to_worker = tasks.relay("ps 0", "worker 0")
+    begin(tasks, elastic=elastic)
+    to_worker.refuse()
+    kind, message, facts = hear_error(tasks.workers[0])
+    assert kind == "SyncTimeoutError"
+    assert "has lost its session and made it anew" in message
+    assert "though all parameter servers answer" in message
+    assert f"do not reach this task, worker 0, at {tasks.addresses['worker'][0]}" in (
+        message
+    )
+    assert "an answer of the parameter servers to a step" in facts["report"]
+
+
+def test_workers_whose_servers_do_not_reach_each_other_all_say_so(make_tasks):
+    tasks = make_tasks(ps=2, workers=2)
+    parted = [tasks.relay("ps 0", "ps 1"), tasks.relay("ps 1", "ps 0")]
+    begin(tasks)
+    for relay in parted:
+        relay.cut()
+    one, other = tasks.addresses["ps"]
+    for worker in tasks.workers:
+        kind, message, facts = hear_error(worker)
+        assert kind == "ServerLostError"
+        pair = f"ps 0 ({one}) and ps 1 ({other})"
+        assert f"answer this task, but do not reach each other: {pair}." in message
+        assert facts["servers"] == (f"{pair} do not reach each other",)
+        assert f"missing   {pair}: do not reach each other" in facts["report"]
+
+
+def test_an_elastic_replica_that_is_cut_off_comes_back_by_itself(make_tasks):
+    tasks = make_tasks(workers=2)
+    relays = [tasks.relay("ps 0", "worker 1"), tasks.relay("worker 1", "ps 0")]
+    options = {"wait_timeout_s": WAIT_S, "start_timeout_s": 40, "elastic": True}
+    tasks.serve()
+    tasks.train({"kind": "towers", "aggregate": 2, "total": 2, "options": options})
+    step_until(tasks, 5)
+    stays, goes = tasks.workers
+    goes.say("until", {"factor": 1.0, "step": 20})
+    for relay in relays:
+        relay.cut()
+    began = time.monotonic()
+    step_until(tasks, 10, [0])
+    assert stays.ask("status")[0].evicted == (1,)
+    time.sleep(max(0.0, began + 2.5 * WAIT_S - time.monotonic()))
+    for relay in relays:
+        relay.heal()
+    until = time.monotonic() + 60
+    while stays.ask("status")[0].evicted:
+        assert time.monotonic() < until
+        time.sleep(0.5)  # On a busy machine, questions slow the others' answers.
+    step_until(tasks, 20, [0])
+    assert not goes.expect("done")
+    step_until(tasks, 25)
+    status, _ = stays.ask("status")
+    assert (status.joined, status.evicted, status.evictions) == ((0, 1), (), 1)
+    expect_exact(*goes.ask("read"))
+
+
+def test_a_task_that_servers_do_not_reach_says_so_at_its_start(make_tasks):
+    tasks = make_tasks(workers=1)
+    tasks.relay("ps 0", "worker 0").cut()
+    tasks.serve()
+    options = {"wait_timeout_s": WAIT_S, "start_timeout_s": WAIT_S}
+    spec = {"kind": "towers", "aggregate": 1, "total": 1, "options": options}
+    worker = tasks.start("worker", 0, "train", spec)
+    worker.expect("built")
+    worker.say("go")
+    kind, message, _ = hear_error(worker)
+    assert kind == "StartTimeoutError"
+    own = f"this task, worker 0, at {tasks.addresses['worker'][0]}"
+    assert f"Or the servers do not reach {own}" in message
+    assert "moved to another address joins only servers that are started" in message
+
+
+def port_of(address):
+    return int(address.rpartition(":")[2])
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_of_two_living_processes_of_one_index_the_older_always_yields(
+    make_tasks, elastic
+):
+    tasks = make_tasks(workers=2)
+    to_chief = tasks.relay("ps 0", "worker 0")
+    to_server = tasks.relay("worker 0", "ps 0")
+    # Time enough for a successor to start.
+    spec = begin(tasks, elastic=elastic, wait_timeout_s=30.0)
+    older, other = tasks.workers
+    to_server.cut()
+    to_chief.cut()
+    # The successor has the chief's name, which leads to it from now on.
+    tasks.addresses["worker"][0] = f"localhost:{find_free_ports(1)[0]}"
+    to_chief.lead_to(port_of(tasks.addresses["worker"][0]))
+    to_chief.heal()
+    tasks.forget(to_server)  # The successor reaches the server directly.
+    newer = tasks.restart("worker", 0, "train", spec)
+    newer.say("until", {"factor": 1.0, "step": 10**6})
+    time.sleep(1)
+    to_server.heal()
+    kind, message, _ = hear_error(older, 30)
+    to_server.end()
+    assert kind == "ReplicaReplacedError"
+    assert "another process has been started as replica 0" in message
+    time.sleep(2)
+    assert not newer.pipe.poll(), newer.hear()
+    assert not other.pipe.poll(), other.hear()
