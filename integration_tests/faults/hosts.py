@@ -7,10 +7,12 @@ with all that runs on them, however it ends. This needs root, iproute2, nftables
 util-linux; ``why_no_hosts`` says what is missing.
 """
 
+import contextlib
 import functools
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,7 +23,7 @@ from typing import Any
 
 START_S = 240.0  # until a program has imported TensorFlow and begun to train
 COMMAND_S = 20.0
-GRACE_S = 6.0  # beyond a deadline, on a busy machine
+GRACE_S = 8.0  # beyond a deadline, on a busy machine
 _PROGRAMS = Path(__file__).parent
 _TOOLS = ("unshare", "nsenter", "ip", "nft")
 _UNSHARE = "unshare --net --uts --mount --pid --fork --kill-child --mount-proc"
@@ -68,6 +70,12 @@ class Program:
             raise AssertionError(f"{late}: {self._tail()}") from None
 
     def kill(self) -> None:
+        # nsenter waits for the program, which would outlive it.
+        pid = self._process.pid
+        with contextlib.suppress(OSError):
+            inner = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            for child in map(int, inner):
+                os.kill(child, signal.SIGKILL)
         self._process.kill()
         self._process.wait(COMMAND_S)
 
@@ -82,6 +90,7 @@ class Hosts:
         """Takes how many, and a folder for the programs' output."""
         self._count = count
         self._folder = Path(folder or tempfile.mkdtemp())
+        self._listed = self._folder / "hosts"
         self._alive: list[subprocess.Popen[bytes]] = []
         self._inner: list[int] = []  # the first process of each host
         self._programs: list[Program] = []
@@ -101,7 +110,8 @@ class Hosts:
         """Starts a command on a host; its output goes to a file."""
         log = self._folder / f"{len(self._programs)}-node{host}.log"
         env = {**os.environ, "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "-1"}
-        env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", **environment}
+        env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+        env |= {"TW_REPORTS": str(self._folder), **environment}
         with log.open("wb") as file:
             process = subprocess.Popen(
                 [*self._enter(host), *command],
@@ -150,6 +160,13 @@ class Hosts:
         for host in range(self._count):
             self._nft(host, "flush chain inet f i")
 
+    def move_name(self, host: int, *, to: int) -> None:
+        """Has the name of a host lead to another host, for all."""
+        lines = [f"{address_of(n)} node{n}" for n in range(self._count) if n != host]
+        lines += ["127.0.0.1 localhost", f"{address_of(to)} node{host}"]
+        # Written over, as each host has mounted this very file.
+        self._listed.write_text("\n".join(lines) + "\n")
+
     def down(self) -> None:
         """Ends the hosts, and all that runs on them."""
         for process in self._alive:
@@ -160,13 +177,12 @@ class Hosts:
 
     def _up(self) -> None:
         lines = [f"{address_of(n)} node{n}" for n in range(self._count)]
-        listed = self._folder / "hosts"
-        listed.write_text("\n".join(["127.0.0.1 localhost", *lines]) + "\n")
-        switch = self._begin("switch", listed)
+        self._listed.write_text("\n".join(["127.0.0.1 localhost", *lines]) + "\n")
+        switch = self._begin("switch")
         _run([*_enter(switch), *["ip", "link", "add", "br0", "type", "bridge"]])
         _run([*_enter(switch), *["ip", "link", "set", "br0", "up"]])
         for n in range(self._count):
-            inner = self._begin(f"node{n}", listed)
+            inner = self._begin(f"node{n}")
             self._inner.append(inner)
             # From outside: a host's number is unknown inside of the switch.
             end = f"t{n}"
@@ -178,10 +194,10 @@ class Hosts:
                 _run([*self._enter(n), *words.split()])
             self._nft(n, _INPUT)
 
-    def _begin(self, name: str, listed: Path) -> int:
+    def _begin(self, name: str) -> int:
         """Starts a host's first process; returns its number."""
         process = subprocess.Popen(
-            [*_UNSHARE.split(), "sh", "-c", _LIVE, name, str(listed)],
+            [*_UNSHARE.split(), "sh", "-c", _LIVE, name, str(self._listed)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
