@@ -11,8 +11,8 @@ from syncrep_tasks import Tasks
 
 from tw_syncrep.cluster._network_exposure import find_free_ports
 
-WAIT_S = 4.0
-GRACE_S = 4.0
+WAIT_S = 3.0
+GRACE_S = 12.0  # for a busy machine
 
 
 @pytest.fixture
@@ -56,6 +56,7 @@ def hear_error(worker, within_s=WAIT_S + GRACE_S):
     return kind, message, facts
 
 
+@pytest.mark.full("False")
 @pytest.mark.parametrize("elastic", [False, True])
 def test_making_a_session_anew_counts_against_the_bound_of_the_step(
     make_tasks, elastic
@@ -104,7 +105,7 @@ def test_an_elastic_replica_that_is_cut_off_comes_back_by_itself(make_tasks):
     began = time.monotonic()
     step_until(tasks, 10, [0])
     assert stays.ask("status")[0].evicted == (1,)
-    time.sleep(max(0.0, began + 2.5 * WAIT_S - time.monotonic()))
+    time.sleep(max(0.0, began + 2 * WAIT_S - time.monotonic()))
     for relay in relays:
         relay.heal()
     until = time.monotonic() + 60
@@ -139,6 +140,7 @@ def port_of(address):
     return int(address.rpartition(":")[2])
 
 
+@pytest.mark.full("False")
 @pytest.mark.parametrize("elastic", [False, True])
 def test_of_two_living_processes_of_one_index_the_older_always_yields(
     make_tasks, elastic
