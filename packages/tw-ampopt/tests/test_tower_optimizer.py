@@ -359,6 +359,14 @@ def test_in_a_function_or_graph_it_is_refused():
         TowerOptimizer(variables)
 
 
+def test_towers_that_share_variables_must_be_named():
+    [shared] = variables_on("/cpu:0")
+    with pytest.raises(ValueError, match=r"one list 2 times.*tw_core\.towers\(devic"):
+        TowerOptimizer([shared, shared], **SGD)
+    optimizer = TowerOptimizer([shared, shared], towers=towers(CPUS[:2]), **SGD)
+    assert len(optimizer.devices) == 2
+
+
 def test_variables_that_differ_between_towers_are_named():
     [first] = variables_on("/cpu:0")
     with pytest.raises(ValueError, match=r"\['w', 'b'\], \['other'\]"):

@@ -89,8 +89,11 @@ def check_variables(variables: Iterable[Any]) -> list[Any]:
     return found
 
 
-def variables_by_tower(variables: Any) -> list[list[Any]]:
-    """Returns checked [K][N] variables; [1][N] if all towers share theirs."""
+def variables_by_tower(variables: Any, *, knows_towers: bool) -> list[list[Any]]:
+    """Returns checked [K][N] variables; [1][N] if all towers share theirs.
+
+    Their devices do not tell the towers then: ``knows_towers`` from elsewhere.
+    """
     wanted = f"{caller()}: variables must be one list per tower, or one list for all"
     lists = lists_by_tower(variables, wanted)
     for tower in lists:
@@ -102,6 +105,12 @@ def variables_by_tower(variables: Any) -> list[list[Any]]:
         )
     keys = [list(map(identity, tower)) for tower in lists]
     if all(key == keys[0] for key in keys):
+        if len(lists) > 1 and not knows_towers:
+            raise ValueError(
+                f"{caller()}: variables are one list {len(lists)} times, which "
+                f"{len(lists)} towers share; pass that list, and the towers, as in "
+                "towers=tw_core.towers(devices)."
+            )
         lists = lists[:1]
     check_alike(lists)
     twice = repeated_variables([v for tower in lists for v in tower])

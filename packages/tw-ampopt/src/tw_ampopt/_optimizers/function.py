@@ -124,7 +124,7 @@ class TowerOptimizer(
         self.id = name.replace("/", ".")
         self.learning_rate = learning_rate
         self.report_mem_usage = report_mem_usage
-        lists = variables_by_tower(variables)
+        lists = variables_by_tower(variables, knows_towers=towers is not None)
         settings = read_settings(
             self.id,
             tf_optimizer=tf_optimizer,
