@@ -157,15 +157,26 @@ def test_callbacks_change_a_rate_that_is_a_variable_and_files_are_the_models(tmp
     fit(many, epochs=2, callbacks=[schedule])
     np.testing.assert_allclose(rate.numpy(), 0.0125)
     many.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
+    keras.saving.save_model(many, tmp_path / "other.keras")
     x, _ = data()
-    np.testing.assert_allclose(
-        loaded.predict(x, verbose=0), many.predict(x, verbose=0), rtol=1e-5
-    )
+    for name in ("model", "other"):
+        loaded = keras.models.load_model(tmp_path / f"{name}.keras")
+        np.testing.assert_allclose(
+            loaded.predict(x, verbose=0), many.predict(x, verbose=0), rtol=1e-5
+        )
     fit(many, epochs=1)
     fixed, _ = over_towers(devices, "replicated")
     with pytest.raises(ValueError, match=r"pass a tf\.Variable to it as learning_rate"):
         fit(fixed, callbacks=[schedule])
+
+
+def test_an_optimizer_of_fewer_towers_is_refused_when_it_is_compiled():
+    model = TowerModel(make_model, CPUS[:2], variables="parameter_server")
+    optimizer = TowerOptimizer(
+        model.trainable_variables, tf_optimizer="tf.train.AdamOptimizer"
+    )
+    with pytest.raises(ValueError, match=r"for 1 towers, .* has 2; .*model\.devices"):
+        model.compile(optimizer, loss())
 
 
 def test_sharded_variables_are_refused():

@@ -50,14 +50,6 @@ FEWEST_TOWERS = 200  # tests that make towers; fewer are a rewrite that missed t
 
 # Why a test that fails need not pass -> its names.
 BECAUSE = {
-    "get_config is refused: clone tower 0": [
-        "models/cloning_test.py::CloneModelTest.test_compiled_model_cloning",
-    ],
-    "get_config is refused, which pickle asks: pickle tower 0": [
-        f"models/model_test.py::ModelTest.test_functional_pickling_{kind}_{n}"
-        for kind in ("single_output", "single_list_output")
-        for n in range(1, 5)
-    ],
     "a tf.distribute scope is refused": [
         "callbacks/swap_ema_weights_test.py::SwapEMAWeightsTest."
         "test_swap_ema_weights_with_tf_distribute",

@@ -1,5 +1,8 @@
 """Programs as Keras's users write them give what they give on one device."""
 
+import copy
+import pickle
+
 import keras
 import numpy as np
 import pytest
@@ -505,6 +508,188 @@ def test_exported_towers_serve_predictions(tmp_path):
     model.export(tmp_path / "exported")
     loaded = tf.saved_model.load(str(tmp_path / "exported"))
     np.testing.assert_allclose(loaded.serve(X), model.predict(X, verbose=0), rtol=1e-6)
+
+
+def with_scalars():
+    x = keras.Input([4])
+    means = [keras.ops.mean(x), keras.ops.cast(x[0, 0] * 0 + 7, "int32")]
+    return keras.Model(x, [layers.Dense(1)(x), *means])
+
+
+def test_scalars_are_predicted_once_per_batch():
+    one, many = with_scalars(), TowerModel(with_scalars, CPUS[:3])
+    many.set_weights(one.get_weights())
+    for rows in (17, 40):  # batches of 17, 17 and 6 rows, and of 40
+        wants, gots = [m.predict(X, batch_size=rows, verbose=0) for m in (one, many)]
+        for want, got in zip(wants, gots, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Scales(Linear):
+    """Has a variable in no layer, and a configuration."""
+
+    def __init__(self, factor=2, **options):
+        super().__init__()
+        self.factor = factor
+        self.shift = self.add_weight(name="shift", initializer="ones")
+
+    def call(self, x):
+        return super().call(x) * self.factor + self.shift
+
+    def get_config(self):
+        return {"factor": self.factor}
+
+
+def through_a_file(model, path):
+    keras.saving.save_model(model, path / "model.keras")
+    return keras.saving.load_model(path / "model.keras")
+
+
+COPIES = {
+    "file": through_a_file,
+    "pickle": lambda model, _: pickle.loads(pickle.dumps(model)),
+    "deepcopy": lambda model, _: copy.deepcopy(model),
+}
+
+
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("options", [{}, {"variables": "sharded"}])
+@pytest.mark.parametrize("make", [dense, two_outputs, Scales])
+@pytest.mark.each_choice
+def test_what_keras_copies_is_tower_0(make, options, way, tmp_path):
+    model = TowerModel(make, CPUS[:2], **options)
+    y = [Y, Y] if make is two_outputs else Y
+    model.compile(adam(), ["mse"] * 2 if make is two_outputs else "mse")
+    model.fit(X, y, verbose=0)
+    made = COPIES[way](model, tmp_path)
+    assert type(made) is type(model.towers[0])
+    tf.nest.map_structure(
+        np.testing.assert_array_equal,
+        [*made.get_weights(), *(v.numpy() for v in made.optimizer.variables)],
+        [*model.get_weights(), *(v.numpy() for v in model.optimizer.variables)],
+    )
+    model.save(tmp_path / "saved.keras")
+    saved = keras.saving.load_model(tmp_path / "saved.keras")
+    assert made.get_config() == saved.get_config()
+    assert made.get_compile_config() == saved.get_compile_config()
+
+
+@pytest.mark.parametrize("make", [dense, two_outputs])
+def test_keras_clones_tower_0(make):
+    model = TowerModel(make, CPUS[:2])
+    cloned = keras.models.clone_model(model)
+    assert type(cloned) is type(model.towers[0])
+    assert cloned.count_params() == model.count_params()
+    assert isinstance(model, TowerModel) and "TowerModel" in repr(model)
+
+
+def test_tower_0_is_converted_for_tflite():
+    model = TowerModel(dense, CPUS[:2])
+    made = tf.lite.TFLiteConverter.from_keras_model(model).convert()
+    plain = tf.lite.TFLiteConverter.from_keras_model(model.towers[0]).convert()
+    found = []
+    for content in (made, plain):
+        lite = tf.lite.Interpreter(model_content=content)
+        [given], [returned] = lite.get_input_details(), lite.get_output_details()
+        lite.allocate_tensors()
+        lite.set_tensor(given["index"], X[:1])
+        lite.invoke()
+        found.append(lite.get_tensor(returned["index"]))
+    np.testing.assert_array_equal(*found)
+    np.testing.assert_allclose(found[0], model.predict(X[:1], verbose=0), rtol=1e-5)
+
+
+def test_tensorboard_shows_the_graph_of_the_model(tmp_path):
+    def written(model, path):
+        board = keras.callbacks.TensorBoard(path, profile_batch=0)
+        model.compile(adam(), "mse")
+        model.fit(X, Y, verbose=0, callbacks=[board])
+        [file] = (path / "train").glob("*")
+        events = tf.compat.v1.train.summary_iterator(str(file))
+        return {value.tag for event in events for value in event.summary.value}
+
+    many = written(TowerModel(dense, CPUS[:2]), tmp_path / "many")
+    assert many == written(dense(), tmp_path / "one")
+    assert "keras" in many
+
+
+class Siamese(keras.Model):
+    """Takes anchors, positives and negatives, as the one of keras.io does."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = keras.Sequential(
+            [layers.Dense(3, "tanh"), layers.Dense(2, use_bias=False)]
+        )
+        self.margin = self.add_weight(name="margin", initializer="ones")
+        self.tracker = keras.metrics.Mean("loss")
+
+    def call(self, inputs):
+        anchor, positive, negative = map(self.embedding, inputs)
+        return (
+            tf.reduce_sum((anchor - positive) ** 2, -1),
+            tf.reduce_sum((anchor - negative) ** 2, -1),
+        )
+
+    def loss_of(self, data):
+        near, far = self(data)
+        return tf.reduce_mean(tf.maximum(near - far + self.margin, 0.0))
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(data)
+        grads = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_weights, strict=True))
+        self.tracker.update_state(loss, sample_weight=tf.shape(data[0])[0])
+        return {"loss": self.tracker.result()}
+
+    def test_step(self, data):
+        self.tracker.update_state(self.loss_of(data), tf.shape(data[0])[0])
+        return {"loss": self.tracker.result()}
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+
+class OfFour(Siamese):
+    """Takes batches that Keras has no names for."""
+
+    def loss_of(self, data):
+        return super().loss_of(data[:3]) + tf.reduce_mean(data[3])
+
+
+@pytest.mark.parametrize("variables", ["replicated", "sharded", "parameter_server"])
+@pytest.mark.parametrize("make", [Siamese, OfFour])
+@pytest.mark.each_choice
+def test_a_step_of_ones_own_may_take_any_tuple(make, variables):
+    parts = (X, X + 0.1, X[::-1], X[:, 0])[: 4 if make is OfFour else 3]
+    data = tf.data.Dataset.from_tensor_slices(parts).batch(16)
+    many = TowerModel(make, CPUS[:3], variables=variables)
+    many.compile(adam())
+    many.evaluate(data, verbose=0)  # Makes the variables.
+    one = make()
+    one.compile(adam(), jit_compile=False)
+    one.evaluate(data, verbose=0)
+    many.set_weights(one.get_weights())
+    wants, gots = [m.fit(data, epochs=3, verbose=0).history for m in (one, many)]
+    np.testing.assert_allclose(gots["loss"], wants["loss"], rtol=1e-5)
+    for tower in many.towers:
+        for own, want in zip(tower.get_weights(), one.get_weights(), strict=True):
+            np.testing.assert_allclose(own, want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_that_cannot_be_traced_raises_its_own_error():
+    class Fails(Siamese):
+        def train_step(self, data):
+            return self(data[0])
+
+    model = TowerModel(Fails, CPUS[:2])
+    model.compile(adam())
+    data = tf.data.Dataset.from_tensor_slices((X, X, X)).batch(16)
+    with pytest.raises(Exception, match="Fails"):
+        model.fit(data, verbose=0)
 
 
 def test_generators_of_tensorflow_draw_in_each_tower():

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from tw_builders._parts import check_batch, part_sizes, rows_of
+from tw_reduce import mean, sum_on_device
 
 
 def tensors(data: Any) -> Any:
@@ -60,16 +62,21 @@ def have_rows(sizes: Sequence[Any]) -> list[tf.Tensor] | None:
     return [tf.convert_to_tensor(size > 0) for size in sizes]
 
 
-def join(parts: Sequence[Any], lent: Any = None) -> Any:
+def join(
+    parts: Sequence[Any], lent: Any = None, sizes: Sequence[Any] | None = None
+) -> Any:
     """Joins K nests of tensors along their rows, in the towers' order.
 
     The last ``lent`` of them are left out. A tower may bring more rows than it got,
-    such as one per token.
+    such as one per token. Scalars are averaged by the ``sizes`` of the parts; of those
+    that are no fractions the first is taken.
     """
 
     def join_leaf(*pieces: Any) -> Any:
         if pieces[0] is None:
             return None
+        if sizes is not None and pieces[0].shape.rank == 0:
+            return _mean(pieces, sizes) if pieces[0].dtype.is_floating else pieces[0]
         if isinstance(pieces[0], tf.SparseTensor):
             joined = tf.sparse.concat(0, list(pieces))
         else:
@@ -79,6 +86,11 @@ def join(parts: Sequence[Any], lent: Any = None) -> Any:
         return joined if lent is None else _without_last(joined, pieces[-1], lent)
 
     return tf.nest.map_structure(join_leaf, *parts)
+
+
+def _mean(values: Sequence[Any], sizes: Sequence[Any]) -> Any:
+    add = partial(sum_on_device, device=values[0].device)
+    return mean(add, weights=sizes)([[value] for value in values])[0][0]
 
 
 def _without_last(joined: Any, last: Any, times: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tw_builders.tower_model._checks import layers_of
+from tw_builders.tower_model._checks import layers_of, optimizers_of
 
 
 def is_seed(variable: Any) -> bool:
@@ -47,12 +47,21 @@ def has_metrics_built(model: Any, data: Any) -> bool:
 
 
 def build_variables(batch: Any, model: Any) -> None:
-    """Calls a model on symbols, unless it is built or only has a ``train_step``."""
-    own_step = type(model).train_step is not keras.Model.train_step
+    """Calls a model on symbols, unless it is built or only has a ``train_step``.
+
+    A ``train_step`` of one's own may take other batches than ``(x, y, sample_weight)``,
+    and call the model or its parts otherwise: then it is traced.
+    """
+    own_step = _has_own_step(model)
     if model.built or (own_step and type(model).call is keras.Model.call):
         return
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(_symbols(batch))
-    model(x)
+    try:
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(_symbols(batch))
+        model(x)
+    except Exception:
+        if not own_step:
+            raise
+        _trace_step(batch, model)
 
 
 def build_metrics(batch: Any, model: Any) -> None:
@@ -60,8 +69,36 @@ def build_metrics(batch: Any, model: Any) -> None:
     optimizer, model.optimizer = model.optimizer, None  # its slots are placed elsewhere
     try:
         model._symbolic_build(data_batch=_symbols(batch))
+    except Exception:
+        if not _has_own_step(model):
+            raise
+        model.optimizer = optimizer
+        _trace_step(batch, model)
     finally:
         model.optimizer = optimizer
+
+
+def _has_own_step(model: Any) -> bool:
+    return type(model).train_step is not keras.Model.train_step
+
+
+def _trace_step(batch: Any, model: Any) -> None:
+    """Traces a model's own ``train_step``, so that it makes its variables.
+
+    Nothing runs. Optimizers make no slots, which are placed elsewhere.
+    """
+    optimizers = optimizers_of(model)
+
+    def step(data: Any) -> None:
+        model.train_step(data)
+
+    for own in optimizers:
+        own.apply = lambda *_, **__: None
+    try:
+        tf.function(step, autograph=False).get_concrete_function(batch)
+    finally:
+        for own in optimizers:
+            del own.apply
 
 
 def _symbols(batch: Any) -> Any:

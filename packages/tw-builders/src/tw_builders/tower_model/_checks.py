@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -49,6 +50,19 @@ def layers_of(model: Any) -> list[Any]:
     return layers
 
 
+def optimizers_of(model: Any) -> list[Any]:
+    """Lists the Keras optimizers that a model or its layers hold, also in containers.
+
+    Those of the model itself come first, ordered by the attributes' names.
+    """
+    held: list[Any] = []
+    for layer in layers_of(model):
+        values = [value for _, value in sorted(vars(layer).items(), key=lambda i: i[0])]
+        held += [leaf for value in values for leaf in held_in(value)]
+    found = [own for own in held if isinstance(own, keras.optimizers.Optimizer)]
+    return list({id(own): own for own in found}.values())
+
+
 def held_in(value: Any) -> list[Any]:
     """Lists what a container holds; a list of anything else."""
     if isinstance(value, dict):
@@ -81,13 +95,21 @@ def _adapted(layer: Any) -> str:
 
 
 def check_optimizers(
-    optimizers: Sequence[Any], variables: str, *, reduces: bool
+    optimizers: Sequence[Any], variables: str, *, num_towers: int, reduces: bool
 ) -> None:
-    """Refuses optimizers that do not work with sharded variables, or with a reducer.
+    """Refuses optimizers that do not work with these variables, towers or a reducer.
 
     ``reduces``: a reducer was given that only an optimizer's update would call.
     """
     over_towers = [o for o in optimizers if isinstance(o, WrappedOptimizer)]
+    for wrapped in [own.wrapped for own in over_towers]:
+        known = len(getattr(wrapped, "devices", ())) or num_towers
+        if known != num_towers:
+            raise ValueError(
+                f"TowerModel: {type(wrapped).__name__} was made for {known} towers, "
+                f"and the model has {num_towers}; pass each tower's variables to it, "
+                "or, where towers share them, towers=tw_core.towers(model.devices)."
+            )
     if reduces and over_towers:
         name = type(over_towers[0].wrapped).__name__
         raise ValueError(

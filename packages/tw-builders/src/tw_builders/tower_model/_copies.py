@@ -26,9 +26,9 @@ from tw_builders.tower_model._checks import (
     check_optimizers,
     check_xla,
     layers_of,
+    optimizers_of,
     synchronized_layers_of,
 )
-from tw_builders.tower_model._meetings import optimizers_of
 from tw_builders.tower_model._over_ranks.agreement import (
     numbers_of_rank_0,
     spread_seeds,
@@ -147,7 +147,11 @@ class Copies:
         for model in self.distinct[1:]:
             _share_optimizers(self.main, model)
         reduces = self.reducer is not None and self.ranks is None
-        check_optimizers(optimizers, self.variables, reduces=reduces)
+        check_optimizers(
+            *(optimizers, self.variables),
+            num_towers=len(self.towers),
+            reduces=reduces,
+        )
         if self.flat is not None:
             check_one(optimizers)
             self.flat.use(optimizers[0], sharded=self.variables == "sharded")

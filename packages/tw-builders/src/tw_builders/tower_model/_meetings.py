@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tw_builders.tower_model._batches import join
 from tw_builders.tower_model._building import is_seed
-from tw_builders.tower_model._checks import held_in, layers_of
+from tw_builders.tower_model._checks import optimizers_of
 from tw_builders.tower_model._over_ranks.ranks import Ranks
 from tw_builders.tower_model._updates import (
     Brought,
@@ -374,19 +374,6 @@ class Meetings:
         if first.shape.rank == 0 and first.dtype.is_floating:
             return self._mean(values)
         return first
-
-
-def optimizers_of(model: Any) -> list[Any]:
-    """Lists the Keras optimizers that a model or its layers hold, also in containers.
-
-    Those of the model itself come first, ordered by the attributes' names.
-    """
-    held: list[Any] = []
-    for layer in layers_of(model):
-        values = [value for _, value in sorted(vars(layer).items(), key=lambda i: i[0])]
-        held += [leaf for value in values for leaf in held_in(value)]
-    found = [own for own in held if isinstance(own, keras.optimizers.Optimizer)]
-    return list({id(own): own for own in found}.values())
 
 
 def state_of(model: Any) -> list[Any]:

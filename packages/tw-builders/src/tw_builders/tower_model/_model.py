@@ -171,6 +171,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             ranks=ranks,
         )
         self._steps = Steps(self._own)
+        self.__dict__["_layers"] = self._own.main._layers  # without tracking them
         self.jit_compile = False  # XLA compiles towers, never all of them together
         if getattr(self._own.main, "compiled", False):  # a model that was loaded
             self._own.adopt_optimizers()
@@ -502,12 +503,49 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             "is an ordinary model."
         )
 
+    @property  # type: ignore[misc] # and nobody sets it
+    def __class__(self) -> Any:
+        # What ``isinstance`` and Keras see: ``keras.saving.save_model`` writes the
+        # class of its model, and callbacks ask its name.
+        own = vars(self).get("_own")
+        return type(self) if own is None else type(own.main)
+
+    def __repr__(self) -> str:
+        return f"<TowerModel name={self.name}, built={self.built}>"
+
+    def __dir__(self) -> list[str]:
+        # Keras saves what these names are, and is to find tower 0's parts alone.
+        return dir(self._own.main)
+
+    def __reduce__(self) -> Any:
+        with self._own.without_wrapped():
+            return self._own.main.__reduce__()
+
+    def _run_through_graph(self, *args: Any, **kwargs: Any) -> Any:
+        # For ``keras.models.clone_model``, as ``_layers`` is.
+        return self._own.main._run_through_graph(*args, **kwargs)
+
+    def _obj_type(self) -> str:
+        return str(self._own.main._obj_type())
+
     def get_config(self) -> dict[str, Any]:
-        """Refuses: only tower 0 has a configuration."""
-        raise NotImplementedError(
-            "TowerModel: has no configuration, as it holds a function and devices; "
-            "save or clone model.towers[0], the model itself."
-        )
+        """Returns tower 0's configuration."""
+        return dict(self._own.main.get_config())
+
+    def get_compile_config(self) -> dict[str, Any] | None:
+        """Returns how tower 0 is compiled; None with an optimizer over towers."""
+        with self._own.without_wrapped():
+            config: dict[str, Any] | None = self._own.main.get_compile_config()
+        return config
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        """Returns for which inputs tower 0 was built."""
+        config: dict[str, Any] | None = self._own.main.get_build_config()
+        return config
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves tower 0's variables that are in no layer."""
+        self._own.main.save_own_variables(store)
 
     def _maybe_symbolic_build(
         self, iterator: Any = None, data_batch: Any = None

@@ -14,9 +14,10 @@ from tw_builders.tower_model._building import generators_of, global_seeds
 from tw_builders.tower_model._checks import (
     adds_rows,
     divides_by_weights,
+    optimizers_of,
 )
 from tw_builders.tower_model._copies import Copies
-from tw_builders.tower_model._meetings import Meetings, optimizers_of, state_of
+from tw_builders.tower_model._meetings import Meetings, state_of
 from tw_builders.tower_model._updates import APPLY
 from tw_core import Tower
 from tw_core.synchronized import call_towers_once, synchronized_layers
@@ -99,8 +100,8 @@ class Steps:
 
     def predict(self, data: Any) -> Any:
         """Returns every copy's predictions for its part, in the batch's order."""
-        _, parts, lent = self._cut(data, metrics=False)
-        return _batches.join(self._run("predict_step", parts), lent)
+        sizes, parts, lent = self._cut(data, metrics=False)
+        return _batches.join(self._run("predict_step", parts), lent, sizes)
 
     def _cut(self, data: Any, *, metrics: bool) -> Any:
         """Cuts a batch into the towers' parts, and builds the models by the first.
