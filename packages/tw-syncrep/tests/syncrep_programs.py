@@ -278,6 +278,11 @@ class Model:
         """Returns the record of all sessions."""
         return self.record
 
+    def sessions(self, session: Any, value: Any) -> Any:
+        """Returns how many sessions were made, after a call on the servers."""
+        session.run(self.global_step)
+        return self.asking.sessions
+
     def lowest_step(self, session: Any, value: Any) -> Any:
         """Returns the lowest global step that the last ``until`` has seen."""
         return self.lowest
@@ -341,11 +346,18 @@ def received_tensors(metadata: Any) -> list[tuple[str, str, str]]:
 
 
 def _asking_hook() -> Any:
-    """Makes a hook that once makes a call of its own, where it is given fetches."""
+    """Makes a hook that once makes a call of its own, where it is given fetches.
+
+    It counts the sessions, too.
+    """
     import tensorflow as tf
 
     class Asking(tf.compat.v1.train.SessionRunHook):
         fetches: Any = None
+        sessions = 0
+
+        def after_create_session(self, session: Any, coord: Any) -> None:
+            self.sessions += 1
 
         def before_run(self, run_context: Any) -> None:
             if self.fetches is not None:

@@ -159,13 +159,13 @@ def test_of_two_living_processes_of_one_index_the_older_always_yields(
     to_chief.heal()
     tasks.forget(to_server)  # The successor reaches the server directly.
     newer = tasks.restart("worker", 0, "train", spec)
-    newer.say("until", {"factor": 1.0, "step": 10**6})
-    time.sleep(1)
+    assert newer.ask("sessions") == 1
     to_server.heal()
     kind, message, _ = hear_error(older, 30)
     to_server.end()
     assert kind == "ReplicaReplacedError"
     assert "another process has been started as replica 0" in message
-    time.sleep(2)
-    assert not newer.pipe.poll(), newer.hear()
+    # The older one has ended no session of its successor's.
+    assert newer.ask("sessions") == 1
+    step_until(tasks, newer.ask("read")[0] + 10, [0])
     assert not other.pipe.poll(), other.hear()

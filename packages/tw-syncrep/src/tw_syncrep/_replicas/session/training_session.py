@@ -84,8 +84,10 @@ def training_session(
       summary_dir: as TensorFlow's.
       save_graph_def: as TensorFlow's.
       cluster: tasks and their addresses; by default TF_CONFIG's.
-      wait_timeout_s: how long parameter servers may be silent; by default the
-        hook's, else 600. No bound if the hook has None.
+      wait_timeout_s: how long parameter servers may be silent, not reach each other,
+        or let no session be made anew; by default the hook's, else 600. No bound if
+        the hook has None. In an elastic run, a replica that no server answers waits
+        for ``start_timeout_s`` more.
       start_timeout_s: how long creating the session may take; by default the
         hook's.
 
@@ -97,6 +99,7 @@ def training_session(
       ValueError: a timeout is not above 0, or a number is NaN.
       StartTimeoutError: it could not be created in time.
       ServerLostError: parameter servers did not answer in time.
+      ReplicaReplacedError: another process has been started as this replica.
     """
     check_flag(is_chief=is_chief)
     check_kind(TaskConfig, "a cluster.TaskConfig, or None", cluster=cluster)
