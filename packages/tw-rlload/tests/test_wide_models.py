@@ -61,10 +61,9 @@ def on_one_device(optimizer):
         rows = {"x": X[taken], "y": Y[taken], "row": ROWS[taken]}
         with tf.GradientTape() as tape:
             loss = loss_of(weights, rows)
+        # Momentum goes on in rows that a step does not reach.
         grads = tape.gradient(loss, list(weights.values()))
-        if not isinstance(optimizer, v1.train.Optimizer):
-            # Whose momentum goes on in rows that a step does not reach.
-            grads = [tf.convert_to_tensor(grad) for grad in grads]
+        grads = [tf.convert_to_tensor(grad) for grad in grads]
         optimizer.apply_gradients(zip(grads, weights.values(), strict=True))
     return {name: variable.numpy() for name, variable in weights.items()}
 
