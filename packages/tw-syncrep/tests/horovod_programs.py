@@ -501,9 +501,11 @@ def resume(
         resumed = make(-start, is_built=is_built)
     fit(resumed)
     fit(resumed)  # Rank 0's paths are known by now.
+    path = resumed.weights[0].path
+    keras.utils.clear_session()  # Ranks have counted other numbers of models.
     return {
         "weights": np.array(weights),
-        "path": resumed.weights[0].path,
+        "path": path,
         "iterations": int(resumed.optimizer.iterations),
     }
 

@@ -93,10 +93,10 @@ def _is_renamed(first: Exchange, other: Exchange) -> bool:
     """
     one, two = ([tensor.name for tensor in e.tensors] for e in (first, other))
     is_another_order = sorted(one) == sorted(two)
-    return not is_another_order and _without_paths(first) == _without_paths(other)
+    return not is_another_order and without_paths(first) == without_paths(other)
 
 
-def _without_paths(exchange: Exchange) -> Exchange:
+def without_paths(exchange: Exchange) -> Exchange:
     """Leaves the last word of each variable's path, "kernel" of "a/kernel_1:0"."""
     if not exchange.of_variables:
         return exchange

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tw_core import black_box
 from tw_syncrep import _tf_compat
 from tw_syncrep._errors import ReplicaTimeoutError
-from tw_syncrep.processes._agreement import Exchange
+from tw_syncrep.processes._agreement import Exchange, without_paths
 from tw_syncrep.processes._engines.mpi import EndedError
 from tw_syncrep.processes._interrupts import InterruptWatch
 from tw_syncrep.processes._side_channel._attendance import (
@@ -115,15 +115,21 @@ class Calls:
         self._threads.add(threading.get_ident())
         with self._describing:
             uses = {} if graph is None else self._uses.setdefault(graph, {})
+            # Variables may have new paths on some ranks alone: all compare them again.
+            is_compared = exchange.of_variables and graph is None
             told = self._with_paths(exchange)
-            place = uses.get(told, 0)
-            key = self._keys.get((told, place, by_name))
-            if key is None:
-                key = self.agree(exchange, num_keys, by_name=by_name)
+            known = without_paths(told) if is_compared else told
+            place = uses.get(known, 0)
+            key = self._keys.get((known, place, by_name))
+            if key is None or is_compared:
+                count = num_keys if key is None else 0
+                found = self.agree(exchange, count, by_name=by_name)
+                key = found if key is None else key
                 told = self._with_paths(exchange)  # Rank 0 may have told others.
-                self._keys[told, place, by_name] = key
+                known = known if is_compared else told
+                self._keys[known, place, by_name] = key
                 self._exchanges[key] = told
-            uses[told] = place + 1
+            uses[known] = place + 1
             if graph is not None:
                 self._traced, self._inside = self._read_progress()[0], exchange.kind
         return key
