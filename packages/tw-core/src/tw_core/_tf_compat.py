@@ -17,7 +17,7 @@ from tensorflow.python.eager.polymorphic_function import (
     polymorphic_function,
 )
 from tensorflow.python.framework import auto_control_deps_utils, func_graph, ops
-from tensorflow.python.ops import cond_v2
+from tensorflow.python.ops import cond_v2, resource_variable_ops
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 
@@ -41,7 +41,10 @@ __all__ = [
     "set_initializer",
     "set_input",
     "set_seed",
+    "spec_of_handle",
+    "unnoticed_variable",
     "with_gradient",
+    "written_by",
 ]
 
 
@@ -153,6 +156,28 @@ def _refuse_gradient(*_: Any) -> Any:
 def is_variable_handle(tensor: tf.Tensor) -> bool:
     """Returns whether a resource is known to be a variable, not a table or the like."""
     return bool(getattr(getattr(tensor, "_handle_data", None), "is_set", False))
+
+
+def spec_of_handle(handle: tf.Tensor) -> tuple[tf.TensorShape, tf.DType]:
+    """Returns the shape and dtype of the variable behind a handle."""
+    (own,) = handle._handle_data.shape_and_type
+    return tf.TensorShape(own.shape), tf.as_dtype(own.dtype)
+
+
+def unnoticed_variable(value: tf.Tensor, shape: tf.TensorShape) -> tf.Variable:
+    """Makes a variable of which a function being traced does not know.
+
+    TensorFlow traces functions again that make variables, and then refuses to make any.
+    """
+    return resource_variable_ops.ResourceVariable(value, trainable=False, shape=shape)
+
+
+def written_by(op: tf.Operation) -> list[tf.Tensor]:
+    """Returns the resources among an operation's inputs that it may write."""
+    if not any(tensor.dtype == tf.resource for tensor in op.inputs):
+        return []
+    _, writes = auto_control_deps_utils.get_read_write_resource_inputs(op)
+    return list(writes)
 
 
 def read_only_inputs(graph: tf.Graph) -> list[tf.Tensor]:

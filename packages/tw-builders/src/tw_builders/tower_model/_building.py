@@ -7,6 +7,8 @@ import keras
 import tensorflow as tf
 
 from tw_builders.tower_model._checks import layers_of, optimizers_of
+from tw_core.flat_variables import flat_variable_of
+from tw_core.variables import is_variable, tf_variable
 
 
 def is_seed(variable: Any) -> bool:
@@ -14,15 +16,55 @@ def is_seed(variable: Any) -> bool:
     return str(variable.path).endswith("seed_generator_state")
 
 
-def generators_of(model: Any) -> list[tf.Variable]:
-    """Lists the states of TensorFlow's generators, which Keras does not list."""
-    held = [value for layer in layers_of(model) for value in vars(layer).values()]
-    return [own.state for own in held if isinstance(own, tf.random.Generator)]
+def unlisted_of(model: Any) -> list[Any]:
+    """Lists the variables that a model holds and Keras does not list.
+
+    They are found wherever Keras or ``tf.Module`` would track them: in attributes of
+    layers, modules and TensorFlow's random generators, and in lists and dicts there.
+    """
+    flat = [flat_variable_of(own) for own in model.variables]
+    listed = [*model.variables, *(own for own in flat if own is not None)]
+    seen = {id(tf_variable(own)) for own in listed}
+    found: list[Any] = []
+    stack: list[Any] = [model]
+    while stack:
+        own = stack.pop()
+        own = own.state if isinstance(own, tf.random.Generator) else own
+        key = id(tf_variable(own)) if is_variable(own) else id(own)
+        if key in seen or isinstance(own, keras.optimizers.Optimizer):
+            continue
+        seen.add(key)
+        if is_variable(own):
+            found.append(own)
+        elif isinstance(own, dict):
+            stack += reversed(list(own.values()))
+        elif isinstance(own, list | tuple):
+            stack += reversed(own)
+        elif isinstance(own, _HOLDERS):
+            stack += [vars(own)[name] for name in sorted(vars(own), reverse=True)]
+    return found
+
+
+_HOLDERS = (keras.layers.Layer, keras.random.SeedGenerator, tf.Module)
+
+
+def states_of_rows(model: Any) -> list[Any]:
+    """Lists the states of stateful recurrent layers, which belong to batches' rows."""
+    stateful = [o for o in layers_of(model) if getattr(o, "stateful", False)]
+    every = [tf.nest.flatten(getattr(own, "states", None)) for own in stateful]
+    return [state for states in every for state in states if is_variable(state)]
+
+
+def is_random(variable: Any) -> bool:
+    """Returns whether a variable is the state of a random generator of any kind."""
+    is_keras = hasattr(variable, "path") and is_seed(variable)
+    return is_keras or str(variable.name).startswith("StateVar")
 
 
 def seeds_of(model: Any) -> list[Any]:
     """Lists the [2] states of a model's random generators: a seed and a counter."""
-    return [v for v in model.variables if is_seed(v)]
+    every = (*model.variables, *unlisted_of(model))
+    return [v for v in every if hasattr(v, "path") and is_seed(v)]
 
 
 def global_seeds() -> Sequence[tf.Variable]:

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tw_builders.tower_model import _batches
@@ -15,8 +16,10 @@ from tw_builders.tower_model._building import (
     build_variables,
     global_seeds,
     has_metrics_built,
-    is_seed,
+    is_random,
     seeds_of,
+    states_of_rows,
+    unlisted_of,
 )
 from tw_builders.tower_model._checks import (
     check_adapted,
@@ -43,6 +46,7 @@ from tw_builders.tower_model._wrapped import WrappedOptimizer, wrapped
 from tw_core import Tower, copy_to_replicas
 from tw_core.devices import host_of
 from tw_core.optimizers import create_slots
+from tw_core.variables import tf_variable
 from tw_reduce import Reducer, all_reduce, sum_on_device
 
 Weigh = Callable[[Any, Any, Any], Any]
@@ -63,6 +67,9 @@ class Copies:
     flat: FlatTraining | None = None
     compiled_by_xla: bool = False  # each tower's step, part by part
     ranks: Ranks | None = None  # the other processes
+    # Tower 0's variables that train and that a step assigns.
+    assigned: list[Any] = field(default_factory=list)
+    states_by_row: Sequence[Sequence[Any]] = ()  # [K], each tower's own
     _is_built: bool = False
 
     def __post_init__(self) -> None:
@@ -124,7 +131,11 @@ class Copies:
     def of_towers(self, variables: Sequence[Any]) -> list[list[Any]]:
         """Returns [K] lists: what each tower has for tower 0's ``variables``."""
         models = self.models if self.flat is None else self.flat.flats
-        columns = zip(*[list(model.variables) for model in models], strict=True)
+        lists = [
+            [*model.variables, *more]
+            for model, more in zip(models, self.unlisted(), strict=True)
+        ]
+        columns = zip(*lists, strict=True)
         own = {id(column[0]): column for column in columns}
         shared = len(self.towers)
         found = [own.get(id(v), (v,) * shared) for v in variables]
@@ -188,13 +199,11 @@ class Copies:
         if not all(model.built for model in self.models):
             return
         self._is_built = True
+        self._follow_states_of_rows()
         if self.variables == "parameter_server":
             return
         check_adapted(self.distinct)
-        if self.flat is not None:
-            self.flat.make_equal()
-        else:
-            self._copy_variables()
+        self._copy_variables()
         self._give_own_seeds()
         if self.variables == "replicated":
             self._make_optimizers_equal()
@@ -207,10 +216,26 @@ class Copies:
         trained = [list(model.trainable_variables) for model in self.models]
         build_for_owners(optimizer, self.towers, trained)
 
+    def unlisted(self) -> list[list[Any]]:
+        """Returns [K] lists of state that Keras does not list, without that of rows."""
+        every = []
+        for model in self.models:
+            of_rows = set(map(id, states_of_rows(model)))
+            every.append([v for v in unlisted_of(model) if id(v) not in of_rows])
+        return every
+
+    def kept_equal(self) -> list[Any]:
+        """Lists tower 0's variables of which copies stay equal after every step."""
+        model = self.main if self.flat is None else self.flat.flats[0]
+        more = [v for v in self.unlisted()[0] if v.trainable and not is_random(v)]
+        return [*model.trainable_variables, *more]
+
     def _copy_variables(self) -> None:
         """Copies what towers have of their own; seeds differ, and constants may not."""
+        models = self.models if self.flat is None else self.flat.flats
         lists = [
-            [v for v in model.variables if not is_seed(v)] for model in self.models
+            [v for v in (*model.variables, *more) if not is_random(v)]
+            for model, more in zip(models, self.unlisted(), strict=True)
         ]
         constant = {
             id(column[0])
@@ -233,7 +258,8 @@ class Copies:
         if has_built and not is_built:
             self.states.of(own, self.main.trainable_variables)
         model = self.main if self.flat is None else self.flat.flats[0]
-        variables = list(model.variables)
+        more = [v for v in self.unlisted()[0] if not is_random(v)]
+        variables = [*model.variables, *more]
         for optimizer in self.appliers:
             if optimizer.built and not isinstance(optimizer, WrappedOptimizer):
                 variables += optimizer.variables
@@ -247,9 +273,13 @@ class Copies:
         # Neither frozen weights, which do not change, nor metrics.
         layers = layers_of(self.main)
         state = [v for layer in layers for v in layer._non_trainable_variables]
-        if self.ranks is not None and state:
+        state += [v for v in self.unlisted()[0] if not (v.trainable or is_random(v))]
+        if self.ranks is not None:
             synchronized = bool(synchronized_layers_of(self.main))
             self.ranks.take_state(state, of_last=synchronized)
+            # A rank whose data has ended has not heard of these.
+            self.ranks.take_state(self.assigned, of_last=True)
+        if state or self.assigned:
             self.make_equal()
 
     def _freeze_alike(self) -> None:
@@ -261,13 +291,28 @@ class Copies:
                 if own.trainable != main.trainable:
                     own.trainable = main.trainable
 
+    def _follow_states_of_rows(self) -> None:
+        """Resets states of rows in all towers where they are reset in tower 0."""
+        every = [states_of_rows(model) for model in self.models]
+        if self.variables == "parameter_server" and every[0]:
+            if len(self.states_by_row) != len(self.towers):
+                own = [_like(every[0], tower) for tower in self.towers[1:]]
+                self.states_by_row = [every[0], *own]
+            every = [list(own) for own in self.states_by_row]
+        self.states_by_row = every
+        for first, *others in zip(*every, strict=True):
+            if not np.any(tf_variable(first).numpy()):
+                for own in others:
+                    own.assign(tf.zeros_like(tf_variable(own)))
+
     def _give_own_seeds(self) -> None:
         """Gives every tower its own random seeds, derived from tower 0's.
 
         Otherwise dropout would zero the same positions in all towers' parts.
         """
         for k, model in enumerate(self.models):
-            for own, main in zip(seeds_of(model), seeds_of(self.main), strict=True):
+            pairs = zip(seeds_of(model), seeds_of(self.main), strict=True)
+            for own, main in pairs:
                 if k > 0:
                     own.assign(tf.add(main.value, [k * _SEED_STEP, 0]))
 
@@ -322,6 +367,12 @@ def _naming(tower: Tower) -> Iterator[None]:
     except BaseException as error:
         error.add_note(f"(in {tower.name} of {tower.total}, on {tower.device})")
         raise
+
+
+def _like(states: Sequence[Any], tower: Tower) -> list[tf.Variable]:
+    with tf.device(tower.device):
+        zeros = [tf.zeros_like(tf_variable(own)) for own in states]
+        return [tf.Variable(own, trainable=False) for own in zeros]
 
 
 def _make(make_model: Callable[[], Any], device: str) -> Any:

@@ -17,7 +17,6 @@ import keras
 import tensorflow as tf
 
 from tw_builders.tower_model._batches import join
-from tw_builders.tower_model._building import is_seed
 from tw_builders.tower_model._checks import optimizers_of
 from tw_builders.tower_model._over_ranks.ranks import Ranks
 from tw_builders.tower_model._updates import (
@@ -376,15 +375,6 @@ class Meetings:
         return first
 
 
-def state_of(model: Any) -> list[Any]:
-    """Lists untrained state that one tower updates, such as moving averages.
-
-    Not random generators: towers advance these in turn, so that their numbers differ.
-    """
-    others = model.non_trainable_variables
-    return [v for v in others if not is_seed(v)]
-
-
 def scales_losses(optimizer: Any) -> bool:
     """Returns whether an optimizer of Keras takes gradients of scaled losses."""
     has_own = type(optimizer).scale_loss is not keras.optimizers.Optimizer.scale_loss
@@ -468,7 +458,7 @@ def _showing(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
         specs = tf.nest.map_structure(
             lambda own: tf.TensorSpec(own.shape, own.dtype), _as_tensors(original())
         )
-        return meet(("result", n), None, answer=specs)
+        return meet(("result", n), None, answer=specs, is_same=True)
 
     return method
 

@@ -10,18 +10,19 @@ import tensorflow as tf
 
 from tw_builders._parts import cut, on_devices
 from tw_builders.tower_model import _batches
-from tw_builders.tower_model._building import generators_of, global_seeds
+from tw_builders.tower_model._building import global_seeds, is_random
 from tw_builders.tower_model._checks import (
     adds_rows,
     divides_by_weights,
     optimizers_of,
 )
 from tw_builders.tower_model._copies import Copies
-from tw_builders.tower_model._meetings import Meetings, state_of
+from tw_builders.tower_model._meetings import Meetings
 from tw_builders.tower_model._updates import APPLY
 from tw_core import Tower
 from tw_core.synchronized import call_towers_once, synchronized_layers
 from tw_core.tracing import may_meet, meeting_alone
+from tw_core.variables import tf_variable
 
 
 class Steps:
@@ -65,6 +66,8 @@ class Steps:
         with meetings.held(), flat.training() if flat else nullcontext():
             logs = self._run(method, parts, meetings, counted, factors)
         if alone and trains:
+            if ranks is not None and ranks.group.size > 1:
+                self._settle_all()
             self._own.make_equal()
         if added and main.losses:
             raise ValueError(
@@ -158,7 +161,7 @@ class Steps:
 
         flats = [()] * len(parts) if self._own.flat is None else self._own.flat.flats
         states = [self._own.states.known(own) for own in self._own.appliers]
-        seeds = global_seeds()
+        seeds, unlisted = global_seeds(), self._own.unlisted()
         items = [
             (
                 part,
@@ -167,26 +170,53 @@ class Steps:
                 flat,
                 [own[k] for own in states if own],
                 seeds,
-                generators_of(model),
+                unlisted[k],
+                self._own.states_by_row[k],
             )
             for k, (part, model, flat) in enumerate(
                 zip(parts, self._own.models, flats, strict=True)
             )
         ]
-        is_shared = self._own.variables == "parameter_server"
+        shared: list[Any] = []
+        if self._own.variables == "parameter_server":
+            every = (*self._own.main.variables, *unlisted[0])
+            shared = [v for v in every if not is_random(v)]
         ranks = self._own.ranks if method == "train_step" else None
+        num_ranks = 1 if ranks is None else ranks.group.size
         return call_towers_once(
             step,
             items,
             [tower.scope for tower in self._own.towers],
             combine=_no_meeting if meetings is None else meetings.combine,
             counted=counted,
-            written_once=state_of(self._own.main) if is_shared else (),
+            written_once=shared,
+            kept_equal=self._own.kept_equal(),
+            settle=None if num_ranks == 1 else self._settle,
+            outside="" if len(items) * num_ranks == 1 else _OUTSIDE,
             inline=self._own.inline,
             jit_compile=self._own.compiled_by_xla and method == "train_step",
-            num_ranks=1 if ranks is None else ranks.group.size,
+            num_ranks=num_ranks,
             sum_ranks=None if ranks is None else ranks.sum_layer,
         )
+
+    def _settle_all(self) -> None:
+        """Takes, after an eager step, the values of one rank for what trains."""
+        variables = [tf_variable(own) for own in self._own.kept_equal()]
+        handles = [own.handle for own in variables if hasattr(own, "handle")]
+        values = self._settle(handles, [tf.convert_to_tensor(v) for v in variables])
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+
+    def _settle(self, handles: Sequence[Any], values: Sequence[Any]) -> Sequence[Any]:
+        """Returns what all ranks have for variables that train and a step assigned."""
+        written, known = set(map(id, handles)), set(map(id, self._own.assigned))
+        self._own.assigned += [
+            own
+            for own in map(tf_variable, self._own.kept_equal())
+            if id(own.handle) in written and id(own) not in known
+        ]
+        ranks: Any = self._own.ranks
+        return list(ranks.of_first(values))
 
     def _weights(self, parts: Sequence[Any], sizes: Sequence[Any]) -> Any:
         weights = [
@@ -217,6 +247,13 @@ class Steps:
         """Traces a step for batches of the specs ``data``, and runs none."""
         step = partial(self.step, "train_step")
         tf.function(step, autograph=False).get_concrete_function(data)
+
+
+_OUTSIDE = (
+    "they are outside of the towers' models. Make such a variable in make_model, as an "
+    "attribute of the model or of a layer, so that each tower has its own, of which "
+    "tower 0's is kept; or write what is equal in all towers, as by sum_over_towers"
+)
 
 
 def _by_rank(sizes: Sequence[Any], own: slice, count: int) -> tuple[list[Any], slice]:

@@ -25,7 +25,7 @@ from tw_core._tf_compat import control_flow_context, set_input, with_gradient
 from tw_core.checks import caller, check_whole_number, public
 from tw_core.modes import compiles_with_xla, without_autograph
 from tw_core.synchronized._cycles import check_order_of_effects
-from tw_core.tracing import Combine, Scope, call_once, meet
+from tw_core.tracing import Combine, Scope, Settle, call_once, meet
 
 _T = TypeVar("_T")
 SumRanks = Callable[[str, Sequence[tf.Tensor]], Sequence[tf.Tensor]]
@@ -350,7 +350,7 @@ class _TracedSum:
         """Brings the tower's part, and returns the totals."""
         del index
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
-        totals = meet(self, tensors, answer=specs)
+        totals = meet(self, tensors, answer=specs, is_same=True)
         return _differentiable(totals, tensors, self._gradient)
 
     def _gradient(self, *upstream: tf.Tensor) -> list[tf.Tensor]:
@@ -367,6 +367,9 @@ def call_towers_once(
     combine: Combine | None = None,
     counted: Sequence[tf.Tensor] | None = None,
     written_once: Sequence[Any] = (),
+    kept_equal: Sequence[Any] = (),
+    settle: Settle | None = None,
+    outside: str | None = None,
     inline: bool | None = None,
     jit_compile: bool = False,
     num_ranks: int = 1,
@@ -383,6 +386,9 @@ def call_towers_once(
         were only lent to it; None for all.
       written_once: variables that several towers share and tower 0 alone assigns;
         moving averages of ``batch_normalization`` are added to them.
+      kept_equal: as for ``call_once``.
+      settle: as for ``call_once``.
+      outside: as for ``call_once``.
       inline: whether calls are inlined; None to decide by their size.
       jit_compile: whether XLA compiles the function, part by part.
       num_ranks: number of processes whose towers are summed over, K in each.
@@ -425,6 +431,9 @@ def call_towers_once(
         scopes,
         combine=answer,
         written_once=written,
+        kept_equal=kept_equal,
+        settle=settle,
+        outside=outside,
         inline=inline,
         jit_compile=jit_compile,
     )

@@ -5,7 +5,7 @@ tower's tensors and of its variables' handles, which is called once per tower, w
 tower's variables in the place of the first one's.
 """
 
-from tw_core.tracing._calls import Scope, call_once
+from tw_core.tracing._calls import Scope, Settle, call_once
 from tw_core.tracing._trace import (
     Combine,
     is_same_in_towers,
@@ -17,6 +17,7 @@ from tw_core.tracing._trace import (
 __all__ = [
     "Combine",
     "Scope",
+    "Settle",
     "call_once",
     "is_same_in_towers",
     "may_meet",

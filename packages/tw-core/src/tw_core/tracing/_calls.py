@@ -1,9 +1,9 @@
 """Calls of a traced function, one per tower, with meetings in between."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,19 @@ from tw_core.tracing._segments import (
     stages_of,
 )
 from tw_core.tracing._trace import Combine, Meeting, Trace, components, trace_function
+from tw_core.tracing._written import (
+    line_of,
+    random_states,
+    read,
+    stand_in,
+    unlike_writers,
+    with_branches,
+    write,
+    writers,
+    written_handles,
+)
 
+Settle = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor]], Sequence[tf.Tensor]]
 Scope = Callable[[], AbstractContextManager[Any]]
 
 
@@ -36,6 +48,9 @@ def call_once(
     *,
     combine: Combine | None = None,
     written_once: Sequence[Any] = (),
+    kept_equal: Sequence[Any] = (),
+    settle: Settle | None = None,
+    outside: str | None = None,
     inline: bool | None = None,
     jit_compile: bool = False,
 ) -> list[Any]:
@@ -50,7 +65,16 @@ def call_once(
         them on its device.
       combine: takes the place of a meeting and the [K] values brought there; returns
         [K] answers. None for a function without meetings.
-      written_once: variables that several towers share and tower 0 alone assigns.
+      written_once: variables that several towers share and tower 0 alone assigns; the
+        others see what they would have assigned until the next meeting.
+      kept_equal: variables of the first tower, whose copies get its value wherever the
+        function assigns them, at the next meeting.
+      settle: takes the first tower's [N] handles so assigned, and their values; returns
+        the values that all towers get.
+      outside: what to do about a variable that no tower was given, or all share, if
+        towers would write unlike values to it: the end of an error. If like ones,
+        tower 0 writes it, for all. None to refuse to write what no tower was given;
+        empty to write whatever tower 0 does.
       inline: whether calls are inlined, which runs small functions faster and starts
         large ones more slowly; None to decide by the number of operations.
       jit_compile: whether XLA compiles the function, part by part.
@@ -84,11 +108,15 @@ def call_once(
         _Tower.of(trace, copies, k, own, scope)
         for k, (own, scope) in enumerate(zip(arguments, scopes, strict=True))
     ]
-    written = {id(own.handle) for own in tf_variables(written_once)}
-    every = zip(*(map(id, own) for own in copies.handles), strict=True)
-    shared = {own[0] for own in every if len(set(own)) == 1}
+    columns = zip(*(map(id, own) for own in copies.handles), strict=True)
+    shared = {own[0] for own in columns if len(set(own)) == 1}
+    once = shared & {id(own.handle) for own in tf_variables(written_once)}
+    if outside is not None:
+        once |= _written_outside(trace, copies, shared - once, outside)
+    equal = {id(own.handle) for own in tf_variables(kept_equal)}
     return _Calls(
-        copies, arguments, combine, written & shared, inline, jit_compile
+        *(copies, arguments, combine, once, equal, settle),
+        *(outside is not None, inline, jit_compile),
     ).run(trace, towers)
 
 
@@ -100,14 +128,17 @@ class _Calls:
     arguments: Sequence[Sequence[tf.Tensor]]
     combine: Combine | None
     written_once: set[int]  # ids of handles that tower 0 alone assigns
+    kept_equal: set[int]  # ids of the first tower's handles
+    settle: Settle | None
+    may_write: bool  # what no tower was given
     inline: bool | None
     jit_compile: bool
+    stand_ins: dict[tuple[int, int], tf.Variable] = field(default_factory=dict)
 
     def run(self, trace: Trace, towers: Sequence["_Tower"]) -> list[Any]:
         """Calls all parts for all towers; returns what these bring in the end."""
-        _check_captured(trace, self.copies, self.arguments)
-        once = self.written_once
-        handles = [own for own, outer in trace.captured if id(outer) in once]
+        _check_captured(trace, self.copies, self.arguments, self.may_write)
+        first = towers[0].values
         seeded = seeded_operations(trace) if len(towers) > 1 else frozenset()
         elsewhere = _elsewhere(trace, towers) if self.jit_compile else []
         for stage in stages_of(trace):
@@ -120,19 +151,59 @@ class _Calls:
                 jit_compile=self.jit_compile,
             )
             segment = make()
+            written = [t for t in written_handles(stage.operations) if t.name in first]
+            once = [t for t in written if id(first[t.name]) in self.written_once]
+            before = [read(first[t.name]) for t in once] if len(towers) > 1 else []
             for tower in towers:
-                if tower.index == 1 and handles:
-                    segment = make(without_writes_to=handles)
                 if tower.index and not seeded.isdisjoint(stage.operations):
                     with own_seeds(seeded, tower.index):
-                        segment = make(without_writes_to=handles)
-                tower.call(segment)
+                        segment = make()
+                if tower.index:
+                    tower.call(segment, self._stand_in(once, before, tower, first))
+                else:
+                    tower.call(segment)
+            self._make_equal(
+                [t for t in written if id(first[t.name]) in self.kept_equal], towers
+            )
             for meeting in stage.meetings:
                 if meeting is not trace.meetings[-1]:
                     answers = self._answers(meeting, towers)
                     for tower, answer in zip(towers, answers, strict=True):
                         tower.go_on(meeting, answer)
         return [tower.brought(trace.meetings[-1]) for tower in towers]
+
+    def _stand_in(
+        self,
+        once: Sequence[tf.Tensor],
+        values: Sequence[tf.Tensor],
+        tower: "_Tower",
+        first: dict[str, Any],
+    ) -> dict[str, Any]:
+        """Returns what a tower writes in the place of what tower 0 writes for all."""
+        found: dict[str, Any] = {}
+        for handle, value in zip(once, values, strict=True):
+            key = tower.index, id(first[handle.name])
+            if key not in self.stand_ins:
+                self.stand_ins[key] = stand_in(first[handle.name])
+            found[handle.name] = self.stand_ins[key].handle
+            write(found[handle.name], value)
+        return found
+
+    def _make_equal(
+        self, written: Sequence[tf.Tensor], towers: Sequence["_Tower"]
+    ) -> None:
+        """Gives all towers what the first one has assigned."""
+        if not written or (len(towers) == 1 and self.settle is None):
+            return
+        first, *others = ([own.values[t.name] for t in written] for own in towers)
+        values: Sequence[tf.Tensor] = [read(handle) for handle in first]
+        if self.settle is not None:
+            values = self.settle(first, values)
+            others.append(first)
+        for own in others:
+            for handle, main, value in zip(own, first, values, strict=True):
+                if handle is not main or own is first:
+                    write(handle, value)
 
     def _answers(self, meeting: Meeting, towers: Sequence["_Tower"]) -> Sequence[Any]:
         brought = [tower.brought(meeting) for tower in towers]
@@ -191,18 +262,23 @@ class _Tower:
         }
         return replace(self, graph=branch.graph, values=values, around=self)
 
-    def call(self, segment: Segment | None) -> None:
-        """Calls a part of the trace, and keeps what it returns."""
+    def call(
+        self, segment: Segment | None, instead: Mapping[str, Any] | None = None
+    ) -> None:
+        """Calls a part of the trace, with some inputs replaced; keeps its results."""
         if segment is None:
             return
+        values = {**self.values, **(instead or {})}
         for op in segment.reads:
-            handle = self.values[op.inputs[0].name]
+            handle = values[op.inputs[0].name]
             with tf.device(handle.device):
-                self.values[op.outputs[0].name] = tf.raw_ops.ReadVariableOp(
+                value = tf.raw_ops.ReadVariableOp(
                     resource=handle, dtype=op.get_attr("dtype")
                 )
+            for known in (values, self.values):
+                known[op.outputs[0].name] = value
         with self.scope():
-            results = segment.function(*(self.values[t.name] for t in segment.inputs))
+            results = segment.function(*(values[t.name] for t in segment.inputs))
         for tensor, result in zip(segment.outputs, results, strict=True):
             self.values[tensor.name] = result
 
@@ -245,7 +321,10 @@ def _elsewhere(trace: Trace, towers: Sequence[_Tower]) -> list[tf.Tensor]:
 
 
 def _check_captured(
-    trace: Trace, copies: Copies, arguments: Sequence[Sequence[tf.Tensor]]
+    trace: Trace,
+    copies: Copies,
+    arguments: Sequence[Sequence[tf.Tensor]],
+    may_write: bool,
 ) -> None:
     """Refuses what a function took from its surroundings and towers cannot share."""
     owners: dict[int, set[int]] = defaultdict(set)  # towers, by id of what they have
@@ -264,13 +343,49 @@ def _check_captured(
                 "alone; pass it to the function, an item per tower, or use "
                 "trace='each'."
             )
-        if is_variable_handle(outer) and tensor.name not in trace.only_read:
+        if may_write or not is_variable_handle(outer):
+            continue
+        if tensor.name not in trace.only_read:
             raise ValueError(
                 f"{caller()}: a function that is traced once for all towers writes "
                 f"{name_in(trace, outer)}, which no tower was given; pass what holds "
                 "the variable to the function, an item per tower, or use "
                 "trace='each'."
             )
+
+
+def _written_outside(
+    trace: Trace, copies: Copies, shared: set[int], advice: str
+) -> set[int]:
+    """Returns what tower 0 writes for all, of what no tower or every tower has.
+
+    Refuses what towers would write unlike values to, unless there is no advice.
+    """
+    given = set(map(id, copies.handles[0]))
+    random = random_states(trace)
+    found = {
+        handle: op
+        for handle, op in writers(trace).items()
+        if handle not in random and (handle in shared or handle not in given)
+    }
+    unlike = unlike_writers(trace, random) if found and advice else {}
+    faults = [
+        f"{_name_of(trace, handle)} ({line_of(unlike[handle])})"
+        for handle in found
+        if handle in unlike
+    ]
+    if faults:
+        raise ValueError(
+            f"{caller()}: towers share {', '.join(faults)}, and each would write "
+            f"something else there: {advice}."
+        )
+    return set(found)
+
+
+def _name_of(trace: Trace, handle: int) -> str:
+    every = [v for own in with_branches(trace) for v in own.graph.variables]
+    names = [v.name for v in every if id(v.handle) == handle]
+    return repr(names[0]) if names else "a variable"
 
 
 def _towers_behind(tensor: tf.Tensor, owners: dict[int, set[int]]) -> set[int]:

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core._tf_compat import function_of_part, set_seed
-from tw_core._variable_kinds import CALLS, READS, WRITES
+from tw_core._variable_kinds import CALLS, READS
 from tw_core.checks import caller
 from tw_core.tracing._trace import Meeting, Trace
 
@@ -83,17 +83,15 @@ def make_segment(
     trace: Trace,
     stage: Stage,
     *,
-    without_writes_to: Sequence[tf.Tensor] = (),
     elsewhere: Sequence[tf.Tensor] = (),
     inline: bool | None,
     jit_compile: bool,
 ) -> Segment | None:
     """Makes the function of a stage; None where nothing has to run.
 
-    ``without_writes_to`` are captured handles whose assignments are left out, and
-    ``elsewhere`` those of variables that are read before the call.
+    ``elsewhere`` are captured handles of variables that are read before the call.
     """
-    own = set(stage.operations) - _writes_to(stage, without_writes_to)
+    own = set(stage.operations)
     users = {op for tensor in elsewhere for op in tensor.consumers()} & own
     reads = [op for op in stage.operations if op in users and _is_read(op)]
     own -= set(reads)
@@ -244,8 +242,3 @@ def _inputs(
 
 def _uses_resource(op: tf.Operation) -> bool:
     return any(tensor.dtype == tf.resource for tensor in op.inputs)
-
-
-def _writes_to(stage: Stage, handles: Sequence[tf.Tensor]) -> set[tf.Operation]:
-    found = {op for tensor in handles for op in tensor.consumers()}
-    return {op for op in found & set(stage.operations) if op.type in WRITES}

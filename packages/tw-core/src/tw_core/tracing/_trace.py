@@ -33,6 +33,7 @@ class Meeting:
     given: list[tf.Tensor]  # placeholders of the answer
     position: int  # the number of operations that the trace had
     waits: bool  # whether the towers wait for the answer
+    is_same: bool = False  # whether the answer is equal in all towers
 
     def tensors(self) -> list[tf.Tensor]:
         """Lists what was brought in tensors, by components."""
@@ -79,11 +80,26 @@ class Trace:
         return self.has(tensor) or (around is not None and around.reaches(tensor))
 
     def record(
-        self, place: Any, brought: Any, given: Sequence[tf.Tensor] = (), *, waits: bool
+        self,
+        place: Any,
+        brought: Any,
+        given: Sequence[tf.Tensor] = (),
+        *,
+        waits: bool,
+        is_same: bool = False,
     ) -> None:
         """Adds a meeting after the operation that was built last."""
         position = len(self.graph.get_operations()) - len(given)
-        self.meetings.append(Meeting(place, brought, list(given), position, waits))
+        meeting = Meeting(place, brought, list(given), position, waits, is_same)
+        self.meetings.append(meeting)
+
+    def outermost(self, tensor: Any) -> Any:
+        """Returns what a captured tensor is outside of all traces; else the tensor."""
+        for own, outer in self.captured:
+            if own is tensor:
+                around = self.around
+                return outer if around is None else around.outermost(outer)
+        return tensor
 
     def own(self, brought: Any) -> Any:
         """Makes tensors from outside a branch its own."""
@@ -132,7 +148,14 @@ def may_meet() -> bool:
     return _here.combine is not None
 
 
-def meet(place: Any, brought: Any, *, answer: Any = None, waits: bool = False) -> Any:
+def meet(
+    place: Any,
+    brought: Any,
+    *,
+    answer: Any = None,
+    waits: bool = False,
+    is_same: bool = False,
+) -> Any:
     """Brings something to a place where all towers meet; returns what they agree on.
 
     Called while a tower is traced. What is built after an answer runs when all towers
@@ -145,6 +168,7 @@ def meet(place: Any, brought: Any, *, answer: Any = None, waits: bool = False) -
         by each tower's own.
       answer: nest of ``tf.TensorSpec``: what ``combine`` will return for a tower.
       waits: whether to wait for all towers where there is no answer.
+      is_same: whether all towers get the same answer.
 
     Returns:
       Tensors in the structure of ``answer``.
@@ -164,7 +188,8 @@ def meet(place: Any, brought: Any, *, answer: Any = None, waits: bool = False) -
     brought = trace.own(brought)
     specs = tf.nest.flatten(answer) if answer is not None else []
     given = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
-    trace.record(place, brought, given, waits=waits or bool(given))
+    waits = waits or bool(given)
+    trace.record(place, brought, given, waits=waits, is_same=is_same)
     return tf.nest.pack_sequence_as(answer, given) if specs else None
 
 

@@ -104,6 +104,15 @@ class Ranks:
         sums = self._sum_at(place, travelling)
         return [tf.cast(own, dtype) for own, dtype in zip(sums, dtypes, strict=True)]
 
+    def of_first(self, values: Sequence[Any]) -> list[Any]:
+        """Returns the values of the first rank that has a batch in this step."""
+        rank, size = self.group.rank, self.group.size
+        values = [tf.identity(value) for value in values]
+        [active] = self.sum_layer("ranks that assign", [tf.one_hot(rank, size)])
+        is_first = tf.equal(tf.argmax(active), rank)
+        own = [tf.where(is_first, value, tf.zeros_like(value)) for value in values]
+        return self.sum_layer("assigned variables", own)
+
     def _sum_at(self, place: str, tensors: Sequence[Any]) -> list[Any]:
         names = [f"{place}, tensor {n}" for n in range(len(tensors))]
         return self._summed(place, tensors, names)
@@ -386,6 +395,8 @@ class Ranks:
 
         Layers that are synchronised over ranks are equal in those that had a batch.
         """
+        if not variables:
+            return
         root = 0
         if of_last:
             own = [0] * self.group.size
@@ -398,7 +409,7 @@ class Ranks:
         values = [tf_variable(v).read_value() for v in variables]
         if self.group.rank != root:
             values = [tf.zeros_like(value) for value in values]
-        names = [str(v.path) for v in variables]
+        names = [str(getattr(v, "path", v.name)) for v in variables]
         for variable, value in zip(
             variables, self.group.sum(values, names=names), strict=True
         ):

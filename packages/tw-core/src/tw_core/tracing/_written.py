@@ -1,0 +1,172 @@
+"""Which variables a trace writes, and which of them towers would write unlike.
+
+A variable that is outside of the towers' copies is written by tower 0, for all, if all
+towers would write the same. That is so if what is written depends on nothing that
+towers have of their own: their rows, random numbers, state that depends on these.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import tensorflow as tf
+
+from tw_core._tf_compat import (
+    is_variable_handle,
+    outermost_function_graph,
+    spec_of_handle,
+    unnoticed_variable,
+    written_by,
+)
+from tw_core._variable_kinds import CALLS
+from tw_core.tracing._bodies import Conditional
+from tw_core.tracing._trace import Trace
+
+_SEEDS = "seed_generator_state"  # what Keras calls the state of its generators
+_LIBRARIES = ("/tensorflow/", "/keras/", "/tf_keras/", "/tw_core/", "/tw_builders/")
+_kept: WeakKeyDictionary[tf.Graph, list[tf.Variable]] = WeakKeyDictionary()
+
+
+def written_handles(operations: Sequence[tf.Operation]) -> list[tf.Tensor]:
+    """Lists the resources that operations may write, each once."""
+    every = (tensor for op in operations for tensor in written_by(op))
+    return list({tensor.name: tensor for tensor in every}.values())
+
+
+def writers(trace: Trace) -> dict[int, tf.Operation]:
+    """Maps the handles, by id, that a trace and its branches write to a writer each."""
+    found: dict[int, tf.Operation] = {}
+    for own in with_branches(trace):
+        for op in own.graph.get_operations():
+            handles = map(own.outermost, written_by(op))
+            for handle in filter(is_variable_handle, handles):
+                found.setdefault(id(handle), op)
+    return found
+
+
+def random_states(trace: Trace) -> set[int]:
+    """Returns the handles, by id, of random generators; towers draw in turn."""
+    found: set[int] = set()
+    for own in with_branches(trace):
+        found |= {id(v.handle) for v in own.graph.variables if _SEEDS in str(v.name)}
+        for op in own.graph.get_operations():
+            if op.type.startswith(("Rng", "Stateful")) and op.type not in CALLS:
+                found |= {id(own.outermost(handle)) for handle in written_by(op)}
+    return found
+
+
+def unlike_writers(trace: Trace, random: set[int]) -> dict[int, tf.Operation]:
+    """Maps handles, by id, to an operation by which towers write unlike values."""
+    unlike: dict[int, Any] = dict.fromkeys(random)
+    while True:
+        count = len(unlike)
+        _follow(trace, unlike, set())
+        if len(unlike) == count:
+            return {key: op for key, op in unlike.items() if op is not None}
+
+
+def _follow(trace: Trace, unlike: dict[int, Any], around: set[str]) -> None:
+    """Adds to ``unlike`` what is written with values of a tower's own.
+
+    ``around`` names the tensors of a tower's own in the trace around this one.
+    """
+    given = [t for m in trace.meetings if not m.is_same for t in m.given]
+    own = {tensor.name for tensor in (*trace.inputs, *given)}
+    own |= {t.name for t, outer in trace.captured if _is_named(outer, around)}
+    draws: dict[str, bool] = {}
+    for op in trace.graph.get_operations():
+        reads = (id(trace.outermost(t)) for t in op.inputs if t.dtype == tf.resource)
+        if not (
+            any(tensor.name in own for tensor in op.inputs)
+            or any(handle in unlike for handle in reads)
+            or _draws(op, draws)
+        ):
+            continue
+        own |= {tensor.name for tensor in op.outputs}
+        for handle in written_by(op):
+            unlike.setdefault(id(trace.outermost(handle)), op)
+    for meeting in trace.meetings:
+        if isinstance(meeting.place, Conditional):
+            for branch in meeting.place.branches:
+                _follow(branch, unlike, own)
+
+
+def _is_named(tensor: Any, names: set[str]) -> bool:
+    return not hasattr(tensor, "numpy") and tensor.name in names
+
+
+def _draws(op: tf.Operation, known: dict[str, bool]) -> bool:
+    """Returns whether an operation, or one inside, is random or runs Python."""
+    if op.type in CALLS:
+        names = {op.get_attr(key).name for key in _bodies_of(op)}
+        library = op.graph.as_graph_def().library.function
+        return _any_draws({f.signature.name: f for f in library}, names)
+    if op.type not in known:
+        known[op.type] = _is_random(op.node_def)
+    return known[op.type]
+
+
+def _bodies_of(op: tf.Operation) -> list[str]:
+    attributes = op.node_def.attr
+    return [key for key, value in attributes.items() if value.HasField("func")]
+
+
+def _any_draws(library: dict[str, Any], names: set[str]) -> bool:
+    stack, seen = [*names], set[str]()
+    while stack:
+        name = stack.pop()
+        if name in seen or name not in library:
+            continue
+        seen.add(name)
+        for node in library[name].node_def:
+            if _is_random(node):
+                return True
+            stack += [v.func.name for v in node.attr.values() if v.HasField("func")]
+    return False
+
+
+def _is_random(node: Any) -> bool:
+    return "seed2" in node.attr or "PyFunc" in node.op
+
+
+def line_of(op: tf.Operation) -> str:
+    """Says where a program has an operation built."""
+    frames = [own for own in op.traceback if not _is_library(own.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown line"
+
+
+def _is_library(filename: str) -> bool:
+    path = filename.replace("\\", "/")
+    return any(folder in path for folder in _LIBRARIES)
+
+
+def read(handle: Any) -> tf.Tensor:
+    """Reads a variable where it is."""
+    _, dtype = spec_of_handle(handle)
+    with tf.device(handle.device):
+        return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+
+
+def write(handle: Any, value: tf.Tensor) -> None:
+    """Assigns to a variable where it is."""
+    with tf.device(handle.device):
+        tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+
+def stand_in(handle: Any) -> tf.Variable:
+    """Makes a variable like that of a handle, which lives as long as the function."""
+    shape, dtype = spec_of_handle(handle)
+    sizes = [] if shape.rank is None else [size or 0 for size in shape]
+    with tf.init_scope(), tf.device(handle.device):
+        made = unnoticed_variable(tf.zeros(sizes, dtype), shape)
+    _kept.setdefault(outermost_function_graph(), []).append(made)
+    return made
+
+
+def with_branches(trace: Trace) -> Iterator[Trace]:
+    """Yields a trace and the branches in which its towers meet."""
+    yield trace
+    for meeting in trace.meetings:
+        if isinstance(meeting.place, Conditional):
+            for branch in meeting.place.branches:
+                yield from with_branches(branch)
