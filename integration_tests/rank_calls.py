@@ -117,6 +117,52 @@ def statistics(group: Any) -> Any:
     return history["val_loss"][-1], loss, averages
 
 
+class OfFirstBatch(layers.Layer):
+    """Trains what it takes from its first batch, as ActNorm does."""
+
+    def build(self, shape: Any) -> None:
+        self.shift = self.add_weight(shape=shape[-1:], initializer="zeros")
+        self.known = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        if training:
+            is_known = tf.convert_to_tensor(self.known) > 0
+            first = -tf.reduce_mean(x, axis=0)
+            self.shift.assign(tf.where(is_known, self.shift, first))
+            self.known.assign(1.0)
+        return x + self.shift
+
+
+class KeepsShift(callbacks.Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        tower = self.model.towers[-1]
+        self.seen.append(np.array(tower.layers[0].shift).tolist())
+
+
+def first_batches(group: Any, mode: str, eager: bool) -> Any:
+    """Returns the shifts of the last tower after each batch, and after each epoch.
+
+    Rank 0 has one batch, the others have three.
+    """
+
+    def make() -> Any:
+        keras.utils.set_random_seed(1)
+        return keras.Sequential([keras.Input([4]), OfFirstBatch(), layers.Dense(1)])
+
+    model = TowerModel(make, CPUS[:2], group=group, variables=mode)
+    model.compile(optimizers.SGD(0.1), "mse", run_eagerly=eager)
+    rows = X[group.rank * 16 :][: 12 if group.rank else 4]
+    keeps, ends = KeepsShift(), []
+    for _ in range(2):
+        model.fit(rows, rows[:, :1], 4, verbose=0, shuffle=False, callbacks=[keeps])
+        ends.append([own.tolist() for own in model.get_weights()[:1]])
+    return keeps.seen, ends
+
+
 class Draws(layers.Layer):
     def call(self, x: Any) -> Any:
         return keras.random.normal(keras.ops.shape(x))

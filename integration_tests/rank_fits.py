@@ -83,6 +83,36 @@ class TwoOptimizers(keras.Model):
         return {"loss": loss}
 
 
+def spectral() -> keras.Model:
+    dense = layers.SpectralNormalization(layers.Dense(3, "tanh"))
+    return keras.Sequential([keras.Input([4]), dense, layers.Dense(1)])
+
+
+@functools.cache
+def steps() -> tf.Variable:
+    return tf.Variable(0.0, name="steps")
+
+
+class Counting(keras.Sequential):
+    """Counts its steps, in an attribute and in a variable of all copies."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        self.count.assign_add(steps().assign_add(1.0))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2) * (1 + 0.1 * tf.sin(self.count))
+        own = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, own), own)
+        return {"loss": loss, "steps": steps() + 0.0, "count": self.count + 0.0}
+
+
+def counting() -> keras.Model:
+    steps().assign(0.0)
+    model = Counting([keras.Input([4]), layers.Dense(3, "tanh"), layers.Dense(1)])
+    model.count = tf.Variable(0.0, trainable=False)
+    return model
+
+
 class StopsInBatch(callbacks.Callback):
     """Asks to stop within an epoch, on one rank."""
 
@@ -115,6 +145,13 @@ CASES: dict[str, dict[str, Any]] = {
     "shared variables": {"towers": {"variables": "parameter_server"}},
     "flat": {"towers": {"flat_below_bytes": 1_000}},
     "losses added": {"compile": {"loss": keras.losses.MeanSquaredError("sum")}},
+    "spectral": {"make": spectral},
+    "counting": {"make": counting, "compile": {"weighted_metrics": None}},
+    "counting, shared variables": {
+        "make": counting,
+        "compile": {"weighted_metrics": None},
+        "towers": {"variables": "parameter_server"},
+    },
     "two optimizers": {
         "make": TwoOptimizers,
         "compile": {"weighted_metrics": None},  # no step of its own updates them

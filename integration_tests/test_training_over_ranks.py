@@ -175,6 +175,25 @@ def test_moving_averages_are_those_of_rank_0(groups):
     np.testing.assert_allclose(first[0], first[1], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("mode", "eager"),
+    [
+        *[(mode, False) for mode in ("replicated", "sharded", "parameter_server")],
+        ("replicated", True),
+    ],
+)
+def test_what_a_first_batch_makes_is_equal_on_all_ranks(groups, mode, eager):
+    first, second = groups(2).call("rank_calls:first_batches", mode, eager)
+    (seen, ends), (others, other_ends) = first, second
+    assert [len(seen), len(others)] == [2, 6]
+    assert [others[0], others[3]] == seen  # later ones are rank 1's alone
+    assert ends == other_ends
+    assert ends[0][0] == others[2]
+    # Rank 0's first part is what counts; one update has followed.
+    rows = rank_calls.X[: 4 if eager else 2]
+    assert np.abs(np.array(seen[0]) + rows.mean(axis=0)).max() < 0.5
+
+
 def test_ranks_and_towers_draw_unlike_numbers_which_a_seed_repeats(groups):
     drawn = groups(2).call("rank_calls:noise", 1)
     for n in range(2):  # layers
