@@ -1,6 +1,7 @@
 """Each tower gets its part of every batch, on its device, in both modes."""
 
 import gc
+import threading
 import time
 
 import numpy as np
@@ -117,6 +118,49 @@ def test_parts_are_numpys_array_split(read, count, rows, batch):
         for start in range(0, rows, batch)
     ]
     assert read(make, count) == want
+
+
+def test_staging_needs_no_thread_for_each_tower():
+    read = []
+
+    def run():
+        config = v1.ConfigProto(
+            inter_op_parallelism_threads=2,
+            use_per_session_threads=True,
+            device_count={"CPU": len(CPUS)},
+        )
+        x = np.arange(2_000.0)
+        with tf.Graph().as_default(), v1.Session(config=config) as sess:
+            dataset = tf.data.Dataset.from_tensor_slices(x).batch(4)
+            staging = StagingInput(dataset, ours(4))
+            for parts in steps(sess, staging, staging.parts):
+                read.extend(np.concatenate(parts))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(timeout=120)
+    assert not thread.is_alive(), f"hung after {len(read)} rows"
+    np.testing.assert_array_equal(read, np.arange(2_000.0))
+
+
+@pytest.fixture
+def version_1_shapes():
+    """Shapes with a Dimension for each axis, as ``disable_v2_behavior`` makes them."""
+    v1.disable_v2_tensorshape()
+    yield
+    v1.enable_v2_tensorshape()
+
+
+@pytest.mark.parametrize("rows", [8, 5])
+def test_parts_are_the_same_with_version_2_behaviour_off(version_1_shapes, rows):
+    x = np.arange(3.0 * rows).reshape(rows, 3)
+
+    def make():
+        return tf.data.Dataset.from_tensor_slices((x, x[:, 0])).batch(4)
+
+    for parts, start in zip(read_in_session(make, 2), range(0, rows, 4), strict=True):
+        halves = np.array_split(x[start : start + 4], 2)
+        assert parts == [(own.tolist(), own[:, 0].tolist()) for own in halves]
 
 
 @each_reader

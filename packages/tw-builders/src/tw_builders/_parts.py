@@ -39,7 +39,7 @@ def check_batch(spec: Any) -> None:
             f"share; got {len(scalars)} scalar(s). Call batch() on the dataset, and "
             "repeat what is the same for all rows."
         )
-    if len({int(leaf.shape[0]) for leaf in leaves if _has_known_rows(leaf)}) > 1:
+    if len({_known_rows(leaf) for leaf in leaves} - {None}) > 1:
         raise ValueError(
             f"{caller()}: all tensors of a batch must have the same number of rows; "
             f"got {[str(leaf.shape) for leaf in leaves]}."
@@ -52,8 +52,8 @@ def part_sizes(data: Any, num_parts: int) -> Sizes:
     The scalars fail at run time if the tensors have different numbers of rows.
     """
     leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
-    known = [int(leaf.shape[0]) for leaf in leaves if _has_known_rows(leaf)]
-    if len(known) == len(leaves):
+    known = [_known_rows(leaf) for leaf in leaves]
+    if known[0] is not None and None not in known:
         return plan_sizes(known[0], num_parts)
     rows = [rows_of(leaf) for leaf in leaves]
     message = "A batch's tensors must have the same number of rows; they have:"
@@ -147,5 +147,9 @@ def _shape(leaf: tf.SparseTensor, size: Any) -> tf.Tensor:
     return tf.concat([[tf.cast(size, tf.int64)], leaf.dense_shape[1:]], axis=0)
 
 
-def _has_known_rows(leaf: Any) -> bool:
-    return leaf.shape.rank is not None and leaf.shape[0] is not None
+def _known_rows(leaf: Any) -> int | None:
+    if leaf.shape.rank is None:
+        return None
+    # With version 2 behaviour off a dimension is an object, also where it is unknown.
+    rows: int | None = tf.compat.dimension_value(leaf.shape[0])
+    return rows

@@ -3,8 +3,11 @@
 Source of the idea: tensorpack 0.11's ``StagingInput``
 (``tensorpack/input_source/input_source.py``). Here a batch is cut, so that all towers
 read one input, and the end of the input is staged like a batch, so that the batches
-before it are used. A wait for a staging area cannot be ended from outside: so every
-step first checks how many batches each area holds, and nothing ever waits for one.
+before it are used. A wait for a staging area holds a thread of the session and cannot
+be ended from outside: where as many towers as there are threads wait for room, as in
+tensorpack's areas of one batch, no thread is left to make it. So a step first checks
+how many batches each area holds, and stages the next one when it has taken its own:
+nothing ever waits for an area.
 """
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence

@@ -221,7 +221,8 @@ def _run_time_shapes(column: Sequence[Any]) -> list[tuple[str, tf.Tensor]]:
 
 
 def _all_alike(shapes: Sequence[tf.Tensor]) -> tf.Tensor:
-    if len({shape.shape[0] for shape in shapes}) > 1 or shapes[0].shape[0] is None:
+    ranks = {tf.compat.dimension_value(shape.shape[0]) for shape in shapes}
+    if len(ranks) > 1 or None in ranks:
         sizes = [tf.size(shape) for shape in shapes]
         longest = tf.reduce_max(tf.stack(sizes))
         shapes = [

@@ -112,7 +112,7 @@ def batch_normalization(
     check_flag(training=training)
     inputs = tf.convert_to_tensor(inputs)
     (channels,) = _checked_axes(inputs, check_whole_number(axis=axis))
-    length = inputs.shape[channels]
+    length = tf.compat.dimension_value(inputs.shape[channels])
     if length is None:
         raise ValueError(
             f"{caller()}: the length of axis {axis} must be known; got {inputs.shape}."

@@ -267,8 +267,11 @@ def _to_dense(tensor: Tensorlike, *, num_rows: int | tf.Tensor) -> tf.Tensor:
 
 def _num_dense_rows(column: Sequence[Tensorlike]) -> int | tf.Tensor:
     for tensor in column:
-        if tensor.shape.rank is not None and tensor.shape[0] is not None:
-            return int(tensor.shape[0])
+        if tensor.shape.rank is None:
+            continue
+        rows = tf.compat.dimension_value(tensor.shape[0])
+        if rows is not None:
+            return int(rows)
     for tensor in column:
         if not isinstance(tensor, tf.IndexedSlices):
             return tf.shape(tensor)[0]
