@@ -341,7 +341,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
     def _noting_failure(self) -> Iterator[None]:
         self._has_failed = False
         try:
-            with _naming_what_failed():
+            with _naming_what_failed(self._steps):
                 yield
         except BaseException:
             self._has_failed = True
@@ -352,7 +352,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         self.copy_to_replicas()
         bound = _PREDICT.bind(self, *args, **kwargs)
         self._follow(bound.arguments)
-        with _naming_what_failed():
+        with _naming_what_failed(self._steps):
             return super().predict(*bound.args[1:], **bound.kwargs)
 
     def _follow(self, arguments: dict[str, Any]) -> None:
@@ -361,6 +361,11 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         if callbacks and not isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks = [*tf.nest.flatten(callbacks)]
             arguments["callbacks"] = [*callbacks, follower(self._own, callbacks)]
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """Predicts a batch as ``keras.Model.predict_on_batch`` does, by all towers."""
+        with _naming_what_failed(self._steps):
+            return super().predict_on_batch(x)
 
     def make_train_function(self, force: bool = False) -> None:
         """Makes the function of a step; with a ``group`` its errors name lost ranks."""
@@ -400,7 +405,12 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         return self._on_batch("test_on_batch", "test_step", args, kwargs)
 
     def _on_batch(self, name: str, step: str, args: Any, kwargs: Any) -> Any:
-        run, plain = getattr(super(), name), getattr(keras.Model, name)
+        plain = getattr(keras.Model, name)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with _naming_what_failed(self._steps):
+                return plain(self, *args, **kwargs)
+
         if (ranks := self._ranks) is None:
             return run(*args, **kwargs)
         ranks.num_calls += 1
@@ -602,8 +612,8 @@ def _ranks_of(group: RankGroup | None, data: str, uneven: str) -> Ranks | None:
 
 
 @contextmanager
-def _naming_what_failed() -> Iterator[None]:
-    """Says where an error is that TensorFlow has lost between devices.
+def _naming_what_failed(steps: Steps) -> Iterator[None]:
+    """Raises the error that TensorFlow has lost between devices.
 
     What fails in the call of a function cancels what its device waits for before the
     call has failed; that is the error that TensorFlow raises, unless calls are inlined.
@@ -611,14 +621,29 @@ def _naming_what_failed() -> Iterator[None]:
     try:
         yield
     except tf.errors.CancelledError as error:
-        if "RecvAsync is cancelled" in str(error):
-            error.add_note(
-                "TowerModel: an operation of a tower has failed, and TensorFlow raises "
-                "the error of one that waited for it. Its log on stderr has the cause "
-                "('aborting with status'); with TowerModel(..., inline=True) the error "
-                "names the operation and its line."
+        if "RecvAsync is cancelled" not in str(error):
+            raise
+        try:
+            steps.run_again()
+        except (tf.errors.OpError, RuntimeError) as found:
+            found.add_note(
+                "TowerModel: TensorFlow raised the error of an operation that waited "
+                "for this one, which failed again when the towers' parts of the batch "
+                "ran one by one."
             )
+            raise found from error
+        except Exception:  # of what cannot run eagerly
+            pass
+        error.add_note(
+            "TowerModel: an operation of a tower has failed, and TensorFlow raises "
+            "the error of one that waited for it. The towers' parts of the batch ran "
+            "again, one by one, without an error. TensorFlow's log on stderr has the "
+            "cause ('aborting with status'); with TowerModel(..., inline=True) the "
+            "error names the operation and its line."
+        )
         raise
+    finally:
+        steps.forget_batch()
 
 
 _FIT = inspect.signature(keras.Model.fit)

@@ -1,7 +1,7 @@
 """The steps of a ``TowerModel``: every copy's, on its part of a batch."""
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ class Steps:
 
     def __init__(self, copies: Copies) -> None:
         self._own = copies
+        self._last = _batches.LastBatch()
 
     def step(self, method: str, data: Any) -> Any:
         """Runs one step of every copy on its part of a batch; returns merged logs."""
@@ -41,7 +42,7 @@ class Steps:
         trains, alone = method == "train_step", tf.executing_eagerly()
         added = self._own.adds or adds_rows(main)
         synchronized = [] if alone else self._own.synchronized(trains=trains)
-        sizes, parts, lent = self._cut(data, metrics=True)
+        sizes, parts, lent = self._cut(self._held(method, data), metrics=True)
         checksum = share = None
         if ranks is not None:
             ranks.begin_step()
@@ -103,6 +104,7 @@ class Steps:
 
     def predict(self, data: Any) -> Any:
         """Returns every copy's predictions for its part, in the batch's order."""
+        data = self._held("predict_step", data)
         sizes, parts, lent = self._cut(data, metrics=False)
         return _batches.join(self._run("predict_step", parts), lent, sizes)
 
@@ -122,6 +124,50 @@ class Steps:
         sizes, parts = sizes[own], on_devices(parts, self._own.towers[: len(parts)])
         self._own.build(data, metrics=metrics)
         return sizes, parts, _batches.lent_rows(sizes)
+
+    def _held(self, method: str, data: Any) -> Any:
+        return data if tf.executing_eagerly() else self._last.hold(method, data)
+
+    def forget_batch(self) -> None:
+        """Frees the last batch."""
+        self._last.forget()
+
+    def run_again(self) -> None:
+        """Runs the towers' parts of the last batch one by one; raises what fails.
+
+        With tower 0's values, which it keeps: nothing is updated.
+        """
+        last, main, flat = self._last.take(), self._own.main, self._own.flat
+        if last is None:
+            return
+        method, data = last
+        count, own, ranks = len(self._own.towers), slice(None), self._own.ranks
+        if ranks is not None and method != "predict_step":
+            count, own = ranks.parts(count)
+        parts = cut(data, _batches.checked_sizes(data, count), lends_row=True)[own]
+        before = [variable.numpy() for variable in main.variables]
+        meetings = self._meetings(weights=None, average=True, trains=False)
+
+        def combine(place: Any, brought: list[Any]) -> Sequence[Any]:
+            if place[0] == "result":
+                return meetings.combine(place, brought)
+            return [None] * len(brought)
+
+        try:
+            with meetings.held(), flat.training() if flat else nullcontext():
+                for part, tower in zip(parts, self._own.towers, strict=True):
+                    creating = tf.variable_creator_scope(_refuse_new_variable)
+                    with (
+                        _naming(tower),
+                        tf.device(tower.device),
+                        creating,
+                        meeting_alone(combine),
+                        tf.summary.record_if(False),
+                    ):
+                        getattr(main, method)(part)
+        finally:
+            for variable, value in zip(main.variables, before, strict=True):
+                variable.assign(value)
 
     def _run(
         self,
@@ -262,6 +308,16 @@ def _by_rank(sizes: Sequence[Any], own: slice, count: int) -> tuple[list[Any], s
     of_ranks = [sum(sizes[first : first + count]) for first in firsts]
     rank = (own.start or 0) // count
     return of_ranks, slice(rank, rank + 1)
+
+
+@contextmanager
+def _naming(tower: Tower) -> Iterator[None]:
+    """Notes a tower in errors that are raised inside."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"(in {tower.name} of {tower.total}, on {tower.device})")
+        raise
 
 
 def _refuse_new_variable(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
