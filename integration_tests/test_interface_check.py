@@ -147,6 +147,9 @@ def test_the_command_fails_where_the_check_does(toy, monkeypatch, capsys):
         ("0.1.4", ["griffe: a"], "0.2.0"),
         ("1.2.3", ["+ a"], "1.2.4"),
         ("1.2.3", ["- a"], "2.0.0"),
+        ("2.0.0rc1", [], "2.0.0rc1"),
+        ("2.0.0rc1", ["+ a"], "2.0.0rc2"),
+        ("2.0.0rc9", ["- a", "+ b"], "2.0.0rc10"),
     ],
 )
 def test_the_change_says_which_version_is_due(last, change, due):

@@ -124,11 +124,14 @@ def due_version(last: Version, change: Sequence[str]) -> Version:
     """Returns the lowest version that a change since ``last`` may have.
 
     Before 1.0 what breaks raises the minor version, from 1.0 on the major one; an
-    addition raises the patch version.
+    addition raises the patch version. After a candidate any change takes the next one.
     """
     major, minor, patch = last.release
     if not change:
         return last
+    if last.pre:
+        kind, number = last.pre
+        return Version(f"{last.base_version}{kind}{number + 1}")
     if all(line.startswith("+") for line in change):
         return Version(f"{major}.{minor}.{patch + 1}")
     return Version(f"{major + 1}.0.0" if major else f"0.{minor + 1}.0")
