@@ -129,6 +129,7 @@ EXEMPT = {
     "Keras answers": (
         "TowerModel.name TowerModel.compile TowerModel.predict_step "
         "TowerModel.test_step TowerModel.train_step TowerModel.set_weights "
+        "TowerModel.predict_on_batch TowerModel.save_own_variables "
         "TowerModel.make_train_function TowerModel.save TowerModel.save_weights"
     ),
     "takes any array": "get_sync_bn_mean_var.inputs",
