@@ -131,6 +131,7 @@ def test_what_does_not_fail_again_is_tensorflows_error_with_a_note():
     model.fit(X, X[:, :1], verbose=0)
 
 
+@pytest.mark.filterwarnings("ignore:Layer 'means")
 def test_a_ragged_input_with_a_mask_says_which_row_is_not_in_its_table():
     def make():
         words = layers.Embedding(5, 3, mask_zero=True)
@@ -138,8 +139,6 @@ def test_a_ragged_input_with_a_mask_says_which_row_is_not_in_its_table():
         return keras.Sequential([inputs, words, Means(), layers.Dense(1)])
 
     class Means(layers.Layer):
-        supports_masking = True
-
         def call(self, x):
             return tf.reduce_mean(x, axis=1)
 
