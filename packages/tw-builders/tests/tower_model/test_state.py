@@ -357,3 +357,18 @@ def test_what_towers_would_write_unlike_is_refused_by_name_and_line():
     assert "trace=" not in str(caught.value)
     fitted(towers_of(make, 1))  # which is one device
     np.testing.assert_allclose(total, 2 * Y.sum(), 1e-5)
+
+
+def test_advice_is_for_users_of_the_model():
+    class Drops(keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            x = tf.cond(
+                tf.reduce_sum(x) > 0, lambda: tf.nn.dropout(x, 0.5, seed=1), lambda: x
+            )
+            return super().train_step((x, y))
+
+    model = towers_of(lambda: Drops([keras.Input([4]), layers.Dense(1)]), 2)
+    with pytest.raises(ValueError, match="have a seed, inside a tf") as caught:
+        fitted(model)
+    assert str(caught.value).endswith("SeedGenerator of each copy.")

@@ -23,7 +23,14 @@ from tw_core.tracing._segments import (
     seeded_operations,
     stages_of,
 )
-from tw_core.tracing._trace import Combine, Meeting, Trace, components, trace_function
+from tw_core.tracing._trace import (
+    Combine,
+    Meeting,
+    Trace,
+    components,
+    or_each,
+    trace_function,
+)
 from tw_core.tracing._written import (
     line_of,
     random_states,
@@ -340,8 +347,7 @@ def _check_captured(
             raise ValueError(
                 f"{caller()}: a function that is traced once for all towers uses "
                 f"{name_in(trace, outer)}, which belongs to towers {sorted(towers)} "
-                "alone; pass it to the function, an item per tower, or use "
-                "trace='each'."
+                f"alone; pass it to the function, an item per tower{or_each()}."
             )
         if may_write or not is_variable_handle(outer):
             continue

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tw_core._tf_compat import function_of_part, set_seed
 from tw_core._variable_kinds import CALLS, READS
 from tw_core.checks import caller
-from tw_core.tracing._trace import Meeting, Trace
+from tw_core.tracing._trace import Meeting, Trace, or_each
 
 # Functions of fewer operations are inlined: optimizing them once saves little. Networks
 # of 300 operations ran no faster inlined; smaller ones were not measured.
@@ -159,8 +159,8 @@ def seeded_operations(trace: Trace) -> frozenset[tf.Operation]:
             raise ValueError(
                 f"{caller()}: {', '.join(inside)} have a seed, inside a tf.cond, a "
                 "loop or a function, and would draw the same numbers in every tower "
-                "that is traced once; use tf.random.stateless_uniform and the like, a "
-                "keras.random.SeedGenerator of each copy, or trace='each'."
+                "that is traced once; use tf.random.stateless_uniform and the like, or "
+                f"a keras.random.SeedGenerator of each copy{or_each()}."
             )
     kinds = {op.type: op for op in every}
     random = {t for t, op in kinds.items() if "seed2" in op.node_def.attr}

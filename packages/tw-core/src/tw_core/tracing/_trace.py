@@ -24,6 +24,11 @@ def components(leaf: Any) -> list[tf.Tensor]:
     return parts
 
 
+def or_each() -> str:
+    """Names the way out that ``map_towers`` has, and ``TowerModel`` has not."""
+    return "" if caller() == "TowerModel" else ", or use trace='each'"
+
+
 @dataclass(eq=False)
 class Meeting:
     """A place where all towers bring something, and go on with an answer."""
