@@ -66,9 +66,9 @@ class Steps:
         factors = meetings.loss_factors()
         with meetings.held(), flat.training() if flat else nullcontext():
             logs = self._run(method, parts, meetings, counted, factors)
+        if trains and ranks is not None and ranks.group.size > 1 and main.run_eagerly:
+            self._settle_all()  # Also in the trace of a rank that has no batch.
         if alone and trains:
-            if ranks is not None and ranks.group.size > 1:
-                self._settle_all()
             self._own.make_equal()
         if added and main.losses:
             raise ValueError(

@@ -116,7 +116,7 @@ def call_once(
         for k, (own, scope) in enumerate(zip(arguments, scopes, strict=True))
     ]
     columns = zip(*(map(id, own) for own in copies.handles), strict=True)
-    shared = {own[0] for own in columns if len(set(own)) == 1}
+    shared = {own[0] for own in columns if len(own) > 1 and len(set(own)) == 1}
     once = shared & {id(own.handle) for own in tf_variables(written_once)}
     if outside is not None:
         once |= _written_outside(trace, copies, shared - once, outside)
