@@ -143,7 +143,7 @@ class KeepsShift(callbacks.Callback):
         self.seen.append(np.array(tower.layers[0].shift).tolist())
 
 
-def first_batches(group: Any, mode: str, eager: bool) -> Any:
+def first_batches(group: Any, mode: str) -> Any:
     """Returns the shifts of the last tower after each batch, and after each epoch.
 
     Rank 0 has one batch, the others have three.
@@ -154,7 +154,7 @@ def first_batches(group: Any, mode: str, eager: bool) -> Any:
         return keras.Sequential([keras.Input([4]), OfFirstBatch(), layers.Dense(1)])
 
     model = TowerModel(make, CPUS[:2], group=group, variables=mode)
-    model.compile(optimizers.SGD(0.1), "mse", run_eagerly=eager)
+    model.compile(optimizers.SGD(0.1), "mse")
     rows = X[group.rank * 16 :][: 12 if group.rank else 4]
     keeps, ends = KeepsShift(), []
     for _ in range(2):

@@ -278,7 +278,9 @@ class Copies:
             synchronized = bool(synchronized_layers_of(self.main))
             self.ranks.take_state(state, of_last=synchronized)
             # A rank whose data has ended has not heard of these.
-            self.ranks.take_state(self.assigned, of_last=True)
+            eager = getattr(self.main, "run_eagerly", False)
+            assigned = self.kept_equal() if eager else self.assigned
+            self.ranks.take_state(assigned, of_last=True)
         if state or self.assigned:
             self.make_equal()
 

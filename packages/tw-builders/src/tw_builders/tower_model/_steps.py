@@ -66,8 +66,6 @@ class Steps:
         factors = meetings.loss_factors()
         with meetings.held(), flat.training() if flat else nullcontext():
             logs = self._run(method, parts, meetings, counted, factors)
-        if trains and ranks is not None and ranks.group.size > 1 and main.run_eagerly:
-            self._settle_all()  # Also in the trace of a rank that has no batch.
         if alone and trains:
             self._own.make_equal()
         if added and main.losses:
@@ -244,14 +242,6 @@ class Steps:
             num_ranks=num_ranks,
             sum_ranks=None if ranks is None else ranks.sum_layer,
         )
-
-    def _settle_all(self) -> None:
-        """Takes, after an eager step, the values of one rank for what trains."""
-        variables = [tf_variable(own) for own in self._own.kept_equal()]
-        handles = [own.handle for own in variables if hasattr(own, "handle")]
-        values = self._settle(handles, [tf.convert_to_tensor(v) for v in variables])
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
 
     def _settle(self, handles: Sequence[Any], values: Sequence[Any]) -> Sequence[Any]:
         """Returns what all ranks have for variables that train and a step assigned."""
