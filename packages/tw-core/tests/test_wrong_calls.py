@@ -145,7 +145,8 @@ EXEMPT = {
     ),
     "called by what has read its arguments, for each gradient or variable": (
         "power_of_two shares_of unit_of weigh map_values narrow_source values_of "
-        "with_gradient with_unique_rows Gradients read_pairs.variables scale.factor "
+        "with_gradient with_unique_rows add_rows has_unique_rows join_rows split_rows "
+        "Gradients read_pairs.variables scale.factor "
         "apply_pairs check_any_gradient check_weights.average check_weights.num_towers "
         "check_elementwise create_slots cut join pack plan_packs unpack "
         "PackPlan.packed_shapes FlatModel FlatModel.__call__ FlatVariables.is_missing "
