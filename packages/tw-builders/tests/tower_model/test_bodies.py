@@ -307,7 +307,7 @@ def test_results_of_a_branch_that_applies_cannot_be_differentiated():
 def test_branches_are_refused_where_ranks_exchange_gradients():
     model = Model(accumulating)
     unused = {"weights": None, "average": True, "reducer": None, "states": None}
-    unused["of_towers"] = None
+    unused |= {"of_towers": None, "accumulation": None}
     meetings = Meetings(towers(CPUS[:1]), model, None, **unused, ranks=object())
     with (
         tf.Graph().as_default(),

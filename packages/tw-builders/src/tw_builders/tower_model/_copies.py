@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tw_builders.tower_model import _batches
+from tw_builders.tower_model._accumulation import Accumulation
 from tw_builders.tower_model._building import (
     build_metrics,
     build_variables,
@@ -74,6 +75,7 @@ class Copies:
 
     def __post_init__(self) -> None:
         self.states = OptimizerStates(self.towers)
+        self.accumulation = Accumulation(self.towers)
         devices = [tower.device for tower in self.towers]
         # Where ranks add them next, towers need no copies of their sums.
         adds = all_reduce(devices) if self.ranks is None else None
@@ -145,6 +147,7 @@ class Copies:
         """Compiles every copy, all with tower 0's optimizers."""
         self._freeze_alike()
         self.states = OptimizerStates(self.towers)  # frees those of older optimizers
+        self.accumulation.forget()
         given = tf.nest.map_structure(wrapped, (args, options))
         for model, tower in zip(self.distinct, self.towers, strict=False):
             with tf.device(tower.device):
@@ -215,6 +218,13 @@ class Copies:
     def _build_for_owners(self, optimizer: Any) -> None:
         trained = [list(model.trainable_variables) for model in self.models]
         build_for_owners(optimizer, self.towers, trained)
+
+    def settle(self, *, over_ranks: bool) -> None:
+        """Gives Keras's accumulators what towers have added up, so that it is saved."""
+        ranks = self.ranks if over_ranks else None
+        sum_ranks = None if ranks is None else ranks.group.sum
+        if self.accumulation.settle(sum_ranks) and self.variables == "replicated":
+            self._make_optimizers_equal()
 
     def unlisted(self) -> list[list[Any]]:
         """Returns [K] lists of state that Keras does not list, without that of rows."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tw_core.checks import public
 
@@ -67,6 +68,26 @@ def follower(copies: Any, callbacks: Sequence[Any]) -> keras.callbacks.Callback:
         for hook in _BATCH_HOOKS
     )
     return (_AfterBatches if changes else Follower)(copies)
+
+
+def look_between_batches(callbacks: Any) -> bool:
+    """Returns whether callbacks may see an optimizer between the batches of an epoch.
+
+    Of Keras's, only those that save every few batches, or call functions, do.
+    """
+    base = keras.callbacks.Callback
+    callbacks = getattr(callbacks, "callbacks", callbacks)
+    for own in tf.nest.flatten(callbacks or []):
+        is_keras = type(own).__module__.startswith("keras.")
+        is_keras &= not isinstance(own, keras.callbacks.LambdaCallback)
+        saves_by_epoch = getattr(own, "save_freq", "epoch") == "epoch"
+        if isinstance(own, Follower) or (is_keras and saves_by_epoch):
+            continue
+        for hook in _BATCH_HOOKS:
+            function = getattr(getattr(own, hook), "__func__", None)
+            if function is not getattr(base, hook):
+                return True
+    return False
 
 
 def show_tower_0(callbacks: Sequence[Any], model: Any) -> None:

@@ -16,20 +16,35 @@ from typing import Any, cast
 import keras
 import tensorflow as tf
 
+from tw_builders._owners import owned
+from tw_builders.tower_model._accumulation import (
+    Accumulation,
+    Told,
+    accumulates,
+    keeps_dtype,
+)
 from tw_builders.tower_model._batches import join
 from tw_builders.tower_model._checks import optimizers_of
+from tw_builders.tower_model._over_ranks.exchanges import (
+    AccumulatedExchange,
+    for_towers,
+    make_parts,
+    to_travel,
+)
 from tw_builders.tower_model._over_ranks.ranks import Ranks
 from tw_builders.tower_model._updates import (
     Brought,
     Update,
+    apply_replicated,
     apply_sharded,
     apply_wrapped,
+    build_for_owners,
     with_rows_added,
 )
 from tw_builders.tower_model._wrapped import WrappedOptimizer
 from tw_core import Tower
 from tw_core.gradients import join_rows, split_rows, values_of, weigh
-from tw_core.optimizers import keep_repeated_rows
+from tw_core.optimizers import create_slots, keep_repeated_rows
 from tw_core.tracing import is_same_in_towers, may_meet, meet
 from tw_core.variables import is_variable
 from tw_reduce import Reducer, mean, sum_on_device
@@ -52,6 +67,7 @@ class Meetings:
         average: bool,
         reducer: Reducer | None,
         states: Callable[[Any, Sequence[Any]], Sequence[Any]],
+        accumulation: Accumulation,
         synchronized: Sequence[str] = (),
         applier: Any = None,
         lent: Any = None,
@@ -65,19 +81,21 @@ class Meetings:
 
         ``of_towers`` returns [K] lists of what towers have for variables of tower 0;
         ``alone``: tower 0 alone runs, for all. ``weights`` are [K], for gradients and
-        losses. ``states`` makes the towers' states of an optimizer. ``synchronized``
-        names layers through which one tower's loss reaches the others. ``applier``
-        replaces tower 0's optimizer. The last ``lent`` towers have no rows of their
-        own. ``divides_by_weights``: losses are divided by the sum of their sample
-        weights. ``ranks`` reduce gradients with other processes, which compare the
-        ``checksum`` of a batch that all have; ``share`` returns the part of a batch's
-        rows that is this rank's. They take part in a step that ``trains``.
+        losses. ``states`` makes the towers' states of an optimizer; ``accumulation``
+        has their sums of gradients that are not yet reduced. ``synchronized`` names
+        layers through which one tower's loss reaches the others. ``applier`` replaces
+        tower 0's optimizer. The last ``lent`` towers have no rows of their own.
+        ``divides_by_weights``: losses are divided by the sum of their sample weights.
+        ``ranks`` reduce gradients with other processes, which compare the ``checksum``
+        of a batch that all have; ``share`` returns the part of a batch's rows that is
+        this rank's. They take part in a step that ``trains``.
         """
         self._ranks, self._checksum, self._share = ranks, checksum, share
         self._trains = trains
         self._graph = tf.compat.v1.get_default_graph()  # of the step
         self._lent, self._divides_by_weights = lent, divides_by_weights
         self._states, self._applier = states, applier
+        self._accumulation = accumulation
         self._synchronized, self._weighed = synchronized, set[int]()
         self.factors: Sequence[Any] = ()  # the running tower's part of losses, or none
         self._towers, self._apply = towers, apply
@@ -234,6 +252,9 @@ class Meetings:
                 self._optimizers[n].apply(brought[0].grads, brought[0].variables)
             return
         if self._ranks is None:
+            if len(brought) > 1 and self._accumulates(n, brought):
+                self._accumulate(n, brought, weights, averages=averages)
+                return
             brought = with_rows_added(brought, weights)
             self._apply_to(n, brought, weights, averages=averages)
             return
@@ -244,6 +265,9 @@ class Meetings:
                 "the optimizer's gradient_accumulation_steps. With run_eagerly it "
                 "cannot apply in a tf.function either."
             )
+        if self._accumulates(n, brought):
+            self._accumulate(n, brought, weights, averages=weights is not None)
+            return
         total = tf.zeros([])
         if weights is not None:
             total = tf.add_n([tf.cast(own, tf.float32) for own in weights])
@@ -283,6 +307,101 @@ class Meetings:
             apply = apply_wrapped
         with keep_repeated_rows():
             apply(update, brought)
+
+    def _accumulates(self, n: int, brought: Sequence[Brought]) -> bool:
+        """Returns whether towers add up what an optimizer is to accumulate."""
+        optimizer, variables = self._optimizers[n], brought[0].variables
+        # Their sum times a scale may overflow where one gradient does not.
+        is_narrow = scales_losses(optimizer) and not keeps_dtype(variables)
+        overwrite = any(getattr(v, "overwrite_with_gradient", False) for v in variables)
+        return accumulates(optimizer) and not (is_narrow or overwrite)
+
+    def _accumulate(
+        self, n: int, brought: Sequence[Brought], weights: Any, *, averages: bool
+    ) -> None:
+        """Adds gradients up in each tower; applies what is due, or zeros."""
+        used = [
+            m
+            for m in range(len(brought[0].grads))
+            if any(own.grads[m] is not None for own in brought)
+        ]
+        parts = []
+        for k, own in enumerate(brought):
+            with tf.device(self._towers[k].device):
+                grads = [_dense(own.grads[m], own.variables[m]) for m in used]
+                if weights is not None:
+                    grads = [weigh(grad, weights[k]) for grad in grads]
+                parts.append(grads)
+        total: Any = len(brought) if averages else 1
+        if weights is not None:
+            total = tf.add_n([tf.cast(own, tf.float64) for own in weights])
+        is_finite = tf.constant(True)
+        if isinstance(self._optimizers[n], keras.optimizers.LossScaleOptimizer):
+            is_finite = _are_finite(parts)
+        told = Told(total, tf.constant(True), is_finite)
+        exchange = AccumulatedExchange(n, brought, used, averages)
+        self.apply_reduced(n, self._collect(exchange, parts, told))
+
+    def collect_none(self, exchange: AccumulatedExchange) -> list[Brought]:
+        """Takes part in an update by other ranks, with what this one has added up."""
+        told = Told(0, tf.constant(False), tf.constant(True))
+        return self._collect(exchange, make_parts(exchange), told)
+
+    def _collect(
+        self, exchange: AccumulatedExchange, parts: Sequence[Any], told: Told
+    ) -> list[Brought]:
+        brought, ranks = exchange.brought, self._ranks
+        optimizer = self._applier or self._optimizers[exchange.place]
+        self._build(optimizer, brought)
+        if ranks is not None:
+            told = ranks.tell(exchange, told, self._checksum)
+        homes = self._homes(optimizer, exchange)
+        add = cast(Reducer, self._reducer)
+
+        def reduce(sums: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
+            if ranks is not None:
+                rows = [ranks.sum_accumulated(exchange, add(sums)[0])] * len(sums)
+            elif self._apply is apply_replicated:
+                return add(sums)
+            else:
+                rows = [_added(sums, homes, self._towers)] * len(sums)
+            return [
+                [own if k in at else None for own, at in zip(row, homes, strict=True)]
+                for k, row in enumerate(rows)
+            ]
+
+        grads = self._accumulation.collect(
+            optimizer, exchange.variables, parts, told, reduce
+        )
+        rows = [
+            [grads[k if k in at else at[0]][m] for m, at in enumerate(homes)]
+            for k in range(len(brought))
+        ]
+        return for_towers(rows, exchange)
+
+    def _homes(
+        self, optimizer: Any, exchange: AccumulatedExchange
+    ) -> list[Sequence[int]]:
+        """Lists for each gradient the towers that apply it."""
+        every = range(len(exchange.brought))
+        if self._apply is not apply_sharded or len(every) == 1:
+            at = every if self._apply is apply_replicated else range(1)
+            return [at] * len(exchange.used)
+        columns = [own.variables for own in exchange.brought]
+        owners = owned(columns, optimizer)
+        return [[k for k in every if columns[k][m] is owners[m]] for m in exchange.used]
+
+    def _build(self, optimizer: Any, brought: Sequence[Brought]) -> None:
+        if optimizer.built:
+            return
+        variables = brought[0].variables
+        if self._apply is apply_sharded:
+            build_for_owners(optimizer, self._towers, self._of_towers(variables))
+        elif self._apply is apply_replicated:
+            self._states(optimizer, variables)
+        else:
+            with tf.init_scope():
+                create_slots(optimizer, variables)
 
     def _update_metric(self, metric: Any, calls: Sequence[Any]) -> None:
         positional = [call[0] for call in calls]
@@ -461,6 +580,32 @@ def _showing(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
         return meet(("result", n), None, answer=specs, is_same=True)
 
     return method
+
+
+def _dense(grad: Any, variable: Any) -> tf.Tensor:
+    """Returns a gradient as Keras adds it to its accumulators."""
+    if grad is None:
+        grad = tf.zeros(variable.shape, tf.as_dtype(variable.dtype))
+    return to_travel(grad, variable, True)
+
+
+def _are_finite(parts: Sequence[Sequence[tf.Tensor]]) -> tf.Tensor:
+    found = []
+    for part in (part for own in parts for part in own):
+        with tf.device(part.device):
+            found.append(tf.reduce_all(tf.math.is_finite(part)))
+    return tf.reduce_all(tf.stack(found))
+
+
+def _added(
+    sums: Sequence[Sequence[Any]], homes: Sequence[Any], towers: Sequence[Tower]
+) -> list[tf.Tensor]:
+    """Adds towers' sums where they are applied."""
+    totals = []
+    for column, at in zip(zip(*sums, strict=True), homes, strict=True):
+        with tf.device(towers[at[0]].device):
+            totals.append(tf.add_n(column))
+    return totals
 
 
 def _times(brought: Sequence[Brought], factors: Sequence[Any]) -> list[Brought]:

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tw_builders.tower_model._accumulation import accumulates
 from tw_builders.tower_model._checks import (
     check_choices,
     check_outside,
@@ -18,6 +19,7 @@ from tw_builders.tower_model._copies import Copies, Weigh
 from tw_builders.tower_model._following import (
     back_up_at_once,
     follower,
+    look_between_batches,
     of_this_rank,
     show_tower_0,
 )
@@ -311,7 +313,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             bound.arguments["callbacks"] = [*callbacks, follower(self._own, callbacks)]
         self._fits = True
         try:
-            with self._noting_failure():
+            with self._noting_failure(), self._accumulating(callbacks):
                 history = super().fit(*bound.args[1:], **bound.kwargs)
         finally:
             self._fits, self._epoch_iterator = False, None
@@ -336,6 +338,21 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
                 return super().evaluate(*bound.args[1:], **bound.kwargs)
         finally:
             self._evaluates = False
+
+    @contextmanager
+    def _accumulating(self, callbacks: Any) -> Iterator[None]:
+        """Has towers add up gradients, if nothing looks at optimizers in between."""
+        own = self._own
+        at_once = look_between_batches(callbacks)
+        if self._ranks is not None and any(map(accumulates, own.appliers)):
+            at_once = self._ranks.is_any(at_once)
+        own.accumulation.at_once.assign(at_once)
+        try:
+            yield
+        finally:
+            own.accumulation.at_once.assign(True)
+            # After an epoch there is nothing left; after an error ranks are apart.
+            own.settle(over_ranks=False)
 
     @contextmanager
     def _noting_failure(self) -> Iterator[None]:
@@ -423,9 +440,11 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
 
     def _get_metrics_result_or_logs(self, logs: Any) -> Any:
         # Keras calls this at the end of an epoch, and of an evaluation.
-        if self._ranks is not None:
-            if not self._evaluates:
+        if not self._evaluates:
+            if self._ranks is not None:
                 self._finish_epoch()
+            self._own.settle(over_ranks=True)
+        if self._ranks is not None:
             method = "test_step" if self._evaluates else "train_step"
             logs = self._merged_logs(self._ranks, method, logs)
         return super()._get_metrics_result_or_logs(logs)

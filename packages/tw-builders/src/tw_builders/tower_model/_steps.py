@@ -89,6 +89,7 @@ class Steps:
             of_towers=self._own.of_towers,
             reducer=self._own.reducer if is_one else self._own.add,
             states=self._own.states.of,
+            accumulation=self._own.accumulation,
             applier=None if self._own.flat is None else self._own.flat.optimizer,
             ranks=self._own.ranks,
             **options,
@@ -98,7 +99,7 @@ class Steps:
         """Takes part in other ranks' updates until none has a batch."""
         if self._own.ranks is not None:
             idle = self._meetings(weights=None, average=False)
-            self._own.ranks.finish_epoch(idle.apply_reduced)
+            self._own.ranks.finish_epoch(idle.apply_reduced, idle.collect_none)
 
     def predict(self, data: Any) -> Any:
         """Returns every copy's predictions for its part, in the batch's order."""

@@ -37,6 +37,30 @@ class UpdateExchange:
     averages: bool
 
 
+@dataclass(frozen=True)
+class AccumulatedExchange:
+    """An update whose gradients towers add up, and exchange when it is due."""
+
+    place: int  # of the optimizer
+    brought: Sequence[Brought]  # [K]
+    used: Sequence[int]  # places of the gradients that are not None
+    averages: bool
+
+    @property
+    def variables(self) -> list[Any]:
+        """Tower 0's that have a gradient."""
+        return [self.brought[0].variables[n] for n in self.used]
+
+
+def make_parts(exchange: AccumulatedExchange) -> list[list[tf.Tensor]]:
+    """Returns what the towers of a rank without a batch add up."""
+    zeros = [
+        to_travel(tf.zeros(v.shape, tf.as_dtype(v.dtype)), v, True)
+        for v in exchange.variables
+    ]
+    return [zeros] * len(exchange.brought)
+
+
 def to_travel(grad: Any, variable: Any, has_same_rows: bool) -> Any:
     """Prepares a gradient of a tower for the sum over ranks."""
     if has_same_rows:  # a table that every tower and rank reads in the same order
@@ -99,13 +123,21 @@ def joined(parts: Sequence[Any], exchange: UpdateExchange) -> list[Any]:
     return [join_rows([next(whole) for _ in range(n)]) for n in exchange.counts]
 
 
-def for_towers(reduced: Sequence[Any], exchange: UpdateExchange) -> list[Brought]:
-    """Puts [N] reduced gradients where the towers had theirs, for each tower."""
+def for_towers(
+    reduced: Sequence[Sequence[Any]], exchange: UpdateExchange | AccumulatedExchange
+) -> list[Brought]:
+    """Puts reduced gradients, [K][N] or [1][N] for all, where towers had theirs."""
     variables = exchange.brought[0].variables
-    grads: list[Any] = [None] * len(variables)
-    for n, grad in zip(exchange.used, reduced, strict=True):
-        grads[n] = _as_of(variables[n], grad)
-    return [Brought(grads, own.variables) for own in exchange.brought]
+    rows = []
+    for own in reduced:
+        grads: list[Any] = [None] * len(variables)
+        for n, grad in zip(exchange.used, own, strict=True):
+            grads[n] = _as_of(variables[n], grad)
+        rows.append(grads)
+    if len(rows) == 1:
+        rows *= len(exchange.brought)
+    pairs = zip(rows, exchange.brought, strict=True)
+    return [Brought(grads, own.variables) for grads, own in pairs]
 
 
 def _as_of(variable: Any, grad: Any) -> Any:

@@ -14,9 +14,11 @@ from typing import Any
 import tensorflow as tf
 
 from tw_builders._parts import rows_of
+from tw_builders.tower_model._accumulation import Told
 from tw_builders.tower_model._over_ranks.agreement import begin_fit
 from tw_builders.tower_model._over_ranks.exchanges import (
     NARROW,
+    AccumulatedExchange,
     SumExchange,
     UpdateExchange,
     check_all_or_none,
@@ -42,6 +44,8 @@ _CHECKED_STEPS = 2  # of an epoch, whose batches must be the same on all ranks
 # TensorFlow's collectives match by the loop that they are in, and its iteration, too.
 _APART = {"_noinline": True}
 _Run = Callable[..., Any]
+_Apply = Callable[[int, Sequence[Brought]], None]
+_Collect = Callable[[AccumulatedExchange], Sequence[Brought]]
 
 
 class Ranks:
@@ -52,7 +56,7 @@ class Ranks:
         self.group, self.shares_data = group, shares_data
         self._ends_first = ends_first
         self._exchanges: dict[
-            int | str, UpdateExchange | SumExchange
+            int | str, UpdateExchange | AccumulatedExchange | SumExchange
         ] = {}  # in a step's order
         self.results = Results(group)
         self.num_calls = 0  # that all ranks have made together, such as fit
@@ -174,15 +178,39 @@ class Ranks:
         told = tf.stack([*told, *self._slots(checksum)])
         names.append(f"what ranks tell, update {own.place}")
         *reduced, told = self._summed(own.place, [*local, told], names)
+        told = self._noted(told)
+        reduced = joined(reduced, own)
+        if own.averages:
+            reduced = [divided(grad, told[_WEIGHT]) for grad in reduced]
+        return for_towers([reduced], own)
+
+    def _noted(self, told: Any) -> Any:
+        """Keeps what all ranks told, and compares their batches."""
         if self.shares_data:
             checks = [check_all_or_none(told[_ACTIVE], self.group.size)]
             with tf.control_dependencies([*checks, check_same(told[3:])]):
                 told = tf.identity(told)
         self._told.assign(told[:3])
-        reduced = joined(reduced, own)
-        if own.averages:
-            reduced = [divided(grad, told[_WEIGHT]) for grad in reduced]
-        return for_towers(reduced, own)
+        return told
+
+    def tell(self, own: AccumulatedExchange, told: Told, checksum: Any) -> Told:
+        """Learns of all ranks what must be known of a step to add gradients up."""
+        self._exchanges[own.place] = own
+        numbers = [told.divisor, told.has_batch, self._asks.read_value()]
+        numbers += [*self._slots(checksum), tf.logical_not(told.is_finite)]
+        place = f"what ranks tell, update {own.place}"
+        packed = tf.stack([tf.cast(number, tf.float32) for number in numbers])
+        [of_all] = self._summed(place, [packed], [place])
+        noted = self._noted(of_all[:-1])
+        divisor = noted[_WEIGHT] if own.averages else 1
+        return Told(divisor, noted[_ACTIVE] > 0, tf.equal(of_all[-1], 0))
+
+    def sum_accumulated(
+        self, own: AccumulatedExchange, sums: Sequence[Any]
+    ) -> list[Any]:
+        """Adds what the towers of all ranks have added up."""
+        names = [str(getattr(v, "path", v.name)) for v in own.variables]
+        return self._summed(f"gradients, update {own.place}", sums, names)
 
     def _summed(
         self, place: int | str, tensors: Sequence[Any], names: Sequence[str]
@@ -305,6 +333,11 @@ class Ranks:
             (total,) = self.group.sum([asked], names=["whether ranks stop"])
             self.stops = bool(total[0] > 0)
 
+    def is_any(self, own: bool) -> bool:
+        """Returns whether a condition is true on any rank; all ranks call it."""
+        (total,) = self.group.sum([tf.constant([float(own)])], names=["if any looks"])
+        return bool(total[0] > 0)
+
     def begin_epoch(self, batches: Any) -> None:
         """Prepares an epoch over Keras's ``batches``, which may end early."""
         self._step.assign(0)
@@ -333,16 +366,17 @@ class Ranks:
         else:
             batches._num_batches = least
 
-    def finish_epoch(self, apply: Callable[[int, Sequence[Brought]], None]) -> None:
+    def finish_epoch(self, apply: _Apply, collect: _Collect) -> None:
         """Takes part in the others' updates until no rank has a batch.
 
-        ``apply`` applies the reduced gradients of an optimizer.
+        ``apply`` applies the reduced gradients of an optimizer; ``collect`` returns
+        those of one that accumulates.
         """
         self._is_last = True
         if not self._exchanges:
             return
         if self._idle is None:
-            self._idle = self._make_idle(apply)
+            self._idle = self._make_idle(apply, collect)
         exchange, update = self._idle
         while True:
             self._asks.assign(float(self._asked))
@@ -352,14 +386,19 @@ class Ranks:
             update(reduced)
             self._is_last = False
 
-    def _make_idle(self, apply: Callable[[int, Sequence[Brought]], None]) -> Any:
+    def _make_idle(self, apply: _Apply, collect: _Collect) -> Any:
         """Makes the functions of a step without a batch: exchange, and update."""
-        updates: list[UpdateExchange] = []
+        updates: list[UpdateExchange | AccumulatedExchange] = []
 
         def exchange() -> list[Any]:
             results = []
             updates.clear()
-            for own in self._exchanges.values():
+            for own in list(self._exchanges.values()):
+                if isinstance(own, AccumulatedExchange):
+                    updates.append(own)
+                    reduced = collect(own)
+                    results.append([[k.grads[n] for n in own.used] for k in reduced])
+                    continue
                 zeros = [make_zeros(*like) for like in own.like]
                 if isinstance(own, SumExchange):
                     self._sum_at(own.place, zeros)
@@ -368,7 +407,7 @@ class Ranks:
                 none = tf.constant(0.0)
                 told = [none, none, self._asks.read_value()]
                 brought = self._add(own, zeros, told, None)
-                results.append([brought[0].grads[n] for n in own.used])
+                results.append([[brought[0].grads[n] for n in own.used]])
             return results
 
         def update(results: Sequence[Sequence[Any]]) -> None:
