@@ -15,6 +15,7 @@ import tensorflow as tf
 from tw_builders import TowerModel
 from tw_builders.tower_model import on_rank_0
 from tw_core.testing import CPUS
+from tw_reduce import sum_on_device
 
 layers, optimizers, callbacks = keras.layers, keras.optimizers, keras.callbacks
 RANDOM = np.random.default_rng(0)
@@ -159,6 +160,30 @@ CASES: dict[str, dict[str, Any]] = {
     "accumulated": {
         "optimizer": lambda: optimizers.Adam(0.01, gradient_accumulation_steps=2)
     },
+    # An epoch of four batches ends within a group.
+    "accumulated, scaled": {
+        "optimizer": lambda: optimizers.LossScaleOptimizer(
+            optimizers.Adam(0.01, clipnorm=0.1, gradient_accumulation_steps=3),
+            dynamic_growth_steps=2,
+        ),
+        "compile": {"steps_per_execution": 2},
+    },
+    "accumulated, sharded": {
+        "optimizer": lambda: optimizers.Adam(
+            0.01, global_clipnorm=0.1, gradient_accumulation_steps=3
+        ),
+        "towers": {"variables": "sharded"},
+    },
+    "accumulated, shared": {
+        "make": OfWords,
+        "x": WORDS,
+        "optimizer": lambda: optimizers.SGD(0.1, gradient_accumulation_steps=3),
+        "towers": {"variables": "parameter_server"},
+    },
+    "accumulated, eagerly": {
+        "optimizer": lambda: optimizers.Adam(0.01, gradient_accumulation_steps=3),
+        "compile": {"run_eagerly": True},
+    },
     "scaled losses": {
         "optimizer": lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.01))
     },
@@ -258,6 +283,17 @@ UNEVEN: dict[str, dict[str, Any]] = {
     "unknown": {"is_known": False},
     "none": {"rows": [[], [4, 2]]},
     "stop": {},
+    # Of five batches and one, the epoch ends within a group, and the data of one in it.
+    "accumulated": {
+        "rows": [[4, 6, 1, 3, 5], [3]],
+        "optimizer": lambda: optimizers.Adam(0.01, gradient_accumulation_steps=3),
+    },
+    "accumulated, none at the end": {
+        "rows": [[4, 6], [3]],
+        "optimizer": lambda: optimizers.LossScaleOptimizer(
+            optimizers.Adam(0.01, gradient_accumulation_steps=3)
+        ),
+    },
 }
 
 
@@ -292,10 +328,37 @@ def uneven(group: Any, name: str, towers: int) -> Any:
     if group is None or case.get("is_known", True):
         count = tf.data.experimental.assert_cardinality(len(batches))
         dataset = dataset.apply(count)
-    model.compile(optimizers.Adam(0.01), "mse", metrics=case.get("metrics", ["mae"]))
+    optimizer = case.get("optimizer", lambda: optimizers.Adam(0.01))()
+    model.compile(optimizer, "mse", metrics=case.get("metrics", ["mae"]))
     validation = None if name == "stop" else dataset
     history = model.fit(dataset, epochs=2, verbose=0, validation_data=validation)
     return history.history, model.get_weights()
+
+
+def exchanged(group: Any, looks: bool) -> Any:
+    """Accumulates over ranks; returns how often gradients were reduced, and what."""
+    count = tf.Variable(0)
+
+    def reduce(grads: Any) -> Any:
+        count.assign_add(1)
+        return sum_on_device(grads, device="/cpu:0")
+
+    options = {} if group is None else {"group": group, "reducer": reduce}
+    towers = TowerModel(seeded(dense, 0), CPUS[: 1 if group is None else 2], **options)
+    towers.compile(optimizers.Adam(0.01, gradient_accumulation_steps=3), "mse")
+    x, y, batch = X, Y, BATCH
+    if group is not None:
+        x, y = (rows_of(group.rank, group.size, own) for own in (X, Y))
+        batch //= group.size
+    on_this = looks and (group is None or group.rank == 1)
+    seen: list[Any] = []
+
+    def look(batch: int, logs: Any = None) -> None:
+        seen.append([v.numpy() for v in towers.optimizer.variables])
+
+    looking = [callbacks.LambdaCallback(on_train_batch_end=look)] if on_this else []
+    towers.fit(x, y, batch, 2, shuffle=False, verbose=0, callbacks=looking)
+    return int(count), [v.numpy() for v in towers.optimizer.variables], seen
 
 
 def stop(group: Any, kind: str, rank: int) -> Any:

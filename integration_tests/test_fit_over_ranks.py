@@ -50,7 +50,7 @@ def assert_alike(results, want, rtol=2e-6):
 @pytest.mark.full(
     *("2-Adam", "2-sharded", "2-losses added", "2-accumulated", "2-eagerly", "2-early"),
     *("2-several steps in one call", "2-rates", "2-two optimizers"),
-    *("2-overflowing losses",),
+    *("2-overflowing losses", "2-accumulated, scaled", "3-accumulated, shared"),
     *("3-sparse gradients", "3-flat", "3-shared variables", "3-scaled losses"),
 )
 @pytest.mark.parametrize("name", rank_fits.CASES)
@@ -69,12 +69,27 @@ def test_shared_data_gives_the_history_of_one_device(two_ranks, towers):
 
 @pytest.mark.full(
     *("wait-2", "wait, two optimizers-1", "unknown-2", "none-1", "stop-1"),
+    *("accumulated-2", "accumulated, none at the end-1"),
 )
 @pytest.mark.parametrize("towers", [1, 2])
 @pytest.mark.parametrize("name", rank_fits.UNEVEN)
 def test_ranks_may_have_unlike_numbers_of_batches(two_ranks, name, towers):
     results = two_ranks.call("rank_fits:uneven", name, towers)
     assert_alike(results, rank_fits.uneven(None, name, 1))
+
+
+def test_ranks_exchange_accumulated_gradients_once_per_update(two_ranks):
+    # Of eight batches, in groups of three.
+    for looks, count in [(False, 2), (True, 8)]:
+        want = rank_fits.exchanged(None, looks)
+        for rank, got in enumerate(two_ranks.call("rank_fits:exchanged", looks)):
+            assert got[0] == count
+            # A callback of one rank sees what one device has between batches.
+            pairs = [(got[1], want[1]), *zip(got[2], want[2], strict=False)]
+            assert len(pairs) == (9 if looks and rank == 1 else 1)
+            for own, plain in pairs:
+                for a, b in zip(own, plain, strict=True):
+                    np.testing.assert_allclose(a, b, 2e-6, 2e-7)
 
 
 @pytest.mark.parametrize(
