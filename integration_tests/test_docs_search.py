@@ -72,6 +72,7 @@ QUERIES = {  # -> the address that is found first, or how it begins
     "kubernetes": "howto/syncrep.html",
     # Names.
     "ReplicaTimeoutError": "errors/index.html#replicatimeouterror",
+    "RankTimeoutError": "errors/index.html#ranktimeouterror",
     "DeadlineError": "errors/index.html#deadlineerror",
     "ExposedServerWarning": "errors/index.html#exposedserverwarning",
     "LeastLoadedDeviceSetter": "api/tw-core.html#tw_core.LeastLoadedDeviceSetter",

@@ -59,7 +59,7 @@ def test_all_name_the_rank_that_is_lost(ranks, tmp_path, place, lost, what):
         with pytest.raises(Raised, match=rf"rank {lost} \(") as raised:
             rank.hear()
         error = raised.value
-        assert error.kind == "ReplicaTimeoutError"
+        assert error.kind == "RankTimeoutError"
         assert error.missing == [lost]
         named = re.findall(r"rank (\d+) \(", error.text)
         assert set(named) == {str(lost)}, error.text
@@ -102,7 +102,7 @@ def test_an_error_or_ctrl_c_of_one_rank_ends_all(tmp_path, what, rank):
         assert "\nKeyboardInterrupt" in own, own
     else:
         assert "a fault of its own" in own, own
-    assert "ReplicaTimeoutError" not in own, own
+    assert "RankTimeoutError" not in own, own
     why = {
         "step": r"has ended by an error of its own \(InvalidArgumentError\)",
         "interrupt": r"(was interrupted \(SIGINT\)|.* \(KeyboardInterrupt\))",

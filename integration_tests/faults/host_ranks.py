@@ -39,7 +39,7 @@ def hear_ends(ranks: list[Program], within_s: float) -> list[str]:
         match = rank.wait_for(r"ENDED after \S+ s: (.*)", within_s=left_s)
         found.append(match.group(1))
     for one in found:
-        assert one.startswith("ReplicaTimeoutError"), found
+        assert one.startswith("RankTimeoutError"), found
     return found
 
 

@@ -53,7 +53,7 @@ SIGNALS = {
 }  # Else SIGUSR1, which the program heeds.
 VICTIMS = {"rank 0": (0,), "rank 1": (1,), "machine": (2, 3)}
 MODES = ("function", "session")
-KINDS = {"function": "ReplicaTimeoutError", "session": "UnknownError"}
+KINDS = {"function": "RankTimeoutError", "session": "UnknownError"}
 OPTIONS = {
     "timeout_s": TIMEOUT_S,
     "stall_timeout_s": STALL_S,

@@ -13,7 +13,7 @@ from syncrep_faults import GRACE_S
 
 SIZE, VICTIM, TIMEOUT_S = 3, 1, 2.0
 # Of a step, and of what runs eagerly or while a step is traced.
-KINDS = {"UnavailableError", "ReplicaTimeoutError"}
+KINDS = {"UnavailableError", "RankTimeoutError"}
 
 
 @pytest.mark.full(

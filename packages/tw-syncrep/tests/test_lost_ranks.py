@@ -74,7 +74,7 @@ def test_two_ranks_that_do_not_reach_each_other_are_named(make_ranks, mode):
         with pytest.raises(Raised) as raised:
             rank.hear(30)
         assert raised.value.kind == (
-            "UnknownError" if mode == "session" else "ReplicaTimeoutError"
+            "UnknownError" if mode == "session" else "RankTimeoutError"
         )
         assert re.search(
             r"cannot go on and ends: rank 1 \(.*\) is not reached by rank 2: .*; "
@@ -116,7 +116,7 @@ def test_who_is_lost_while_others_trace_is_named(make_ranks, number):
     for rank in ranks.all[:2]:
         with pytest.raises(Raised) as raised:
             rank.hear(20)
-        assert raised.value.kind == "ReplicaTimeoutError"
+        assert raised.value.kind == "RankTimeoutError"
         assert raised.value.missing == [2]
 
 

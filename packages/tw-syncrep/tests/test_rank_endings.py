@@ -27,12 +27,12 @@ def test_a_forked_child_neither_leaves_for_its_rank_nor_hides_its_end(make_ranks
         assert raised.value.missing == [1]
 
 
-@pytest.mark.full("function-2-ReplicaTimeoutError")
+@pytest.mark.full("function-2-RankTimeoutError")
 @pytest.mark.parametrize(
     ("mode", "hit", "kind"),
     [
-        ("function", 2, "ReplicaTimeoutError"),
-        ("eager", 0, "ReplicaTimeoutError"),
+        ("function", 2, "RankTimeoutError"),
+        ("eager", 0, "RankTimeoutError"),
         ("session", 2, "UnknownError"),
     ],
 )

@@ -16,8 +16,8 @@ class SyncTimeoutError(DeadlineError):
     Attributes:
       step: the step that was waited for; None if none had begun.
       waited_s: seconds.
-      arrived: numbers of the replicas whose gradients have arrived.
-      missing: numbers of the replicas that were waited for.
+      arrived: numbers of the replicas, or ranks, whose gradients have arrived.
+      missing: numbers of those that were waited for.
       heard_s: by replica, seconds since it was last heard from; None if it never was.
     """
 
@@ -41,6 +41,10 @@ class SyncTimeoutError(DeadlineError):
 
 class ReplicaTimeoutError(SyncTimeoutError):
     """Replicas did not deliver their gradients in time."""
+
+
+class RankTimeoutError(SyncTimeoutError):
+    """Ranks did not take part in a collective in time, or have ended."""
 
 
 class ChiefLostError(SyncTimeoutError):

@@ -7,7 +7,7 @@
 Processes that ``tw-launch`` starts are its ranks. Names, arguments and meaning are
 those of Horovod 0.28. What is not supported (process sets, Adasum, the elastic module,
 timelines) is refused by name, with a ``NotImplementedError``. Functions that need the
-ranks raise ``ValueError`` before ``init``, and ``ReplicaTimeoutError`` if a rank is
+ranks raise ``ValueError`` before ``init``, and ``RankTimeoutError`` if a rank is
 missing.
 """
 

@@ -1,3 +1,4 @@
+from ._calls import RankTimeoutError as RankTimeoutError
 from ._group import ProcessGroup as ProcessGroup
 from ._joining.joining import join as join
 from ._reducer import mean_across as mean_across

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tw_core import black_box
 from tw_syncrep import _tf_compat
-from tw_syncrep._errors import ReplicaTimeoutError
+from tw_syncrep._errors import RankTimeoutError as RankTimeoutError
 from tw_syncrep.processes._agreement import Exchange, without_paths
 from tw_syncrep.processes._engines.mpi import EndedError
 from tw_syncrep.processes._interrupts import InterruptWatch
@@ -95,7 +95,7 @@ class Calls:
         )
         self._reported = 0, 0
         self._reporting = threading.Lock()
-        self._lost: ReplicaTimeoutError | None = None
+        self._lost: RankTimeoutError | None = None
 
     def note_use(
         self,
@@ -299,9 +299,7 @@ class Calls:
             raise missing from error
         self._events.ended(self._name, what)
 
-    def find_missing(
-        self, *, is_unavailable: bool = False
-    ) -> ReplicaTimeoutError | None:
+    def find_missing(self, *, is_unavailable: bool = False) -> RankTimeoutError | None:
         """Returns the error behind a collective's error; None if no rank is missing.
 
         Where a rank's server ``is_unavailable``, ranks look at their connections.
@@ -381,10 +379,10 @@ class Calls:
         order = order if hosted else exchange.name
         return key if blocks and is_alone else 0, order, str(exchange)
 
-    def _as_error(self, missing: dict[int, str], text: str = "") -> ReplicaTimeoutError:
+    def _as_error(self, missing: dict[int, str], text: str = "") -> RankTimeoutError:
         """Returns an error; those of all threads share one report, made once."""
         wait = self._wait(missing)
-        error = ReplicaTimeoutError(
+        error = RankTimeoutError(
             self._describe(missing),
             waited_s=wait.deadline_s,
             arrived=sorted(set(range(len(self._tasks))) - set(missing)),

@@ -132,7 +132,7 @@ class ProcessGroup:
           function: runs collectives of this group.
 
         Returns:
-          The function, raising ``ReplicaTimeoutError`` instead.
+          The function, raising ``RankTimeoutError`` instead.
         """
 
         @functools.wraps(function)
@@ -155,7 +155,7 @@ class ProcessGroup:
         Raises:
           ValueError: as ``sum_across``.
           TypeError: as ``sum_across``.
-          ReplicaTimeoutError: a rank is missing.
+          RankTimeoutError: a rank is missing.
         """
         from tw_syncrep.processes._reducer import sum_across  # It is for a group.
 
@@ -169,7 +169,7 @@ class ProcessGroup:
 
         Raises:
           ValueError: as ``broadcast_variables``.
-          ReplicaTimeoutError: a rank is missing.
+          RankTimeoutError: a rank is missing.
         """
         from tw_syncrep.processes._variables import broadcast_variables
 
@@ -191,7 +191,7 @@ class ProcessGroup:
           what: was told.
 
         Raises:
-          ReplicaTimeoutError: a rank is missing, or rank 0 has told nothing within
+          RankTimeoutError: a rank is missing, or rank 0 has told nothing within
             ``stall_timeout_s``.
         """
         if self.calls.member is not None:

@@ -83,7 +83,7 @@ def sum_across(
       ValueError: lists of unequal length, dtypes that cannot be added, or gradients
         that do not match those of another rank.
       TypeError: an argument is of another type.
-      ReplicaTimeoutError: a rank is missing (see ``ProcessGroup.bounded``).
+      RankTimeoutError: a rank is missing (see ``ProcessGroup.bounded``).
     """
     return _reduce(grads, group, sum_towers, wire_dtype, names, weight=1.0)
 
@@ -121,7 +121,7 @@ def mean_across(
       ValueError: as ``sum_across``; gradients that are not floats; a weight below 0,
         unequal numbers of weights and towers, or both arguments.
       TypeError: as ``sum_across``; a weight that is not a number or scalar tensor.
-      ReplicaTimeoutError: as ``sum_across``.
+      RankTimeoutError: as ``sum_across``.
     """
     return _reduce(
         *(grads, group, sum_towers, wire_dtype, names),

@@ -44,9 +44,9 @@ def finish(group: ProcessGroup) -> int:
 
     Raises:
       RuntimeError: other ranks have started a collective in which a rank without data
-        cannot take part, such as a broadcast. They get a ``ReplicaTimeoutError`` that
+        cannot take part, such as a broadcast. They get a ``RankTimeoutError`` that
         explains it.
-      ReplicaTimeoutError: a rank is missing; or others are in a collective that they
+      RankTimeoutError: a rank is missing; or others are in a collective that they
         have run before, in which a rank without data cannot take part.
     """
     if group.size == 1:
@@ -178,7 +178,7 @@ def until_first_end(
       The batches.
 
     Raises:
-      ReplicaTimeoutError: a rank is missing.
+      RankTimeoutError: a rank is missing.
     """
     for batch in batches:
         if not _all_have(True, group):

@@ -57,7 +57,7 @@ def broadcast_variables(
     Raises:
       ValueError: unknown shapes, strings, a root that is not a rank, or variables that
         do not match those of another rank.
-      ReplicaTimeoutError: a rank is missing.
+      RankTimeoutError: a rank is missing.
     """
     tensors = [read_variable(variable) for variable in variables]
     names = [name_of(variable) for variable in variables]
@@ -96,7 +96,7 @@ def check_same(variables: Sequence[Any], *, group: ProcessGroup) -> tf.Operation
       RuntimeError: some differ; ranks and the first variable are named. In a session
         or ``tf.function`` a ``tf.errors.UnknownError`` with the same message.
       ValueError: variables that do not match those of another rank.
-      ReplicaTimeoutError: a rank is missing.
+      RankTimeoutError: a rank is missing.
     """
     is_graph = builds_session_graph()
     if group.size == 1 or not variables:
@@ -161,7 +161,7 @@ def broadcast(
 
     Raises:
       ValueError: as ``broadcast_variables``.
-      ReplicaTimeoutError: a rank is missing.
+      RankTimeoutError: a rank is missing.
     """
     return broadcast_tensors(tensors, group=group, root=root, names=names)
 
