@@ -18,12 +18,12 @@ import keras
 import numpy as np
 import pytest
 import rank_fits
+from harness.ports import find_free_ports
 from launching import run_forked
 from soak.processes import TAG, tagged
 
 from tw_builders import TowerModel
 from tw_syncrep import processes
-from tw_syncrep.cluster._network_exposure import find_free_ports
 
 sys.path.append(str(Path(__file__).parents[1] / "packages" / "tw-syncrep" / "tests"))
 from ranks import Raised, Ranks

@@ -16,11 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness.ports import find_free_ports
 from launching import run_forked
 from process_program import PROGRAMS, SAVE_EVERY
 from soak.processes import TAG, tagged
-
-from tw_syncrep.cluster._network_exposure import find_free_ports
 
 PROGRAM = Path(__file__).parent / "process_program.py"
 LAUNCH = [sys.executable, "-m", "tw_syncrep.launch", "--ps", "0"]

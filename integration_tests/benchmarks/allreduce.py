@@ -34,11 +34,11 @@ from allreduce_works import (
     Work,
     parameter_after,
 )
-from harness import Block, Report, ask, race_blocks, tasks
+from harness.ports import find_free_ports
+from racing import Block, Report, ask, race_blocks, tasks
 from syncrep_works import PULLED
 from syncrep_works import Work as ServerWork
 
-from tw_syncrep.cluster._network_exposure import find_free_ports
 from tw_syncrep.launch._pmi import World
 
 OPTIONS = {"works": "allreduce_works.WORKS", "rounds": 21, "workers": 2, "torch": None}

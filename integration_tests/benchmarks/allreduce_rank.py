@@ -16,7 +16,7 @@ from allreduce_works import (
     SESSION,
     Work,
 )
-from harness import answer, block_of
+from racing import answer, block_of
 
 
 def serve_rank(pipe: Any, ports: list[int], rank: int, work: Work) -> None:

@@ -22,7 +22,7 @@ from ampopt_contenders import (
     tensorflow_graph,
     their_keras,
 )
-from harness import Report, Timing, checked, race, ratio
+from racing import Report, Timing, checked, race, ratio
 
 import tw_core
 

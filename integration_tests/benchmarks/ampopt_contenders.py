@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from harness import Contender
+from racing import Contender
 from training import cpus, packed_sum
 
 import tw_ampopt

@@ -11,13 +11,13 @@ import time
 from functools import partial
 from typing import Any
 
-import harness
 import networks
+import racing
 import step
 import step_models
 import tensorflow as tf
 import training
-from harness import Contender, Report, Timing, in_own_process, race
+from racing import Contender, Report, Timing, in_own_process, race
 
 import tw_core
 
@@ -47,7 +47,7 @@ class FirstStep:
 
 def run_cell(towers: int, rounds: int) -> list[Timing]:
     """Races first steps at one number of towers."""
-    harness.use_devices(towers)
+    racing.use_devices(towers)
     work = step.WORKS["small"]()
     makers = {
         PEER: lambda: step.mirrored(work, towers, with_keras=False),
@@ -78,7 +78,7 @@ def _timer(firsts: dict[str, FirstStep]) -> Any:
 
 def run_network(name: str, towers: int, rounds: int) -> Any:
     """Races first steps of a network at one number of towers."""
-    devices = harness.use_devices(towers)
+    devices = racing.use_devices(towers)
     x, y = networks.data(name, networks.ROWS * towers)
     make = partial(networks.seeded, name)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import save
+from racing import save
 
 OPTIONS = {
     "workers": [2, 4, 8, 16],

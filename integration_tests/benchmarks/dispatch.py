@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import training
-from harness import Contender, Report, Timing, checked, race
+from racing import Contender, Report, Timing, checked, race
 
 import tw_builders
 import tw_core

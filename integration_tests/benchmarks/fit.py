@@ -8,12 +8,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import harness
 import keras
 import networks
 import numpy as np
+import racing
 import tensorflow as tf
-from harness import Contender, Report, Timing, in_own_process, race
+from racing import Contender, Report, Timing, in_own_process, race
 
 import tw_core
 from tw_builders import TowerModel
@@ -30,7 +30,7 @@ OPTIONS = {
 
 PEER = "MirroredStrategy"
 AT_MOST = 0.33
-RTOL = 1e-5 if harness.DEVICE == "cpu" else 1e-3  # GPUs add in any order
+RTOL = 1e-5 if racing.DEVICE == "cpu" else 1e-3  # GPUs add in any order
 STEPS, BATCH = 100, 32
 NO_INPUT = "replicated, without input"
 layers = keras.layers
@@ -121,7 +121,7 @@ def bare(model: keras.Model) -> Callable[[], None]:
 
 def run_cell(name: str, towers: int, rounds: int) -> list[Timing]:
     """Races epochs at one number of towers."""
-    devices = harness.use_devices(towers)
+    devices = racing.use_devices(towers)
     make = WORKS[name]
     values = make().get_weights()
     with tf.distribute.MirroredStrategy(devices).scope():
@@ -158,7 +158,7 @@ def run_cell(name: str, towers: int, rounds: int) -> list[Timing]:
 
 def run_weights(name: str, towers: int, rounds: int) -> list[Timing]:
     """Races a step with means over towers and with means over rows."""
-    devices = harness.use_devices(towers)
+    devices = racing.use_devices(towers)
     models = tw_core.replicate(tw_core.towers(devices), lambda _: WORKS[name]())
     x, y = data()
     parts = [tf.constant(own) for own in np.array_split(x[: towers * 32], towers)]
@@ -204,7 +204,7 @@ def run_weights(name: str, towers: int, rounds: int) -> list[Timing]:
 
 def run_first(name: str, towers: int, rounds: int) -> Any:
     """Races the first epoch of a network, above a later one."""
-    devices = harness.use_devices(towers)
+    devices = racing.use_devices(towers)
     x, y = networks.data(name, networks.ROWS * towers * networks.STEPS)
     make = partial(networks.seeded, name)
 

@@ -22,9 +22,8 @@ from fit_ranks_rank import (
     serve_one,
     serve_rank,
 )
-from harness import Block, Report, ask, race_blocks, tasks
-
-from tw_syncrep.cluster._network_exposure import find_free_ports
+from harness.ports import find_free_ports
+from racing import Block, Report, ask, race_blocks, tasks
 
 OPTIONS = {"works": "fit_ranks_rank.WORKS", "rounds": 21}
 

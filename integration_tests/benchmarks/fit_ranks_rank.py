@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from harness import answer, block_of
+from racing import answer, block_of
 
 PEER = "MultiWorkerMirroredStrategy, own loop"
 OURS = "TowerModel(group=...)"

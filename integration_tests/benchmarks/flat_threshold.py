@@ -7,7 +7,7 @@ variable, replicated and sharded; the ratio crosses 1 where flat variables stop 
 from typing import Any
 
 import step
-from harness import Report, Timing, race
+from racing import Report, Timing, race
 
 import tw_core
 

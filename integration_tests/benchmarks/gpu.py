@@ -15,7 +15,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from harness import Report, in_own_process
+from racing import Report, in_own_process
 
 OPTIONS = {
     "device": {"choices": ("auto", "cpu", "gpu"), "default": "auto"},

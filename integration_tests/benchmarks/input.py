@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import training
-from harness import Contender, Report, Timing, checked, in_own_process, race
+from racing import Contender, Report, Timing, checked, in_own_process, race
 
 import tw_builders
 import tw_core

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import (
+from profiles import PROFILES, Profile, resnet50_shapes
+from racing import (
     Contender,
     Report,
     Timing,
@@ -20,7 +21,6 @@ from harness import (
     paired_ratio,
     race,
 )
-from profiles import PROFILES, Profile, resnet50_shapes
 from reduce import traced
 from reduce_inputs import Arrays, Variables
 

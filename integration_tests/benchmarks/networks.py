@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from harness import Contender, Report, Timing, race
+from racing import Contender, Report, Timing, race
 
 from tw_reduce.doctor._race import seconds_of
 

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 import tensorflow as tf
-from harness import Report, Timing, race
 from profiles import Profile
+from racing import Report, Timing, race
 from reduce import SessionRace
 from reduce_inputs import Arrays
 

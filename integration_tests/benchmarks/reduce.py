@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import harness
 import numpy as np
+import racing
 import tensorflow as tf
-from harness import Contender, Report, Timing, paired_ratio, race
 from profiles import PROFILES
+from racing import Contender, Report, Timing, paired_ratio, race
 from reduce_inputs import Arrays, Fetched, Lists, Variables
 from reduce_peers import cross_device_ops, tensorpack_reducers
 
@@ -108,7 +108,7 @@ class SessionRace:
         with self._graph.as_default():
             buffers = Variables(self._arrays, flat=True)
             buffers.load(self._session)
-            with tf.device(harness.device_names(1)[0]):
+            with tf.device(racing.device_names(1)[0]):
                 inputs = [row[0] for row in buffers.grads()]
                 total = tf.raw_ops.AddN(inputs=inputs)
             run = self._session.make_callable([total])
@@ -130,7 +130,7 @@ class SessionRace:
 
 
 def _add_each(grads: Lists) -> Lists:
-    with tf.device(harness.device_names(1)[0]):
+    with tf.device(racing.device_names(1)[0]):
         sums = [
             tf.raw_ops.AddN(inputs=list(column)) for column in zip(*grads, strict=True)
         ]
@@ -139,7 +139,7 @@ def _add_each(grads: Lists) -> Lists:
 
 def function_contenders(cell: Cell, arrays: Arrays) -> list[Contender]:
     """auto and MirroredStrategy, each in a tf.function."""
-    devices = harness.device_names(cell.towers)
+    devices = racing.device_names(cell.towers)
     variables = Variables(arrays)
     makers = {
         OURS: lambda: tw_reduce.auto(devices)(variables.grads()),
@@ -201,7 +201,7 @@ def numpy_bounds(arrays: Arrays) -> list[Contender]:
 
 def run_cell(cell: Cell) -> list[Timing]:
     """Builds, checks and races all contenders of one table."""
-    devices = harness.use_devices(cell.towers)
+    devices = racing.use_devices(cell.towers)
     arrays = Arrays(PROFILES[cell.profile], cell.towers)
     no_pass = tw_core.session_config()
     default = v1.ConfigProto(

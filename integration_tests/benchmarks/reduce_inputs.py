@@ -6,8 +6,8 @@ contender may write its sum over a gradient that others still need.
 
 from typing import Any
 
-import harness
 import numpy as np
+import racing
 import tensorflow as tf
 from profiles import Profile, dense_values, sparse_values
 
@@ -53,7 +53,7 @@ class Variables:
         for k, dense in enumerate(arrays.dense):
             held = [arrays.flat(k)] if flat else dense
             sparse = [] if flat else arrays.sparse[k]
-            with tf.device(harness.device_names(k + 1)[k]):
+            with tf.device(racing.device_names(k + 1)[k]):
                 self.towers.append(
                     (
                         [self._hold(array) for array in held],
@@ -65,7 +65,7 @@ class Variables:
         """Reads all, as [K][N] tensors and IndexedSlices."""
         lists = []
         for k, (dense, sparse) in enumerate(self.towers):
-            with tf.device(harness.device_names(k + 1)[k]):
+            with tf.device(racing.device_names(k + 1)[k]):
                 rows = [
                     tf.IndexedSlices(
                         v.read_value(), i.read_value(), tf.constant(t.shape)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Contender, Report, Timing, in_own_process, race, ratio
+from racing import Contender, Report, Timing, in_own_process, race, ratio
 from rlload_functions import Functions
 from rlload_session import EPOCH, FEEDING, STEPS, Session
 from rlload_towers import TwoTowers

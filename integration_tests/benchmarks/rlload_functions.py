@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import tensorflow as tf
-from harness import Contender, checked
+from racing import Contender, checked
 from rlload_session import EPOCH
 from rlload_works import RATE, Work
 from training import Weights, values_of

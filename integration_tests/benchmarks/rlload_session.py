@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import tensorflow as tf
-from harness import Contender, checked
+from racing import Contender, checked
 from rlload_works import MINIBATCHES, RATE, Work
 
 import tw_core

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import tensorflow as tf
-from harness import Contender, checked
+from racing import Contender, checked
 from rlload_session import Policies
 from rlload_works import RATE, Work
 

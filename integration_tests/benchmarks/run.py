@@ -76,8 +76,8 @@ def main(arguments: list[str]) -> None:
     if not arguments or arguments[0] not in known:
         sys.exit(f"run.py: name a benchmark, one of {known}; got {arguments[:1]}.")
     options = parse(arguments[0], arguments[1:])
-    sys.path.insert(0, str(HERE))
-    report = importlib.import_module("harness").Report(arguments[0])
+    sys.path[:0] = [str(HERE), str(HERE.parent)]
+    report = importlib.import_module("racing").Report(arguments[0])
     importlib.import_module(arguments[0]).main(options, report)
     if report.rows or report.notes:  # Counts alone give nothing to draw.
         report.write()

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import Contender, Timing, in_own_process, race, save
+from racing import Contender, Timing, in_own_process, race, save
 
 import tw_core
 import tw_reduce

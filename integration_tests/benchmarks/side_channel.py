@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from harness import save
+from racing import save
 
 from tw_syncrep.cluster._channel import parse_line
 from tw_syncrep.processes._side_channel._attendance import Deadlines, Report

@@ -10,13 +10,13 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-import harness
 import keras
 import numpy as np
+import racing
 import step_models
 import tensorflow as tf
 import training
-from harness import Contender, Report, Timing, race
+from racing import Contender, Report, Timing, race
 from training import MIRRORED as PEER
 from training import REPLICATED, SERVER
 
@@ -136,7 +136,7 @@ def graph_step(work: Work, towers: int, kind: str, new: Any = momentum) -> Built
         return list(zip(tf.gradients(loss, weights), weights, strict=True))
 
     with tf.Graph().as_default():
-        builder = _builder(kind, harness.device_names(towers))
+        builder = _builder(kind, racing.device_names(towers))
         session, train_op, [first, *_] = training.session_step(builder, tower, new)
     return session.make_callable(train_op), lambda: session.run(first)
 
@@ -178,14 +178,14 @@ def _model(work: Work, *, with_keras: bool) -> tuple[Any, Any, Any]:
 def function_step(work: Work, towers: int, kind: str, *, with_keras: bool) -> Built:
     made = _model(work, with_keras=with_keras)
     step, model = training.function_step(
-        harness.device_names(towers), *made, kind=kind, below_bytes=BELOW_BYTES
+        racing.device_names(towers), *made, kind=kind, below_bytes=BELOW_BYTES
     )
-    shards = training.shards_of(harness.device_names(towers), work.x, work.y)
+    shards = training.shards_of(racing.device_names(towers), work.x, work.y)
     return partial(step, *shards), lambda: training.values_of(model)
 
 
 def mirrored(work: Work, towers: int, *, with_keras: bool) -> Built:
-    strategy = tf.distribute.MirroredStrategy(harness.device_names(towers))
+    strategy = tf.distribute.MirroredStrategy(racing.device_names(towers))
     made = _model(work, with_keras=with_keras)
     step, model = training.mirrored_step(strategy, *made)
     shards = training.mirrored_shards(strategy, work.x, work.y)
@@ -199,9 +199,7 @@ def checked(
     run, reference = graph_step(work, 1, ALONE, new or momentum)
     for _ in range(CHECKED_STEPS):
         run()
-    return harness.checked(
-        name, *built, reference(), steps=CHECKED_STEPS, config=config
-    )
+    return racing.checked(name, *built, reference(), steps=CHECKED_STEPS, config=config)
 
 
 GRAPH = "session, tw_core.session_config()"
@@ -220,7 +218,7 @@ FLAT_OF_TWO = 0.48  # in a function, at K = 2
 
 def run_cell(group: str, towers: int, rounds: int) -> list[Timing]:
     """Races one group at one number of towers."""
-    harness.use_devices(towers)
+    racing.use_devices(towers)
     work = WORKS["mlp" if group == "graph" else "small"]()
     with_keras = group == "keras"
     built = mirrored(work, towers, with_keras=with_keras)
@@ -252,7 +250,7 @@ def run_small(towers: int, rounds: int) -> list[Timing]:
 def _race_kinds(
     name: str, kinds: tuple[str, ...], new: Any, what: str, towers: int, rounds: int
 ) -> list[Timing]:
-    harness.use_devices(towers)
+    racing.use_devices(towers)
     work = WORKS[name]()
     found = [
         checked(work, kind, graph_step(work, towers, kind, new), GRAPH, new)
@@ -264,7 +262,7 @@ def _race_kinds(
 
 def run_apply(towers: int, rounds: int) -> list[Timing]:
     """Races reducing and applying many small gradients, which are held in memory."""
-    harness.use_devices(towers)
+    racing.use_devices(towers)
     found = [apply_step(towers, kind) for kind in (AUTO, "flat", "flat sharded")]
     title = f"400 variables of 1,024 floats, reduce and Adam, K = {towers}"
     return race(title, found, peer=AUTO, rounds=rounds)
@@ -283,9 +281,9 @@ def apply_step(towers: int, kind: str) -> Contender:
         ]
 
     with tf.Graph().as_default():
-        builder = _builder(kind, harness.device_names(towers))
+        builder = _builder(kind, racing.device_names(towers))
         session, train_op, [*_, last] = training.session_step(builder, tower, adam)
-    return harness.checked(
+    return racing.checked(
         kind,
         session.make_callable(train_op),
         lambda: session.run(last),

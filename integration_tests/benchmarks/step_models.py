@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 import training
-from harness import Contender, Timing, checked, race
+from racing import Contender, Timing, checked, race
 from training import MIRRORED as PEER
 from training import REPLICATED
 

@@ -20,7 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 import training
-from harness import Contender, Report, Timing, checked, paired_ratio, race
+from racing import Contender, Report, Timing, checked, paired_ratio, race
 
 import tw_core
 import tw_reduce

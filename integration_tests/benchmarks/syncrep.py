@@ -13,7 +13,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from harness import Block, Report, ask, hear, paired_ratio, race_blocks, tasks
+from harness.ports import find_free_ports
+from racing import Block, Report, ask, hear, paired_ratio, race_blocks, tasks
 from syncrep_worker import has_our_servers, mirror, serve, train
 from syncrep_works import (
     ASYNCHRONOUS,
@@ -24,8 +25,6 @@ from syncrep_works import (
     Work,
     checked_value,
 )
-
-from tw_syncrep.cluster._network_exposure import find_free_ports
 
 OPTIONS = {"works": "syncrep_works.WORKS", "rounds": 21}
 

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from harness import WAIT_S, answer, block_of
+from racing import WAIT_S, answer, block_of
 from syncrep_works import (
     ASYNCHRONOUS,
     BFLOAT16,

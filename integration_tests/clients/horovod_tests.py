@@ -22,10 +22,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from harness.ports import find_free_ports
 from launching import make_template
 
 import tw_syncrep
-from tw_syncrep.cluster._network_exposure import find_free_ports
 from tw_syncrep.launch._messages import Start
 from tw_syncrep.launch._plan import Share, plan_tasks
 

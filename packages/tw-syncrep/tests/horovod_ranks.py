@@ -3,9 +3,8 @@
 from typing import Any
 
 import horovod_programs
+from harness.ports import find_free_ports
 from ranks import Ranks
-
-from tw_syncrep.cluster._network_exposure import find_free_ports
 
 
 def make(context: Any, size: int, **options: Any) -> Ranks:

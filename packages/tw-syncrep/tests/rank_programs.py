@@ -17,10 +17,10 @@ import numpy as np
 import syncrep_links
 import syncrep_programs
 import tensorflow as tf
+from harness.ports import find_free_ports
 
 from tw_core.ranks import RankGroup
 from tw_syncrep import _tf_compat, processes
-from tw_syncrep.cluster._network_exposure import find_free_ports
 from tw_syncrep.processes import _calls
 from tw_syncrep.processes._engines.choice import EngineFacts
 from tw_syncrep.processes._joining import joining

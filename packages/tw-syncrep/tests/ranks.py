@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import syncrep_links
+from harness.ports import find_free_ports
 from syncrep_tasks import Task
 
-from tw_syncrep.cluster._network_exposure import find_free_ports
 from tw_syncrep.launch import _pmi
 
 DEADLINE_S = 120  # of one call; a busy machine takes a minute for some

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from harness.ports import find_free_ports
 from syncrep_calls import CallCounter
 from syncrep_tasks import Task
 
 from tw_syncrep import SyncReplicasOptimizer, cluster, training_session
-from tw_syncrep.cluster._network_exposure import find_free_ports
 
 v1 = tf.compat.v1
 DEADLINE_S = 120

@@ -8,9 +8,8 @@ from typing import Any
 
 import syncrep_links
 import syncrep_programs
+from harness.ports import find_free_ports
 from syncrep_relays import Relay
-
-from tw_syncrep.cluster._network_exposure import find_free_ports
 
 DEADLINE_S = 60
 

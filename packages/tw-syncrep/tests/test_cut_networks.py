@@ -6,10 +6,9 @@ Relays stand for the network; ``nox -s faults -- --drill hosts`` cuts that of ho
 import time
 
 import pytest
+from harness.ports import find_free_ports
 from syncrep_faults import expect_exact
 from syncrep_tasks import Tasks
-
-from tw_syncrep.cluster._network_exposure import find_free_ports
 
 WAIT_S = 3.0
 GRACE_S = 12.0  # for a busy machine

@@ -8,13 +8,14 @@ from multiprocessing import connection
 
 import pytest
 import tensorflow as tf
+from harness.ports import find_free_ports
 from rank_faults import NOISES, run_drill
 from ranks import Raised
 from syncrep_launches import wait_until
 
 from tw_syncrep import _tf_compat, processes
 from tw_syncrep.cluster._addresses import split_address
-from tw_syncrep.cluster._network_exposure import UserLine, find_free_ports
+from tw_syncrep.cluster._network_exposure import UserLine
 from tw_syncrep.processes._joining import joining
 from tw_syncrep.processes._joining.seats import Seat
 from tw_syncrep.processes._side_channel._member import AbsentError

@@ -7,6 +7,7 @@ import ctypes
 import errno
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -18,17 +19,20 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from harness.ports import find_free_ports
 from syncrep_launches import finish, is_alive, launch, wait_until
 
 from tw_core.modes import without_autograph
-from tw_syncrep.cluster import ExposedServerWarning, is_exposed
+from tw_syncrep.cluster import ExposedServerWarning, _network_exposure, is_exposed
 from tw_syncrep.cluster._network_exposure import (
     UserLine,
-    find_free_ports,
+    hold_free_ports,
     warn_if_exposed,
 )
 from tw_syncrep.launch import main
 from tw_syncrep.processes._joining import joining
+
+LOOPBACKS = {"127.0.0.1": socket.AF_INET, "::1": socket.AF_INET6}
 
 
 def test_tasks_get_their_tf_config_and_their_output_a_prefix(tmp_path):
@@ -356,14 +360,40 @@ def test_wrong_counts_are_reported():
     assert "must be 0 or more; got '-1'" in err
 
 
-def test_ports_are_free_and_different():
-    ports = find_free_ports(5)
-    assert len(set(ports)) == 5
-    for port in ports:
-        with socket.socket() as one:
-            one.bind(("", port))
+def test_ports_are_different_and_held_for_the_servers_to_come():
+    held = hold_free_ports(5)
+    assert len(held) == 5
+    for port, one in held.items():
+        with one, socket.socket() as other:
+            with pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.1", port))
+            with pytest.raises(ConnectionRefusedError):
+                other.connect(("127.0.0.1", port))
+            for host, family in LOOPBACKS.items():
+                with socket.create_server((host, port), family=family):
+                    pass
     with pytest.raises(RuntimeError, match=r"found \d+ of 100000 free ports"):
-        find_free_ports(100_000)
+        hold_free_ports(100_000)
+
+
+@pytest.mark.parametrize("host", ["", *LOOPBACKS])
+def test_no_port_is_drawn_that_another_has(monkeypatch, host):
+    [(port, held)] = hold_free_ports(1).items()
+    monkeypatch.setattr(_network_exposure, "_LOWEST_PORT", port)
+    monkeypatch.setattr(_network_exposure, "_first_ephemeral", lambda: port + 1)
+    if host:
+        held.close()
+        held = socket.create_server((host, port), family=LOOPBACKS[host])
+    with held, pytest.raises(RuntimeError, match="found 0 of 1 free ports"):
+        hold_free_ports(1)
+    assert [*hold_free_ports(1)] == [port]
+
+
+def test_seeds_do_not_change_what_is_drawn_nor_draws_what_follows():
+    random.seed(7)
+    state = random.getstate()
+    assert find_free_ports(3) != find_free_ports(3)
+    assert random.getstate() == state
 
 
 def test_a_server_on_all_interfaces_is_noticed(monkeypatch):

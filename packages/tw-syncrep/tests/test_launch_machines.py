@@ -15,9 +15,9 @@ import time
 from queue import SimpleQueue
 
 import pytest
+from harness.ports import find_free_ports
 from syncrep_launches import Launches, is_alive, wait_until
 
-from tw_syncrep.cluster._network_exposure import find_free_ports
 from tw_syncrep.launch._meeting import open_port
 
 WAITING = "print('pid', os.getpid(), flush=True); time.sleep(60)"

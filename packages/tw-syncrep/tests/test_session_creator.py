@@ -7,13 +7,13 @@ import threading
 
 import pytest
 import tensorflow as tf
+from harness.ports import find_free_ports
 
 from tw_syncrep import ServerLostError, StartTimeoutError, cluster, training_session
 from tw_syncrep._replicas.session.creators import (
     HeldSessionCreator,
     ReadySessionCreator,
 )
-from tw_syncrep.cluster._network_exposure import find_free_ports
 
 v1 = tf.compat.v1
 

@@ -123,28 +123,49 @@ def _warn(text: str, at: UserLine | None = None) -> None:
     )
 
 
-def find_free_ports(count: int) -> list[int]:
-    """Finds distinct ports on which nothing listens.
+def hold_free_ports(count: int) -> dict[int, socket.socket]:
+    """Binds distinct ports that nobody else uses; returns the sockets by port.
 
-    They are below the ephemeral range, so that no outgoing connection takes the port of
-    a server while it restarts.
+    While a socket is open, no other process is given its port, by this function or
+    by a plain ``bind``. A server that sets ``SO_REUSEADDR``, as TensorFlow's and
+    Python's do, can listen there, as the socket itself does not.
+
+    The ports are below the ephemeral range, so that no outgoing connection takes the
+    port of a server while it restarts.
     """
-    ports: list[int] = []
     candidates = range(_LOWEST_PORT, _first_ephemeral())
-    with contextlib.ExitStack() as held:
-        for port in random.sample(candidates, min(_TRIES, len(candidates))):
-            if len(ports) == count:
+    # A process of the same seed draws others, and programs draw what they always did.
+    tries = random.SystemRandom().sample(candidates, min(_TRIES, len(candidates)))
+    with contextlib.ExitStack() as stack:
+        held: dict[int, socket.socket] = {}
+        for port in tries:
+            if len(held) == count:
                 break
-            trial = held.enter_context(socket.socket())
             with contextlib.suppress(OSError):
-                trial.bind(("", port))
-                ports.append(port)
-    if len(ports) < count:
-        raise RuntimeError(
-            f"find_free_ports: found {len(ports)} of {count} free ports between "
-            f"{candidates.start} and {candidates.stop}; end what listens there."
-        )
-    return ports
+                held[port] = stack.enter_context(_hold(port))
+        if len(held) < count:
+            raise RuntimeError(
+                f"hold_free_ports: found {len(held)} of {count} free ports between "
+                f"{candidates.start} and {candidates.stop}; end what listens there."
+            )
+        stack.pop_all()
+    return held
+
+
+def _hold(port: int) -> socket.socket:
+    """Binds a port of all interfaces, of IPv6 too, on which nothing is bound."""
+    dual = socket.has_dualstack_ipv6()
+    held = socket.socket(socket.AF_INET6 if dual else socket.AF_INET)
+    try:
+        if dual:
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        held.bind(("", port))
+        # Only now: set before, it would share the port with others that hold it.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    except OSError:
+        held.close()
+        raise
+    return held
 
 
 def isolate() -> None:

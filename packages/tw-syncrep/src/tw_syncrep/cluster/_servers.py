@@ -1,5 +1,6 @@
 """A cluster's servers, and the settings of servers and sessions."""
 
+import contextlib
 import ctypes
 import os
 import time
@@ -12,7 +13,7 @@ import tensorflow as tf
 from tw_core.checks import check_flag, check_whole_number, public
 from tw_syncrep._checks import check_config
 from tw_syncrep.cluster._addresses import hold_port, split_address, wait_for_port
-from tw_syncrep.cluster._network_exposure import find_free_ports, warn_if_exposed
+from tw_syncrep.cluster._network_exposure import hold_free_ports, warn_if_exposed
 from tw_syncrep.cluster._tf_config import TaskConfig, check_task
 
 _M_TRIM_THRESHOLD = -1
@@ -170,16 +171,20 @@ def start_local(*, ps: int = 1, workers: int = 2, config: Any = None) -> LocalCl
             f"start_local: needs ps >= 0 and workers >= 1; got {ps} and {workers}."
         )
     counts = {"ps": ps, "worker": workers}
-    ports = iter(find_free_ports(ps + workers))
-    addresses = {
-        job: tuple(f"localhost:{next(ports)}" for _ in range(count))
-        for job, count in counts.items()
-        if count
-    }
-    servers = {
-        (job, i): start_server(TaskConfig(addresses, job, i), config=config)
-        for job, i in _tasks_of(addresses)
-    }
+    with contextlib.ExitStack() as stack:
+        held = hold_free_ports(ps + workers)
+        for one in held.values():
+            stack.enter_context(one)
+        ports = iter(held)
+        addresses = {
+            job: tuple(f"localhost:{next(ports)}" for _ in range(count))
+            for job, count in counts.items()
+            if count
+        }
+        servers = {
+            (job, i): start_server(TaskConfig(addresses, job, i), config=config)
+            for job, i in _tasks_of(addresses)
+        }
     return LocalCluster(addresses, servers)
 
 

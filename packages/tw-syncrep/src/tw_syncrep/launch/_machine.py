@@ -6,6 +6,7 @@ may see the same one: each gets its share of the GPUs that CUDA_VISIBLE_DEVICES 
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections import Counter
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from tw_syncrep.cluster._network_exposure import find_free_ports
+from tw_syncrep.cluster._network_exposure import hold_free_ports
 from tw_syncrep.launch._messages import Ended, Idle, Restart, Start, Stop
 from tw_syncrep.launch._plan import Share, TaskPlan, plan_tasks
 from tw_syncrep.launch._pmi import World
@@ -47,10 +48,17 @@ class Machine:
         self._deadline: float | None = None
         self._owes_idle = False
         self._mpi: World | None = None
+        self._held: dict[int, socket.socket] = {}
 
     def find_ports(self) -> tuple[int, ...]:
-        """Finds free ports for its servers and workers."""
-        return tuple(find_free_ports(self.share.ps + self.share.workers))
+        """Finds free ports for its servers and workers, and holds them for these."""
+        self._release_ports()
+        self._held = hold_free_ports(self.share.ps + self.share.workers)
+        return tuple(self._held)
+
+    def _release_ports(self) -> None:
+        while self._held:
+            self._held.popitem()[1].close()
 
     def obey(self, order: Start | Restart | Stop) -> None:
         """Carries out an order of node 0 without waiting for its completion."""
@@ -131,6 +139,7 @@ class Machine:
         self._ends.close()
         self._keeper.close()
         self._close_mpi()
+        self._release_ports()
         end = time.monotonic() + _LAST_LINES_S
         for process in self._processes.values():
             process.wait_for_output(max(0.0, end - time.monotonic()))

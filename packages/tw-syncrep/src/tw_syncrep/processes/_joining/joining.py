@@ -31,7 +31,7 @@ from tw_syncrep.cluster._addresses import (
 )
 from tw_syncrep.cluster._network_exposure import (
     UserLine,
-    find_free_ports,
+    hold_free_ports,
     warn_if_exposed,
 )
 from tw_syncrep.cluster._servers import keep_freed_memory, server_config
@@ -399,15 +399,7 @@ def _hold(port: int | None) -> socket.socket:
     """Reserves a port until this process's server takes it."""
     if port is not None:
         return hold_port(port)
-    held = socket.socket()
-    try:
-        held.bind(("", find_free_ports(1)[0]))
-        # Only now, so that no other process can choose the port. gRPC sets this option
-        # too, so its server may listen at the port of a socket that does not listen.
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    except OSError:
-        held.close()
-        raise
+    [held] = hold_free_ports(1).values()
     return held
 
 

@@ -1,0 +1,1 @@
+"""Processes of tests, the soak and benchmarks: started, talked to, and ended."""
