@@ -278,8 +278,7 @@ class Asynchronous(AsyncMultiGPUTrainer):
         self._builder = ours.AsyncMultiGPUBuilder(CPUS)
 
     def _setup_graph(self, input, get_cost_fn, get_opt_fn):
-        read_once = ours.OverrideCachingDevice(CPUS, "/cpu:0", 4096)
-        with v1.variable_scope(v1.get_variable_scope(), custom_getter=read_once):
+        with v1.variable_scope(v1.get_variable_scope(), caching_device="/cpu:0"):
             return super()._setup_graph(input, get_cost_fn, get_opt_fn)
 
 

@@ -31,12 +31,6 @@ from tw_core import (
     replicate,
     towers,
 )
-from tw_core.flat_variables import (
-    FlatModel,
-    flatten,
-    pack_gradients,
-    plain_optimizer,
-)
 from tw_core.testing import CPUS
 from tw_reduce import mean, sum_balanced
 
@@ -51,13 +45,13 @@ WAYS = [*PLAIN, *FLAT]
 BELOW_BYTES = 100  # the largest variable stays alone
 
 
-def each_pair(optimizers, of_flat):
+def each_pair(ways, optimizers, of_flat=None):
     """Every target and source; those with flat variables with one optimizer only."""
     return pytest.mark.parametrize(
         ("source", "target", "optimizer"),
         [
             (source, target, optimizer)
-            for target, optimizer, source in product(WAYS, optimizers, WAYS)
+            for target, optimizer, source in product(ways, optimizers, ways)
             if optimizer == of_flat or not {source, target} & set(FLAT)
         ],
         ids=str,
@@ -195,7 +189,7 @@ def resuming():
     return cache(GraphRun)
 
 
-@each_pair(GRAPH_OPTIMIZERS, of_flat="Adam")
+@each_pair(WAYS, GRAPH_OPTIMIZERS, of_flat="Adam")
 def test_a_session_resumes_any_others_checkpoint(
     stopped, resuming, source, target, optimizer
 ):
@@ -254,22 +248,15 @@ class FunctionRun:
         kind, num_towers = way
         ours = towers(list(CPUS[:num_towers]))
         shared, make = "server" in kind, FUNCTION_OPTIMIZERS[optimizer]
-        is_flat, is_sharded = "flat" in kind, "sharded" in kind
-        build = partial(flatten, Module, below_bytes=BELOW_BYTES) if is_flat else Module
-        made = replicate(ours[:1] if shared else ours, lambda tower: build())
-        self.models = [m.model if isinstance(m, FlatModel) else m for m in made]
-        parts = made if is_flat else [model.parts for model in made]
+        is_sharded = "sharded" in kind
+        self.models = replicate(ours[:1] if shared else ours, lambda tower: Module())
+        parts = [model.parts for model in self.models]
         if is_sharded:
             applied, saved = make_sharded_optimizer(ours, make, parts)
             self.optimizers = [saved]
         else:
             used = make_optimizers(ours[: len(parts)], make, parts)
             self.optimizers = used
-        if is_flat:
-            self.optimizers = [
-                plain_optimizer(own, make, model)
-                for own, model in zip(self.optimizers, made, strict=False)
-            ]
         reducer = mean(partial(sum_balanced, devices=CPUS[:num_towers]))
 
         @tf.function(autograph=False)
@@ -277,19 +264,13 @@ class FunctionRun:
             shards = [tf.split(own, num_towers) for own in rows]
 
             def gradients(tower):
-                own = [tf.reduce_mean(rows[tower.index], 0) for rows in shards]
-                model = self.models[0 if shared else tower.index]
-                pairs = pack_gradients(list(zip(own, model.parts, strict=True)))
-                # In the order of a flat model's variables.
-                pairs.sort(key=lambda pair: pair[0].shape.rank != 1)
-                return [grad for grad, _ in pairs] if is_flat else own
+                return [tf.reduce_mean(rows[tower.index], 0) for rows in shards]
 
             grads = map_towers(gradients, ours)
             if is_sharded:
                 apply_sharded_gradients(ours, grads, parts, applied)
             elif shared:
-                variables = made[0].trainable_variables if is_flat else parts[0]
-                pairs = [list(zip(own, variables, strict=True)) for own in grads]
+                pairs = [list(zip(own, parts[0], strict=True)) for own in grads]
                 apply_shared_gradients(pairs, used[0])
             else:
                 apply_gradients(ours, reducer(grads), parts, used)
@@ -340,7 +321,7 @@ def resuming_function():
     return cache(FunctionRun)
 
 
-@each_pair(FUNCTION_OPTIMIZERS, of_flat="Keras Adam")
+@each_pair(PLAIN, FUNCTION_OPTIMIZERS)
 def test_a_function_resumes_any_others_checkpoint(
     stopped_function, resuming_function, tmp_path, source, target, optimizer
 ):
@@ -360,7 +341,7 @@ def test_a_function_resumes_any_others_checkpoint(
 @pytest.mark.parametrize("optimizer", FUNCTION_OPTIMIZERS)
 def test_all_ways_save_the_same_structure(stopped_function, optimizer):
     listed = [
-        tf.train.list_variables(stopped_function(way, optimizer)[0]) for way in WAYS
+        tf.train.list_variables(stopped_function(way, optimizer)[0]) for way in PLAIN
     ]
     assert all(names == listed[0] for names in listed[1:])
 

@@ -116,7 +116,6 @@ GIVEN = {
 NAMED = {
     ".towers": "towers|devices",
     "StagingInput.input": "dataset",
-    "OverrideCachingDevice.devices": "devices|device strings",
     ".device_for_small_variables": "device strings",
 }
 EXEMPT = {
@@ -306,14 +305,6 @@ OTHERS = {
         ({"devices": []}, ValueError, "devices is empty"),
         ({"devices": ["c p u"]}, ValueError, "'c p u' is not a Tens"),
         ({"nr_stage": 0}, ValueError, "at least 1; got 0"),
-    ],
-    "OverrideCachingDevice": [
-        ({"devices": []}, ValueError, "at least one"),
-        (
-            {"devices": ["/cpu:0", 1], "device_for_small_variables": "/c"},
-            *(ValueError, "[1, '/c'] are no"),
-        ),
-        ({"small_variable_size_threshold": -1}, ValueError, "at least 0; got -1"),
     ],
     "get_sync_bn_mean_var.sync_statistics": [
         ("horovod", ValueError, "by sync_statistics='nccl'; got 'horovod'"),

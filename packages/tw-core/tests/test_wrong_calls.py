@@ -149,8 +149,9 @@ EXEMPT = {
         "Gradients read_pairs.variables scale.factor "
         "apply_pairs check_any_gradient check_weights.average check_weights.num_towers "
         "check_elementwise create_slots cut join pack plan_packs unpack "
-        "PackPlan.packed_shapes FlatModel FlatModel.__call__ FlatVariables.is_missing "
-        "FlatVariables.keep_alone flat_variable_of slots_like_parts"
+        "PackPlan.packed_shapes FlatModel FlatModel.__call__ FlatModel.view_slots "
+        "FlatVariables.is_missing FlatVariables.keep_alone flat_variable_of "
+        "slots_like_parts"
     ),
     "called in every step, or test_recording.py tests what it makes": (
         "StepRecorder StepRecorder.draw StepRecorder.run StepRecorder.write explained "
@@ -500,10 +501,6 @@ ROWS = [
             (
                 *("Gradients", lambda: gradients.Gradients([["g"]]).variables, ()),
                 *(TypeError, "read without variables"),
-            ),
-            (
-                *("plain_optimizer", flat_variables.plain_optimizer, (None, dict, 3)),
-                *(TypeError, "must be what flatten returned; got 3"),
             ),
             (
                 *("sum_over_towers", sum_in_function, ()),

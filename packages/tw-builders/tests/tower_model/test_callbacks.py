@@ -330,6 +330,17 @@ def test_flat_variables_need_one_elementwise_optimizer():
     with pytest.raises(ValueError, match="was built before, and its slots are not fl"):
         model.compile(used, cross_entropy())
 
+    class Keeping(keras.optimizers.SGD):
+        """Keeps a slot where nothing says whose it is."""
+
+        def build(self, variables):
+            super().build(variables)
+            own = self.add_variable_from_reference(variables[0], "kept")
+            self.kept = {"first": own}
+
+    with pytest.raises(TypeError, match=r"Keeping keeps .*kept neither by itself"):
+        model.compile(Keeping(0.1), cross_entropy())
+
     class Two(keras.Sequential):
         def compile(self, optimizer, other):
             super().compile(optimizer)

@@ -13,7 +13,6 @@ from tw_builders._shared_variables import (
     SyncMultiGPUParameterServerBuilder,
 )
 from tw_builders.tensorpack._batch_norm import get_sync_bn_mean_var
-from tw_builders.tensorpack._caching_device import OverrideCachingDevice
 from tw_builders.tensorpack._checkpoints import assignment_map
 from tw_builders.tensorpack._staging_input import StagingInput
 from tw_core.contexts import (
@@ -48,7 +47,6 @@ __all__ = [
     "GradientPacker",
     "LeastLoadedDeviceSetter",
     "MOVING_SUMMARY_OPS_KEY",
-    "OverrideCachingDevice",
     "PredictTowerContext",
     "StagingInput",
     "SyncMultiGPUParameterServerBuilder",

@@ -21,8 +21,9 @@ from tw_builders._owners import owned, owners_of, place_of
 from tw_builders._sharded import apply_at_owners, apply_sharded_gradients
 from tw_builders.tower_model import _batches
 from tw_builders.tower_model._checks import held_in
+from tw_builders.tower_model._flat_state import show_state
 from tw_core import Tower, copy_to_replicas
-from tw_core.flat_variables import FlatModel, flatten, plain_optimizer
+from tw_core.flat_variables import FlatModel, flatten
 from tw_core.gradients import values_of, weigh
 from tw_core.optimizers import apply_pairs, create_slots
 from tw_core.tracing import call_once, may_meet
@@ -397,7 +398,7 @@ class FlatTraining:
         else:
             with tf.device(self._towers[0].device):
                 create_slots(self.optimizer, trained[0])
-        plain_optimizer(self.optimizer, lambda: optimizer, self._flats[0])
+        show_state(self.optimizer, optimizer, self._flats[0])
 
     def make_equal(self) -> None:
         """Copies the values of tower 0's variables to all towers."""

@@ -13,7 +13,6 @@ from tw_core.flat_variables._flat_variables import (
 from tw_core.flat_variables._layout import DEFAULT_BELOW_BYTES
 from tw_core.flat_variables._model import FlatModel, flatten
 from tw_core.flat_variables._packing import pack_gradients, slots_like_parts
-from tw_core.flat_variables._plain_optimizer import plain_optimizer
 
 __all__ = [
     "DEFAULT_BELOW_BYTES",
@@ -22,6 +21,5 @@ __all__ = [
     "flat_variable_of",
     "flatten",
     "pack_gradients",
-    "plain_optimizer",
     "slots_like_parts",
 ]
