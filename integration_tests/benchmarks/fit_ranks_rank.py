@@ -103,9 +103,9 @@ def _horovod(group: Any, work: str) -> Made:
 
     import tw_syncrep.horovod.keras as hvd
     from tw_syncrep import processes
-    from tw_syncrep.horovod import _basics
+    from tw_syncrep.horovod._state import group as state
 
-    _basics._group = group  # hvd.init() would join another one
+    state._group = group  # hvd.init() would join another one
     adam = hvd.DistributedOptimizer(keras.optimizers.Adam(epsilon=1e-3))
     rows = _rows(group.rank, group.size)
     run, read = _fitted(_make(work), rows, BATCH // group.size, adam)

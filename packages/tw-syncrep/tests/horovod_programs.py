@@ -15,7 +15,7 @@ from rank_programs import answer
 from syncrep_programs import end_with_the_test
 
 import tw_syncrep.horovod as hvd
-from tw_syncrep.horovod import _basics
+from tw_syncrep.horovod._state import group as state
 
 v1 = tf.compat.v1
 
@@ -40,8 +40,8 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
         v1.disable_v2_behavior()
     tf.config.threading.set_inter_op_parallelism_threads(options.get("threads", 0))
     if (timeout_s := options.get("timeout_s")) is not None:
-        join = _basics.join_prepared
-        _basics.join_prepared = lambda prepare, limits, **others: join(
+        join = state.join_prepared
+        state.join_prepared = lambda prepare, limits, **others: join(
             prepare, replace(limits, timeout_s=timeout_s, warning_s=timeout_s), **others
         )
     answer(pipe, hvd.init)
@@ -853,14 +853,14 @@ def bring_new_shapes(shapes: int, kept: int) -> tuple[list[float], int]:
     _calls._MAX_COMPILED = kept
     lengths = [*range(1, shapes + 1)] * 2
     sums = [float(hvd.allreduce(tf.ones([n]), op=hvd.Sum)[0]) for n in lengths]
-    return sums, len(_basics.find_group().calls._compiled)
+    return sums, len(state.find_group().calls._compiled)
 
 
 def agree_on_keys(counts: list[int]) -> list[int]:
     """Agrees on exchanges that need so many keys; returns how far from the first."""
     from tw_syncrep.processes._agreement import Exchange
 
-    group = _basics.find_group()
+    group = state.find_group()
     firsts = [group.calls.agree(Exchange(f"number {n}", ()), n) for n in counts]
     return [first - firsts[0] for first in firsts]
 
@@ -874,7 +874,7 @@ def reduce_apart(count: int) -> list[set[float]]:
     from tw_syncrep.processes._agreement import Exchange
     from tw_syncrep.processes._running import run_collectives
 
-    group, last = _basics.find_group(), _collectives.KEYS_PER_TENSOR - 1
+    group, last = state.find_group(), _collectives.KEYS_PER_TENSOR - 1
 
     def body(brought: list[tf.Tensor], keys: list[int]) -> list[tf.Tensor]:
         return [

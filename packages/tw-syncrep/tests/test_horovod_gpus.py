@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tw_syncrep import _tf_compat
-from tw_syncrep.horovod._basics import pin_gpu
+from tw_syncrep.horovod._state.group import pin_gpu
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tw_syncrep.horovod as hvd
 import tw_syncrep.horovod.keras as hvd_keras
-from tw_syncrep.horovod import _basics
+from tw_syncrep.horovod._state import group as state
 from tw_syncrep.processes._side_channel._attendance import Deadlines
 
 _SCOPE = "ignore_name_scope=False"
@@ -296,9 +296,9 @@ def test_how_long_a_rank_is_waited_for_is_said_as_horovod_says_it(
     monkeypatch, argument, shutdown, check, disable, stall_s, warning_s
 ):
     told = []
-    monkeypatch.setattr(_basics, "_group", None)
+    monkeypatch.setattr(state, "_group", None)
     monkeypatch.setattr(
-        _basics,
+        state,
         "join_prepared",
         lambda _, limits, start_timeout_s: (
             told.append((limits, start_timeout_s)) or SimpleNamespace(size=1, rank=0)

@@ -15,7 +15,7 @@ from syncrep_launches import finish, launch
 
 import tw_syncrep.horovod as hvd
 import tw_syncrep.horovod.keras as hvd_keras
-from tw_syncrep.horovod import _basics
+from tw_syncrep.horovod._state import group as state
 from tw_syncrep.horovod._unmodified import aliases, mpi_names
 from tw_syncrep.processes._calls import DifferenceError
 
@@ -279,7 +279,7 @@ def test_local_layers_that_are_none_are_refused():
 def test_the_best_model_is_saved_to_a_path_that_is_set_later(tmp_path, monkeypatch):
     import keras
 
-    monkeypatch.setattr(_basics, "_group", None)
+    monkeypatch.setattr(state, "_group", None)
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     best = hvd_keras.callbacks.BestModelCheckpoint(monitor="loss")

@@ -12,22 +12,23 @@ tensor, and return a tensor, in graph mode an array. All else is as in
 """
 
 from tw_syncrep.horovod import elastic
-from tw_syncrep.horovod._basics import (
-    Adasum,
-    Average,
+from tw_syncrep.horovod._operations.reductions import Adasum, Average, Sum
+from tw_syncrep.horovod._state.group import (
     ProcessSet,
-    Sum,
+    global_process_set,
+    init,
+    is_initialized,
+    shutdown,
+)
+from tw_syncrep.horovod._state.queries import (
     add_process_set,
     ccl_built,
     cross_rank,
     cross_size,
     cuda_built,
     ddl_built,
-    global_process_set,
     gloo_built,
     gloo_enabled,
-    init,
-    is_initialized,
     local_rank,
     local_size,
     mpi_built,
@@ -37,7 +38,6 @@ from tw_syncrep.horovod._basics import (
     rank,
     remove_process_set,
     rocm_built,
-    shutdown,
     size,
     start_timeline,
     stop_timeline,

@@ -6,15 +6,12 @@ from typing import Any
 import tensorflow as tf
 
 from tw_syncrep import _tf_compat
-from tw_syncrep.horovod import _ops, _shares, _variables
-from tw_syncrep.horovod._basics import Average
+from tw_syncrep.horovod._gradients.keras_optimizers import build, find_variables
 from tw_syncrep.horovod._keras import IS_KERAS_2, keras
+from tw_syncrep.horovod._operations import ops, shares, variables
+from tw_syncrep.horovod._operations.reductions import Average
 from tw_syncrep.horovod.compression import Compression
-from tw_syncrep.horovod.keras._optimizer import (
-    DistributedOptimizer,
-    build,
-    find_variables,
-)
+from tw_syncrep.horovod.keras._optimizer import DistributedOptimizer
 
 
 def allreduce(
@@ -28,7 +25,7 @@ def allreduce(
 ) -> Any:
     """Reduces a value over all ranks, as ``tw_syncrep.horovod.allreduce`` does."""
     return _run(
-        lambda: _ops.allreduce(
+        lambda: ops.allreduce(
             tf.constant(value),
             average=average,
             compression=compression,
@@ -42,17 +39,17 @@ def allreduce(
 
 def allgather(value: Any, name: str | None = None) -> Any:
     """Joins the rows of all ranks, as ``tw_syncrep.horovod.allgather`` does."""
-    return _run(lambda: _ops.allgather(tf.constant(value), name))
+    return _run(lambda: ops.allgather(tf.constant(value), name))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """Returns one rank's value, as ``tw_syncrep.horovod.broadcast`` does."""
-    return _run(lambda: _ops.broadcast(tf.constant(value), root_rank, name))
+    return _run(lambda: ops.broadcast(tf.constant(value), root_rank, name))
 
 
 def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any:
     """Gives each rank a share, as ``tw_syncrep.horovod.reducescatter`` does."""
-    return _run(lambda: _shares.reducescatter(tf.constant(value), op=op, name=name))
+    return _run(lambda: shares.reducescatter(tf.constant(value), op=op, name=name))
 
 
 def broadcast_global_variables(root_rank: int) -> None:
@@ -64,7 +61,7 @@ def broadcast_global_variables(root_rank: int) -> None:
     Raises:
       RuntimeError: there is no session graph, or no default session.
     """
-    done = _variables.broadcast_global_variables(root_rank)
+    done = variables.broadcast_global_variables(root_rank)
     session = tf.compat.v1.get_default_session()
     if session is None:
         raise RuntimeError(

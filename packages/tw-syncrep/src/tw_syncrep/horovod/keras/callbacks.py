@@ -8,17 +8,18 @@ import tensorflow as tf
 
 from tw_core.checks import check_whole_number, public
 from tw_core.variables import is_variable
-from tw_syncrep.horovod import _ops
-from tw_syncrep.horovod._basics import find_group, rank, size
-from tw_syncrep.horovod._keras import IS_KERAS_2, keras
-from tw_syncrep.horovod._objects import broadcast_object
-from tw_syncrep.horovod._variables import broadcast_variables
-from tw_syncrep.horovod.keras._optimizer import (
+from tw_syncrep.horovod._gradients.keras_optimizers import (
     Distributed,
     build,
     find_variables,
     refuse_loss_scale_around,
 )
+from tw_syncrep.horovod._keras import IS_KERAS_2, keras
+from tw_syncrep.horovod._operations import ops
+from tw_syncrep.horovod._operations.objects import broadcast_object
+from tw_syncrep.horovod._operations.variables import broadcast_variables
+from tw_syncrep.horovod._state.group import find_group
+from tw_syncrep.horovod._state.queries import rank, size
 from tw_syncrep.processes import check_same
 
 
@@ -185,7 +186,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
             names = sorted(logs)
             values = tf.constant([float(logs[name]) for name in names], tf.float64)
             label = f"metrics {', '.join(names)}"
-            means = _ops.allreduce(values, name=label).numpy().tolist()
+            means = ops.allreduce(values, name=label).numpy().tolist()
             logs.update(zip(names, means, strict=True))
 
 

@@ -14,13 +14,15 @@ import tensorflow as tf
 from tw_core.checks import public
 from tw_core.flat_variables import slots_like_parts
 from tw_core.modes import builds_session_graph, without_autograph
-from tw_syncrep.horovod._basics import ALL_OPS, Average, Sum, global_process_set
-from tw_syncrep.horovod._gradients import (
+from tw_syncrep.horovod._gradients.keras_optimizers import copy_reducing
+from tw_syncrep.horovod._gradients.reducer import (
     GradientReducer,
     Grads,
     check_dense,
     make_reducer,
 )
+from tw_syncrep.horovod._operations.reductions import ALL_OPS, Average, Sum
+from tw_syncrep.horovod._state.group import global_process_set
 from tw_syncrep.horovod.compression import Compression
 
 v1 = tf.compat.v1
@@ -93,8 +95,6 @@ def DistributedOptimizer(
         average_aggregated_gradients=average_aggregated_gradients,
     )
     if is_of_keras:
-        from tw_syncrep.horovod.keras._optimizer import copy_reducing
-
         return copy_reducing(optimizer, name, reducer)
     name = name or f"Distributed{type(optimizer).__name__}"
     return _DistributedOptimizer(optimizer, name, use_locking, reducer)

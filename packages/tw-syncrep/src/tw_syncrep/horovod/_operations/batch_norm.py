@@ -4,9 +4,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_syncrep.horovod._basics import find_group
 from tw_syncrep.horovod._keras import IS_KERAS_2, keras
-from tw_syncrep.horovod._ops import allreduce
+from tw_syncrep.horovod._operations.ops import allreduce
+from tw_syncrep.horovod._state.group import find_group
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]

@@ -8,10 +8,7 @@ import tensorflow as tf
 from tw_core.checks import public
 from tw_core.modes import builds_session_graph, without_autograph
 from tw_syncrep import processes
-from tw_syncrep.horovod._basics import (
-    find_group,
-    global_process_set,
-)
+from tw_syncrep.horovod._state.group import find_group, global_process_set
 from tw_syncrep.processes._variables import read_variable
 
 v1 = tf.compat.v1

@@ -1,15 +1,11 @@
-"""The group that ``init`` joined, rank queries, and checks of common arguments.
+"""The group that ``init`` joined.
 
 Horovod's functions take no group, so the process has one, which this module holds.
 """
 
-import enum
 import logging
 import os
 import re
-import warnings
-from collections import Counter
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import tensorflow as tf
@@ -30,21 +26,6 @@ _HEEDED = re.compile(
 )
 
 
-class ReduceOp(enum.IntEnum):
-    """How tensors of all ranks are combined; the numbers are Horovod's."""
-
-    Average = 0
-    Sum = 1
-    Adasum = 2
-    Min = 3
-    Max = 4
-    Product = 5
-
-
-Average, Sum, Adasum = ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum
-Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product
-
-
 class ProcessSet:
     """A set of ranks; the only one is ``global_process_set``, of all ranks."""
 
@@ -60,20 +41,23 @@ class ProcessSet:
         Raises:
           NotImplementedError: always.
         """
-        _refuse(f"collectives are of all ranks; got {ranks_or_comm!r}")
+        refuse(f"collectives are of all ranks; got {ranks_or_comm!r}")
 
     @property
+    @public
     def ranks(self) -> list[int]:
         """All ranks."""
-        return list(range(size()))
+        return list(range(find_group().size))
 
+    @public
     def size(self) -> int:
         """Returns the number of its ranks."""
-        return size()
+        return find_group().size
 
+    @public
     def rank(self) -> int:
         """Returns this process's rank in it."""
-        return rank()
+        return find_group().rank
 
     def included(self) -> bool:
         """Returns True: every process belongs to it."""
@@ -120,9 +104,9 @@ def init(
     """
     global _group
     if comm is not None and comm != []:
-        _refuse(f"comm: all processes that were started are one group; {comm!r}")
+        refuse(f"comm: all processes that were started are one group; {comm!r}")
     if process_sets is not None and process_sets != []:
-        _refuse(f"process_sets: collectives are of all ranks; {process_sets!r}")
+        refuse(f"process_sets: collectives are of all ranks; {process_sets!r}")
     if stall_timeout_s is not None:
         check_number(above=0.0, stall_timeout_s=stall_timeout_s)
     if _group is None:
@@ -211,7 +195,7 @@ def is_initialized() -> bool:
 def find_group(process_set: Any = global_process_set) -> ProcessGroup:
     """Returns the group that ``init`` joined, which is the only process set."""
     if process_set is not global_process_set:
-        _refuse(f"process_set must be global_process_set; got {process_set!r}")
+        refuse(f"process_set must be global_process_set; got {process_set!r}")
     if _group is None:
         raise ValueError(
             f"{caller()}: hvd.init() has not been called; call it once, before "
@@ -220,208 +204,8 @@ def find_group(process_set: Any = global_process_set) -> ProcessGroup:
     return _group
 
 
-@public
-def size() -> int:
-    """Returns the number of processes."""
-    return find_group().size
-
-
-@public
-def rank() -> int:
-    """Returns this process's index among all, from 0."""
-    return find_group().rank
-
-
-@public
-def local_size() -> int:
-    """Returns the number of processes on this machine."""
-    return find_group().local_size
-
-
-@public
-def local_rank() -> int:
-    """Returns this process's index among those of its machine, from 0."""
-    return find_group().local_rank
-
-
-@public
-def cross_size() -> int:
-    """Returns the number of machines that have a process of this local rank."""
-    return len(_find_peers())
-
-
-@public
-def cross_rank() -> int:
-    """Returns this machine's index among those that ``cross_size`` counts, from 0."""
-    group = find_group()
-    return _find_peers().index(group.node_ranks[group.rank])
-
-
-@public
-def is_homogeneous() -> bool:
-    """Returns whether every machine has the same number of processes."""
-    counts = Counter(find_group().node_ranks)
-    return len(set(counts.values())) == 1
-
-
-@public
-def rank_op(name: str | None = None) -> tf.Tensor:
-    """Returns ``rank()`` as an int32 tensor of shape []."""
-    return tf.constant(find_group().rank, tf.int32, name=name or "rank")
-
-
-@public
-def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """Returns ``local_rank()`` as an int32 tensor of shape []."""
-    own = find_group().local_rank
-    return tf.constant(own, tf.int32, name=name or "local_rank")
-
-
-@public
-def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """Returns ``size()`` as an int32 tensor of shape []."""
-    _check_set_id(process_set_id)
-    return tf.constant(find_group().size, tf.int32, name=name or "size")
-
-
-@public
-def local_size_op(name: str | None = None) -> tf.Tensor:
-    """Returns ``local_size()`` as an int32 tensor of shape []."""
-    own = find_group().local_size
-    return tf.constant(own, tf.int32, name=name or "local_size")
-
-
-@public
-def process_set_included_op(
-    process_set_id: int = 0, name: str | None = None
-) -> tf.Tensor:
-    """Returns 1, int32 []: every process belongs to the global process set."""
-    _check_set_id(process_set_id)
-    find_group()
-    return tf.constant(1, tf.int32, name=name or "process_set_included")
-
-
-def mpi_threads_supported() -> bool:
-    """Returns False: there is no MPI. Horovod without MPI raises ValueError."""
-    return False
-
-
-def mpi_enabled() -> bool:
-    """Returns False: there is no MPI."""
-    return False
-
-
-def mpi_built() -> bool:
-    """Returns False: there is no MPI."""
-    return False
-
-
-def gloo_enabled() -> bool:
-    """Returns False: there is no Gloo."""
-    return False
-
-
-def gloo_built() -> bool:
-    """Returns False: there is no Gloo."""
-    return False
-
-
-def nccl_built() -> int:
-    """Returns 0: TensorFlow's collectives use gRPC here, on GPUs too."""
-    return 0
-
-
-def ddl_built() -> bool:
-    """Returns False: there is no DDL."""
-    return False
-
-
-def ccl_built() -> bool:
-    """Returns False: there is no oneCCL."""
-    return False
-
-
-def cuda_built() -> bool:
-    """Returns False: this package has no native library."""
-    return False
-
-
-def rocm_built() -> bool:
-    """Returns False: this package has no native library."""
-    return False
-
-
-@public
-def add_process_set(process_set: Any) -> NoReturn:
-    """Refuses: collectives always involve all ranks."""
-    _refuse(f"collectives are of all ranks; got {process_set!r}")
-
-
-@public
-def remove_process_set(process_set: Any) -> NoReturn:
-    """Refuses: there are no process sets to remove."""
-    _refuse(f"collectives are of all ranks; got {process_set!r}")
-
-
-@public
-def start_timeline(file_path: str, mark_cycles: bool = False) -> NoReturn:
-    """Refuses: ``tf.profiler.experimental.start`` records collectives too."""
-    _refuse("use tf.profiler.experimental.start(logdir)")
-
-
-@public
-def stop_timeline() -> NoReturn:
-    """Refuses: ``tf.profiler.experimental.stop`` ends a recording."""
-    _refuse("use tf.profiler.experimental.stop()")
-
-
-def check_op(op: Any, among: Sequence[ReduceOp]) -> ReduceOp:
-    """Returns ``op`` as a reduction, which must be in ``among``."""
-    known = ", ".join(member.name for member in among)
-    try:
-        found = ReduceOp(op)
-    except ValueError:
-        raise ValueError(
-            f"{caller()}: op must be one of {known}; got {op!r}."
-        ) from None
-    if found not in among:
-        _refuse(f"op must be one of {known}; got {found.name}")
-    return found
-
-
-def choose_op(op: Any, average: bool | None) -> ReduceOp:
-    """Returns the reduction given by ``op``, or by Horovod's older ``average``."""
-    if average is None:
-        return check_op(Average if op is None else op, ALL_OPS)
-    if op is not None:
-        raise ValueError(
-            f"{caller()}: op and average say the same; got op={op!r} and "
-            f"average={average!r}, pass op alone."
-        )
-    warnings.warn(
-        f"{caller()}: average is deprecated; pass op=hvd.Average or op=hvd.Sum.",
-        DeprecationWarning,
-        stacklevel=5,
-    )
-    return Average if average else Sum
-
-
-ALL_OPS = (Average, Sum, Min, Max, Product)
-
-
-def _find_peers() -> list[int]:
-    """Returns the machines that have a process of this local rank."""
-    group = find_group()
-    counts = Counter(group.node_ranks)
-    return sorted(node for node, n in counts.items() if n > group.local_rank)
-
-
-def _check_set_id(process_set_id: int) -> None:
-    if process_set_id != 0:
-        _refuse(f"process_set_id must be 0; got {process_set_id!r}")
-
-
-def _refuse(why: str) -> NoReturn:
+def refuse(why: str) -> NoReturn:
+    """Refuses a part of Horovod that is not supported, by the name of the caller."""
     raise NotImplementedError(
         f"{caller()}: not supported by tw_syncrep.horovod: {why}."
     )

@@ -6,8 +6,10 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.checks import caller, public
-from tw_syncrep.horovod._basics import ALL_OPS, Average, global_process_set
-from tw_syncrep.horovod._gradients import GradientReducer, make_reducer
+from tw_syncrep.horovod._gradients.reducer import GradientReducer, make_reducer
+from tw_syncrep.horovod._keras import keras
+from tw_syncrep.horovod._operations.reductions import ALL_OPS, Average
+from tw_syncrep.horovod._state.group import global_process_set
 from tw_syncrep.horovod.compression import Compression
 
 _PASSED_ON = (
@@ -85,16 +87,14 @@ def PartialDistributedGradientTape(
     local = find_local_variables("PartialDistributedGradientTape", local_layers)
     tape = DistributedGradientTape(
         gradtape,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
     )
     for variable in local:
         tape.register_local_source(variable)
@@ -103,8 +103,6 @@ def PartialDistributedGradientTape(
 
 def find_local_variables(caller: str, local_layers: Any) -> list[Any]:
     """Returns the trainable variables of one or several Keras layers."""
-    from tw_syncrep.horovod._keras import keras
-
     layers = [] if local_layers is None else local_layers
     layers = list(layers) if isinstance(layers, list | tuple) else [layers]
     others = [layer for layer in layers if not isinstance(layer, keras.layers.Layer)]

@@ -1,4 +1,4 @@
-"""Horovod's collectives that give each rank its own rows; see ``_ops.py``."""
+"""Horovod's collectives that give each rank its own rows; see ``ops.py``."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,15 +7,8 @@ import tensorflow as tf
 
 from tw_core.checks import public
 from tw_core.modes import without_autograph
-from tw_syncrep.horovod import _exchanges
-from tw_syncrep.horovod._basics import (
-    Average,
-    Sum,
-    check_op,
-    find_group,
-    global_process_set,
-)
-from tw_syncrep.horovod._ops import (
+from tw_syncrep.horovod._operations import exchanges
+from tw_syncrep.horovod._operations.ops import (
     Tensors,
     differentiable,
     full_name,
@@ -23,6 +16,8 @@ from tw_syncrep.horovod._ops import (
     named,
     of_gradient,
 )
+from tw_syncrep.horovod._operations.reductions import Average, Sum, check_op
+from tw_syncrep.horovod._state.group import find_group, global_process_set
 from tw_syncrep.horovod.compression import Compression
 from tw_syncrep.processes._group import ProcessGroup
 
@@ -62,14 +57,14 @@ def alltoall(
     label, received = full_name(name, ignore_name_scope), Tensors()
 
     def forward(given: Tensors) -> Tensors:
-        got, own = _exchanges.deal(given[0], counts, group=group, name=label)
+        got, own = exchanges.deal(given[0], counts, group=group, name=label)
         received.append(own)
         return [got, own]
 
     def backward(grads: Tensors) -> Tensors:
         own = received[-1]
         above = of_gradient(label)
-        return [_exchanges.deal(grads[0], own, group=group, name=above)[0]]
+        return [exchanges.deal(grads[0], own, group=group, name=above)[0]]
 
     got, own = differentiable(forward, backward, [rows])
     return named(got, name) if splits is None else (named(got, name), own)
@@ -161,13 +156,13 @@ def _reducescatter(
 
     def forward(given: Tensors) -> Tensors:
         return [
-            _exchanges.reduce_shares(
+            exchanges.reduce_shares(
                 given[0], known, group=group, scales=scales, name=name
             )
         ]
 
     def backward(grads: Tensors) -> Tensors:
-        scaled = _exchanges.scaled(grads[0], factor)
+        scaled = exchanges.scaled(grads[0], factor)
         return gather_rows([scaled], of_gradient(name))
 
     results = []

@@ -16,7 +16,14 @@ import tensorflow as tf
 
 from tw_core import flat_packs
 from tw_core.checks import caller
-from tw_syncrep.horovod._basics import Average, Max, Min, Product, ReduceOp, Sum
+from tw_syncrep.horovod._operations.reductions import (
+    Average,
+    Max,
+    Min,
+    Product,
+    ReduceOp,
+    Sum,
+)
 from tw_syncrep.processes._agreement import Exchange, describe_tensor
 from tw_syncrep.processes._collectives import (
     BUCKETS,

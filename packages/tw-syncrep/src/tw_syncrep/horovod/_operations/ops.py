@@ -12,15 +12,9 @@ import tensorflow as tf
 from tw_core.checks import caller, public
 from tw_core.gradients import with_gradient
 from tw_core.modes import without_autograph
-from tw_syncrep.horovod import _exchanges
-from tw_syncrep.horovod._basics import (
-    Average,
-    ReduceOp,
-    Sum,
-    choose_op,
-    find_group,
-    global_process_set,
-)
+from tw_syncrep.horovod._operations import exchanges
+from tw_syncrep.horovod._operations.reductions import Average, ReduceOp, Sum, choose_op
+from tw_syncrep.horovod._state.group import find_group, global_process_set
 from tw_syncrep.horovod.compression import Compression
 from tw_syncrep.processes._group import ProcessGroup
 from tw_syncrep.processes._variables import broadcast_tensors
@@ -216,12 +210,12 @@ def gather_rows(tensors: Sequence[Any], name: str = "") -> Tensors:
         above = of_gradient(name)
         means = _reduced(grads, Average, (1.0, 1.0), above)
         rows = tf.stack([tf.shape(tensor)[0] for tensor in known])
-        [counts] = _exchanges.gather_all([rows[None]], group=group, name=above)
+        [counts] = exchanges.gather_all([rows[None]], group=group, name=above)
         before = tf.reduce_sum(counts[: group.rank], axis=0)
         return [mean[before[n] :][: rows[n]] for n, mean in enumerate(means)]
 
     def forward(given: Tensors) -> Tensors:
-        return _exchanges.gather_all(given, group=group, name=name)
+        return exchanges.gather_all(given, group=group, name=name)
 
     return differentiable(forward, backward, known)
 
@@ -302,7 +296,7 @@ def _reduced(
         return []
     group = find_group()
     return differentiable(
-        lambda given: _exchanges.reduce(
+        lambda given: exchanges.reduce(
             given, op, group=group, scales=scales, name=name
         ),
         lambda grads: _reduced(grads, op, scales, of_gradient(name)),
@@ -317,5 +311,5 @@ def _broadcast(
         return broadcast_tensors([tensor], group=group, root=root, label=name)[0]
     flat = tf.reshape(tensor, [-1])
     own = flat if group.rank == root else flat[:0]
-    [received] = _exchanges.gather_all([own], group=group, name=name)
+    [received] = exchanges.gather_all([own], group=group, name=name)
     return tf.ensure_shape(tf.reshape(received, tf.shape(tensor)), tensor.shape)

@@ -10,14 +10,9 @@ import tensorflow as tf
 from tw_core.checks import caller, check_flag, check_number, check_whole_number
 from tw_core.gradients import weigh
 from tw_core.modes import without_autograph
-from tw_syncrep.horovod import _ops
-from tw_syncrep.horovod._basics import (
-    Average,
-    ReduceOp,
-    Sum,
-    check_op,
-    find_group,
-)
+from tw_syncrep.horovod._operations import ops
+from tw_syncrep.horovod._operations.reductions import Average, ReduceOp, Sum, check_op
+from tw_syncrep.horovod._state.group import find_group
 from tw_syncrep.horovod.compression import Compression
 from tw_syncrep.processes import mean_across, sum_across
 from tw_syncrep.processes._variables import name_of
@@ -83,7 +78,7 @@ class GradientReducer:
         group = find_group()
         if self.op not in (Average, Sum):
             compression = self.compression
-            return _ops.grouped_allreduce(grads, op=self.op, compression=compression)
+            return ops.grouped_allreduce(grads, op=self.op, compression=compression)
         own = Compression.none if self.compression in _WIRES else self.compression
         sent = [(g, None) if _is_sparse(g) else own.compress(g) for g in grads]
         combine = mean_across if self.op is Average else sum_across

@@ -10,12 +10,9 @@ import tensorflow as tf
 from tw_core.checks import public
 from tw_core.modes import without_autograph
 from tw_syncrep import _tf_compat
-from tw_syncrep.horovod import _exchanges
-from tw_syncrep.horovod._basics import (
-    Max,
-    find_group,
-    global_process_set,
-)
+from tw_syncrep.horovod._operations import exchanges
+from tw_syncrep.horovod._operations.reductions import Max
+from tw_syncrep.horovod._state.group import find_group, global_process_set
 from tw_syncrep.processes import finish
 from tw_syncrep.processes._collectives import BUCKETS
 from tw_syncrep.processes._group import ProcessGroup
@@ -99,7 +96,7 @@ def allgather_object(
     words = _to_words(obj)
     with _tf_compat.eager_mode():
         own = [tf.constant(words), tf.constant([len(words)])]
-        got, counts = _exchanges.gather_all(own, group=group, name=name or "")
+        got, counts = exchanges.gather_all(own, group=group, name=name or "")
         parts = np.split(got.numpy(), np.cumsum(counts.numpy())[:-1])
     return [_to_object(part) for part in parts]
 
@@ -109,7 +106,7 @@ def barrier(process_set: Any = global_process_set) -> None:
     """Waits until all ranks have called it; runs at once, in graph mode too."""
     group = find_group(process_set)
     with _tf_compat.eager_mode():
-        _exchanges.reduce([tf.zeros([1], tf.int32)], Max, group=group)
+        exchanges.reduce([tf.zeros([1], tf.int32)], Max, group=group)
 
 
 @public
@@ -141,7 +138,7 @@ def _join(group: ProcessGroup) -> int:
     waited = finish(group)
     with _tf_compat.eager_mode():
         own = tf.constant([waited], tf.int32)
-        [all_waited] = _exchanges.gather_all([own], group=group)
+        [all_waited] = exchanges.gather_all([own], group=group)
         steps = all_waited.numpy()
     return int(np.flatnonzero(steps == steps.min())[-1])
 

@@ -1,0 +1,1 @@
+"""Optimizers and tapes that reduce gradients over all ranks."""

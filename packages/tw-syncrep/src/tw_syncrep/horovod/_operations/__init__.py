@@ -1,0 +1,1 @@
+"""Collectives: on tensors, objects and variables."""
