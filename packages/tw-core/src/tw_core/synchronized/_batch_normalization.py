@@ -173,7 +173,7 @@ def _moments(
 
 def _update(moving: tf.Variable, value: tf.Tensor, momentum: float) -> None:
     place = current_place()
-    if place is not None and not place.joined.updates(moving, place.index):
+    if place is not None and not place.joined.updates(moving, place):
         return
     moved = moving * momentum + tf.stop_gradient(value) * (1 - momentum)
     update = moving.assign(moved)

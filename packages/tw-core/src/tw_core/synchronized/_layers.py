@@ -90,6 +90,5 @@ def _in_tower() -> Iterator[None]:
             f"{tf.distribute.get_strategy()!r}, which has replicas of its own; leave "
             "that strategy's scope first."
         )
-    index = getattr(place.joined, "number", place.index)
-    with _TowerReplicaContext(index, place.joined.total):
+    with _TowerReplicaContext(place.number, place.joined.total):
         yield

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import tensorflow as tf
 
@@ -71,7 +71,7 @@ def sum_over_towers(tensors: _T) -> _T:
         return tensors
     flat = [tf.convert_to_tensor(tensor) for tensor in tf.nest.flatten(tensors)]
     with tf.name_scope("sum_over_towers"):
-        sums = place.joined.next_sum(place, flat).join(place.index, flat)
+        sums = place.joined.sum(place, flat)
     return cast(_T, tf.nest.pack_sequence_as(tensors, sums))
 
 
@@ -100,6 +100,20 @@ def joined_towers(total: int) -> Iterator["JoinedTowers"]:
     joined.close()
 
 
+class Joined(Protocol):
+    """The towers of a build: built one after the other, or traced once for all."""
+
+    total: int
+    graph: tf.Graph | None  # None in eager mode
+    context: Any  # of control flow, where the towers are built
+
+    def sum(self, place: "Place", tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Takes a tower's tensors; returns the totals, which can be differentiated."""
+
+    def updates(self, variable: Any, place: "Place") -> bool:
+        """Returns whether a tower is the one that updates a variable of all."""
+
+
 class JoinedTowers:
     """The sums of one build of towers, made by ``joined_towers``."""
 
@@ -125,7 +139,7 @@ class JoinedTowers:
             )
         scope = "" if self.graph is None else self.graph.get_name_scope()
         outer = _entered.places
-        _entered.places = (*outer, Place(self, index, scope))
+        _entered.places = (*outer, Place(self, index, scope, index))
         try:
             with _entered.around():
                 yield
@@ -133,8 +147,8 @@ class JoinedTowers:
             _entered.places = outer
         self._check_reached(index)
 
-    def next_sum(self, place: "Place", tensors: Sequence[tf.Tensor]) -> "_Sum":
-        """Returns the sum that a tower has reached; tower 0 begins it."""
+    def sum(self, place: "Place", tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Adds to the sum that a tower has reached; the first tower begins it."""
         n = self._counts[place.index]
         self._counts[place.index] += 1
         name = place.name()
@@ -144,11 +158,11 @@ class JoinedTowers:
             self._sums.append(_Sum(self, name, begun_by=place.index))
         reached = self._sums[n]
         reached.check_same(place.index, name, tensors, self._sums)
-        return reached
+        return reached.join(place.index, tensors)
 
-    def updates(self, variable: Any, index: int) -> bool:
+    def updates(self, variable: Any, place: "Place") -> bool:
         """Returns True for the first tower to ask: one updates a shared variable."""
-        return self._updated_by.setdefault(variable.ref(), index) == index
+        return self._updated_by.setdefault(variable.ref(), place.index) == place.index
 
     def close(self) -> None:
         """Checks that the order of effects allows the sums to be computed."""
@@ -174,9 +188,10 @@ class JoinedTowers:
 class Place:
     """A tower that is being built."""
 
-    joined: "JoinedTowers | TracedTowers"
+    joined: Joined
     index: int
     scope: str  # the name scope in which the tower was entered
+    number: int | tf.Tensor  # the index, also where one trace serves all towers
 
     def name(self) -> str:
         """Names the layer that is being built, without the tower."""
@@ -211,7 +226,7 @@ def current_place() -> Place | None:
             _check_context(place.joined)
             return place
         if _is_around(place.joined.graph, graph):
-            if isinstance(place.joined, TracedTowers):  # See ``tracing.meet``.
+            if isinstance(place.joined, _TracedTowers):  # See ``tracing.meet``.
                 return place
             raise RuntimeError(
                 f"{caller()}: was called in the body of a tf.cond, a loop or a "
@@ -318,24 +333,20 @@ class _Sum:
             return self.gradients[n].join(index, upstream)
 
 
-class TracedTowers:
+class _TracedTowers:
     """The sums of towers that are traced once."""
 
-    def __init__(
-        self, total: int, graph: tf.Graph, number: tf.Tensor, updated: list[Any]
-    ) -> None:
-        self.total, self.graph, self._updated = total, graph, updated
-        self.number = number  # the tower's index, in its calls
+    def __init__(self, total: int, graph: tf.Graph, updated: list[Any]) -> None:
+        self.total, self._updated = total, updated
+        self.graph: tf.Graph | None = graph
         self.context = control_flow_context(graph)
 
-    def next_sum(self, place: Place, tensors: Sequence[tf.Tensor]) -> "_TracedSum":
-        """Returns the sum that the towers have reached."""
-        del tensors
-        return _TracedSum(place.name())
+    def sum(self, place: Place, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Cuts the trace at a sum."""
+        return _TracedSum(place.name()).of(tensors)
 
-    def updates(self, variable: Any, index: int) -> bool:
-        """Notes a variable that one tower updates for all; returns True."""
-        del index
+    def updates(self, variable: Any, place: Place) -> bool:
+        """Notes a variable that one tower updates for all; the trace is every tower's."""
         self._updated.append(variable)
         return True
 
@@ -346,16 +357,15 @@ class _TracedSum:
 
     name: str
 
-    def join(self, index: int, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Brings the tower's part, and returns the totals."""
-        del index
+    def of(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Passes on the tower's part, and returns the totals."""
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
         totals = meet(self, tensors, answer=specs, is_same=True)
         return _differentiable(totals, tensors, self._gradient)
 
     def _gradient(self, *upstream: tf.Tensor) -> list[tf.Tensor]:
         with tf.name_scope("sum_over_towers_gradient"):
-            return _TracedSum(f"{self.name} (gradient)").join(0, list(upstream))
+            return _TracedSum(f"{self.name} (gradient)").of(list(upstream))
 
 
 @without_autograph
@@ -408,9 +418,9 @@ def call_towers_once(
 
     def of_any_tower(number: tf.Tensor, *own: Any) -> _T:
         graph = tf.compat.v1.get_default_graph()
-        joined = TracedTowers(of_all, graph, number, written)
+        joined = _TracedTowers(of_all, graph, written)
         outer = _entered.places
-        _entered.places = (*outer, Place(joined, 0, joined.graph.get_name_scope()))
+        _entered.places = (*outer, Place(joined, 0, graph.get_name_scope(), number))
         try:
             with _entered.around():
                 return fn(*own)
@@ -490,7 +500,7 @@ def _has_gradient(tensor: tf.Tensor) -> bool:
     return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
-def _check_context(joined: "JoinedTowers | TracedTowers") -> None:
+def _check_context(joined: Joined) -> None:
     if control_flow_context(joined.graph) is not joined.context:
         raise RuntimeError(
             f"{caller()}: was called in a branch or loop of a tower, which other "

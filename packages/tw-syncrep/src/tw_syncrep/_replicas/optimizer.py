@@ -1,8 +1,8 @@
 """The optimizer under TensorFlow's name: its arguments and methods.
 
 TensorFlow's class (``tensorflow/python/training/sync_replicas_optimizer.py``) is
-the reference for the meaning of the methods. The transfer of gradients and the protocol
-of a round are in ``_transfer`` and ``_protocol``, which this module connects.
+the reference for the meaning of the methods. How gradients are sent is in the room
+``transfer`` and how a round goes in ``protocol``, which this module connects.
 """
 
 from collections.abc import Sequence
