@@ -346,7 +346,7 @@ class _TracedTowers:
         return _TracedSum(place.name()).of(tensors)
 
     def updates(self, variable: Any, place: Place) -> bool:
-        """Notes a variable that one tower updates for all; the trace is every tower's."""
+        """Notes a variable that one tower updates for all, whose trace this is."""
         self._updated.append(variable)
         return True
 
