@@ -17,7 +17,7 @@ nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = True
 # What every change must pass. `full` has the rest, and runs by night.
-nox.options.sessions = ["tests", "integration", "lint", "layers", "api"]
+nox.options.sessions = ["tests", "integration", "lint", "api"]
 
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
@@ -272,13 +272,12 @@ def nightly(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def lint(session: nox.Session) -> None:
-    """Checks style, format, types, and what is written for the forge."""
-    install(session, *group("lint"), *group("api"))
+    """Checks style, format, types, what ``layers`` does, and files for the forge."""
+    install(session, *group("lint"), *group("layers"))
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy")
-    tools = {"PYTHONPATH": str(ROOT / "integration_tests")}
-    session.run("python", "-m", "structure.weight", "--docstrings", env=tools)
+    check_layers(session)
     for schema, patterns in FORGE_FILES.items():
         files = [str(path) for pattern in patterns for path in ROOT.glob(pattern)]
         session.run("check-jsonschema", "--builtin-schema", schema, *files)
@@ -288,8 +287,14 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def layers(session: nox.Session) -> None:
-    """Checks that packages import each other along the arrows only."""
+    """Checks who imports whom, and the limits of packages; ``lint`` does so too."""
     install(session, *group("layers"))
+    check_layers(session)
+
+
+def check_layers(session: nox.Session) -> None:
+    """Fails where an import leads against an arrow, or a limit is passed."""
+    tool(session, "structure.limits")
     sources = [str(ROOT / "packages" / package / "src") for package in PACKAGES]
     session.run("lint-imports", env={"PYTHONPATH": os.pathsep.join(sources)})
 
@@ -334,11 +339,9 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def structure(session: nox.Session) -> None:
-    """Counts modules, floors, lines, refusals, and the way that a gradient takes."""
-    install(session, *editable(*PACKAGES), *group("layers"), *group("api"))
-    env = {**ENV, "PYTHONPATH": str(ROOT / "integration_tests")}
-    for module in ("shape", "walks", "weight"):
-        session.run("python", "-m", f"structure.{module}", env=env)
+    """Prints how heavy the packages are: lines, files, refusals, small helpers."""
+    install(session, *group("layers"))
+    tool(session, "structure.weight", *session.posargs)
 
 
 @nox.session(reuse_venv=True)

@@ -1,0 +1,300 @@
+"""What ``nox -s lint`` refuses about the packages as a whole.
+
+The packages are the folders below ``packages``. Everything is read from the source and
+nothing is imported; imports inside functions and under ``TYPE_CHECKING`` count.
+"""
+
+import argparse
+import ast
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from structure.docstrings import find_private_sections
+
+ROOT = Path(__file__).parents[2]
+GRACE = 1.03
+"""A package may have so many times the lines of its budget."""
+FILES = 13
+INTERNAL = "internal"
+"""The module of a package that siblings may import, and users should not."""
+
+
+def sources(root: Path, package: str = "*", ending: str = "py") -> list[Path]:
+    """Lists the source files of a package, or of all."""
+    return sorted(root.glob(f"packages/{package}/src/**/*.{ending}"))
+
+
+def packages(root: Path) -> dict[str, dict[str, Any]]:
+    """Reads the pyproject.toml of every package, by the package's name."""
+    paths = sorted(root.glob("packages/*/pyproject.toml"))
+    return {path.parent.name: tomllib.loads(path.read_text()) for path in paths}
+
+
+def settings(root: Path) -> dict[str, Any]:
+    """Reads the tools' settings in the root's pyproject.toml."""
+    return dict(tomllib.loads((root / "pyproject.toml").read_text())["tool"])
+
+
+def lines_of(root: Path) -> dict[str, int]:
+    """Counts each package's lines, docstrings and empty ones included."""
+    return {
+        package: sum(
+            len(one.read_text().splitlines()) for one in sources(root, package)
+        )
+        for package in packages(root)
+    }
+
+
+def find_heavy(root: Path) -> Iterator[str]:
+    """Finds packages that have outgrown their budget."""
+    budgets = settings(root)["towers"]["budgets"]
+    for package, lines in lines_of(root).items():
+        allowed = budgets.get(package, 0)
+        if lines > GRACE * allowed:
+            yield (
+                f"{package} has {lines:,} lines, more than 3 % above its budget of "
+                f"{allowed:,} in pyproject.toml."
+            )
+
+
+def find_crowded(root: Path) -> Iterator[str]:
+    """Finds folders with too many files."""
+    waiting = settings(root)["towers"].get("crowded", ())
+    for folder, files in Counter(one.parent for one in sources(root)).items():
+        if files > FILES and folder.name not in waiting:
+            yield (
+                f"{folder.relative_to(root)} has {files} files; at most {FILES} show "
+                f"the parts of a package. Make a folder of those that belong together."
+            )
+
+
+def find_circles(root: Path) -> Iterator[str]:
+    """Finds modules of a package that import each other, by way of others too."""
+    waiting = settings(root)["towers"].get("circular", ())
+    for package in packages(root):
+        for circle in circles(module_imports(root, package)):
+            if any(folder in circle[0].split(".") for folder in waiting):
+                continue
+            yield f"{package}: these modules import each other: {', '.join(circle)}."
+
+
+def circles(imports: Mapping[str, set[str]]) -> list[list[str]]:
+    """Groups the modules that reach themselves, those of one circle together.
+
+    >>> circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"d"}})
+    [['b', 'c']]
+    """
+
+    @cache
+    def reached(start: str) -> frozenset[str]:
+        found, waiting = set[str](), [start]
+        while waiting:
+            new = imports[waiting.pop()] - found
+            found |= new
+            waiting += new
+        return frozenset(found)
+
+    found = {
+        tuple(sorted(other for other in reached(name) if name in reached(other)))
+        for name in imports
+    }
+    return sorted(list(group) for group in found if group[1:])
+
+
+def module_imports(root: Path, package: str) -> dict[str, set[str]]:
+    """Maps each module of a package to those of the package that it imports.
+
+    A name that a folder's stub exports counts as an import of the module that has it.
+    """
+    modules = {module_of(one): one for one in sources(root, package)}
+    homes = {
+        f"{module_of(stub)}.{alias.asname}": f"{home}.{alias.name}"
+        for stub in sources(root, package, "pyi")
+        for home, alias in exported(stub)
+    }
+
+    def resolve(name: str) -> str:
+        """Finds the module that has a name; empty if it is none of the package's."""
+        while name and name not in modules:
+            name = homes.get(name) or name.rpartition(".")[0]
+        return name
+
+    return {
+        module: {found for _, name in imported(file) if (found := resolve(name))}
+        - {module}
+        for module, file in modules.items()
+    }
+
+
+def exported(stub: Path) -> Iterator[tuple[str, ast.alias]]:
+    """Yields the exports of a stub, each with the module that it comes from."""
+    for node in ast.parse(stub.read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            yield from ((absolute(stub, node), alias) for alias in node.names)
+
+
+def imported(file: Path) -> Iterator[tuple[int, str]]:
+    """Yields what a file imports or reaches through an import: line, full name."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            home = absolute(file, node)
+            yield from ((node.lineno, f"{home}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node).startswith("tw_"):
+            yield node.lineno, ast.unparse(node)
+
+
+def absolute(file: Path, node: ast.ImportFrom) -> str:
+    """Returns the full name of the module that an import names."""
+    if not node.level:
+        return node.module or ""
+    folder = file.parents[node.level - 1]
+    parts = folder.parts[folder.parts.index("src") + 1 :]
+    return ".".join((*parts, *([node.module] if node.module else [])))
+
+
+def module_of(file: Path) -> str:
+    """Returns the name by which a source file is imported."""
+    parts = file.with_suffix("").parts
+    return ".".join(parts[parts.index("src") + 1 :]).removesuffix(".__init__")
+
+
+def from_siblings(root: Path, package: str) -> Iterator[tuple[str, str, str]]:
+    """Yields what a package imports from others of ours: place, sibling, its name."""
+    modules = {name.replace("-", "_"): name for name in packages(root)}
+    for file in sources(root, package):
+        for line, name in imported(file):
+            sibling = modules.get(name.partition(".")[0], package)
+            if sibling != package:
+                yield f"{file.relative_to(root)}:{line}", sibling, name
+
+
+def find_trespasses(root: Path) -> Iterator[str]:
+    """Finds imports of siblings' private names."""
+    for package in packages(root):
+        for place, sibling, name in from_siblings(root, package):
+            if any(part.startswith("_") for part in name.split(".")):
+                yield f"{place} imports {name}, which is private to {sibling}."
+
+
+def find_wrong_bounds(root: Path) -> Iterator[str]:
+    """Finds dependencies that do not agree with what is imported.
+
+    The front of a sibling breaks with a major version (before 1.0: a minor one), its
+    ``internal`` with a minor one, so what a package imports decides its bounds.
+    """
+    projects = packages(root)
+    for package, project in projects.items():
+        needs = {one.name: one.specifier for one in siblings_of(project, projects)}
+        used: dict[str, set[str]] = {name: set() for name in needs}
+        for _, sibling, name in from_siblings(root, package):
+            used.setdefault(sibling, set()).add([*name.split("."), ""][1])
+        for sibling, names in sorted(used.items()):
+            if sibling not in needs:
+                yield f"{package} imports {sibling}; its pyproject.toml must list it."
+            elif not names:
+                yield (
+                    f"{package} lists {sibling} in pyproject.toml, and imports it "
+                    f"nowhere."
+                )
+            elif needs[sibling] != (wanted := bound(needs[sibling], INTERNAL in names)):
+                face = "internal" if INTERNAL in names else "front alone"
+                yield (
+                    f"{package} imports {sibling}'s {face}, so its pyproject.toml must "
+                    f'say "{sibling}{wanted}"; got "{sibling}{needs[sibling]}".'
+                )
+
+
+def siblings_of(project: Mapping[str, Any], ours: Iterable[str]) -> list[Requirement]:
+    """Lists the packages of ours that a pyproject.toml needs."""
+    needs = map(Requirement, project["project"]["dependencies"])
+    return [need for need in needs if need.name in ours]
+
+
+def bound(given: SpecifierSet, is_internal: bool) -> SpecifierSet:
+    """Returns the range that a dependency must have, from its own lower end.
+
+    >>> str(bound(SpecifierSet(">=1.2.0rc1,<3"), is_internal=True))
+    '<1.3,>=1.2.0rc1'
+    """
+    lows = [Version(one.version) for one in given if one.operator == ">="]
+    low = max(lows, default=Version("0"))
+    by_minor = is_internal or not low.major
+    above = f"{low.major}.{low.minor + 1}" if by_minor else f"{low.major + 1}"
+    return SpecifierSet(f">={low},<{above}")
+
+
+def find_arrows_up(root: Path) -> Iterator[str]:
+    """Finds packages that need each other; ``lint-imports`` knows which is above."""
+    projects = packages(root)
+    needs = {
+        name: [one.name for one in siblings_of(project, projects)]
+        for name, project in projects.items()
+    }
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        yield f"these packages need each other: {' -> '.join(error.args[1])}."
+
+
+def find_unlisted(root: Path) -> Iterator[str]:
+    """Finds lists in the root's pyproject.toml that are not of all packages."""
+    tools, names = settings(root), packages(root).keys()
+    modules = {name.replace("-", "_") for name in names}
+    linter = tools["importlinter"]
+    ordered = [one["layers"] for one in linter["contracts"] if "layers" in one]
+    rooms = [name for one in linter["contracts"] for name in one.get("containers", ())]
+    folders = {f"$MYPY_CONFIG_FILE_DIR/packages/{name}/src" for name in names}
+    paths = {one for one in tools["mypy"]["mypy_path"] if "/packages/" in one}
+    for what, got, wanted in (
+        ("tool.mypy.mypy_path", paths, folders),
+        ("tool.importlinter.root_packages", {*linter["root_packages"]}, modules),
+        (
+            "the first contract's layers",
+            {*" | ".join(ordered[0]).split(" | ")},
+            modules,
+        ),
+        ('the contracts "Rooms of"', modules & {*rooms}, modules),
+        ("tool.towers.budgets", {*tools["towers"]["budgets"]}, {*names}),
+    ):
+        if got != wanted:
+            yield (
+                f"pyproject.toml: {what} must have {sorted(wanted - got)} too, and not "
+                f"{sorted(got - wanted)}."
+            )
+
+
+RULES: tuple[Callable[[Path], Iterator[str]], ...] = (
+    find_unlisted,
+    find_heavy,
+    find_crowded,
+    find_circles,
+    find_trespasses,
+    find_wrong_bounds,
+    find_arrows_up,
+    find_private_sections,
+)
+
+
+def main() -> int:
+    """Prints all that is refused; returns 1 where something is."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    faults = [fault for rule in RULES for fault in rule(ROOT)]
+    for fault in faults:
+        sys.stderr.write(f"{fault}\n")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""``nox -s lint`` refuses each fault of structure, planted in packages in miniature."""
+
+import doctest
+import re
+
+import pytest
+from structure import limits, weight
+from structure.limits import RULES
+
+ROOT_TOML = """
+[tool.mypy]
+mypy_path = [
+  "$MYPY_CONFIG_FILE_DIR/packages/tw-low/src",
+  "$MYPY_CONFIG_FILE_DIR/packages/tw-high/src",
+]
+[tool.importlinter]
+root_packages = ["tw_low", "tw_high"]
+[[tool.importlinter.contracts]]
+layers = ["tw_high", "tw_low"]
+[[tool.importlinter.contracts]]
+containers = ["tw_low"]
+layers = []
+[[tool.importlinter.contracts]]
+containers = ["tw_high"]
+layers = []
+[tool.towers.budgets]
+tw-low = 100
+tw-high = 100
+"""
+PROJECT = '[project]\nname = "{}"\ndependencies = {}\n'
+LOW, HIGH = "packages/tw-low/src/tw_low", "packages/tw-high/src/tw_high"
+LOW_TOML, HIGH_TOML = (
+    "packages/tw-low/pyproject.toml",
+    "packages/tw-high/pyproject.toml",
+)
+TREE = {
+    "pyproject.toml": ROOT_TOML,
+    LOW_TOML: PROJECT.format("tw-low", "[]"),
+    HIGH_TOML: PROJECT.format("tw-high", ["tw-low>=1.0.0rc3,<2", "numpy"]),
+    f"{LOW}/__init__.py": "",
+    f"{LOW}/__init__.pyi": "from ._work import work as work\n",
+    f"{LOW}/_work.py": "def work(): ...\n",
+    f"{LOW}/internal.py": "",
+    f"{HIGH}/__init__.py": "from tw_low import work\n",
+    f"{HIGH}/_room/__init__.py": "",
+    f"{HIGH}/_room/__init__.pyi": "from ._a import a as a\n",
+    f"{HIGH}/_room/_a.py": "",
+}
+SECTIONS = 'def _work():\n    """Works.\n\n    Returns:\n      Nothing.\n    """\n'
+INTERNAL = {f"{HIGH}/_b.py": "from tw_low import internal\n"}
+# What is planted: files, and what is said.
+FAULTS = {
+    "weight": ({f"{LOW}/_work.py": "#\n" * 104}, "tw-low has 104 lines, more than 3 %"),
+    "crowd": (
+        {f"{LOW}/_{n}.py": "" for n in range(11)},
+        "src/tw_low has 14 files; at most 13",
+    ),
+    "circle": (
+        {
+            f"{HIGH}/_room/_a.py": "def a():\n    from tw_high._b import b\n",
+            f"{HIGH}/_b.py": "from tw_high._room import a\n",
+        },
+        "tw-high: these modules import each other: tw_high._b, tw_high._room._a.",
+    ),
+    "private name": (
+        {f"{HIGH}/_b.py": "def b():\n    from tw_low._work import work\n"},
+        "tw_high/_b.py:2 imports tw_low._work.work, which is private to tw-low",
+    ),
+    "private attribute": (
+        {f"{HIGH}/_b.py": "import tw_low\n\ntw_low._work\n"},
+        "tw_high/_b.py:3 imports tw_low._work, which is private to tw-low",
+    ),
+    "arrow up": (
+        {f"{LOW}/_work.py": "def work():\n    import tw_high\n"},
+        "tw-low imports tw-high; its pyproject.toml must list it",
+    ),
+    "arrow up that is asked for": (
+        {LOW_TOML: PROJECT.format("tw-low", ["tw-high>=1,<2"])},
+        "these packages need each other: .*tw-low -> tw-high",
+    ),
+    "idle need": (
+        {f"{HIGH}/__init__.py": ""},
+        "tw-high lists tw-low in pyproject.toml, and imports it nowhere",
+    ),
+    "internal by a wide bound": (
+        INTERNAL,
+        'tw-high imports tw-low\'s internal, .* "tw-low<1.1,>=1.0.0rc3"; got',
+    ),
+    "front by a narrow bound": (
+        {HIGH_TOML: PROJECT.format("tw-high", ["tw-low>=1.2,<1.3"])},
+        'tw-high imports tw-low\'s front alone, .* "tw-low<2,>=1.2"; got',
+    ),
+    "front before 1.0 by a wide bound": (
+        {HIGH_TOML: PROJECT.format("tw-high", ["tw-low>=0.3,<1"])},
+        '"tw-low<0.4,>=0.3"; got',
+    ),
+    "sections": (
+        {f"{LOW}/_work.py": SECTIONS},
+        "_work.py:1 _work is private: one line",
+    ),
+    "forgotten package": (
+        {"packages/tw-new/pyproject.toml": PROJECT.format("tw-new", "[]")},
+        r"layers must have \['tw_new'\] too(?s:.)*budgets must have \['tw-new'\] too",
+    ),
+}
+
+
+def said_of(folder, files):
+    for name, text in {**TREE, **files}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return "\n".join(fault for rule in RULES for fault in rule(folder))
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_a_fault_of_structure_is_refused(tmp_path, what):
+    files, said = FAULTS[what]
+    assert re.search(said, said_of(tmp_path, files))
+
+
+def test_a_tree_without_faults_is_not(tmp_path):
+    assert said_of(tmp_path, {}) == ""
+    narrow = PROJECT.format("tw-high", ["tw-low>=1.0.0rc3,<1.1"])
+    assert said_of(tmp_path, {**INTERNAL, HIGH_TOML: narrow}) == ""
+
+
+@pytest.mark.parametrize("module", [limits, weight])
+def test_the_examples_hold(module):
+    failed, tried = doctest.testmod(module)
+    assert (failed, tried > 0) == (0, True)
