@@ -69,9 +69,8 @@ def find_heavy(root: Path) -> Iterator[str]:
 
 def find_crowded(root: Path) -> Iterator[str]:
     """Finds folders with too many files."""
-    waiting = settings(root)["towers"].get("crowded", ())
     for folder, files in Counter(one.parent for one in sources(root)).items():
-        if files > FILES and folder.name not in waiting:
+        if files > FILES:
             yield (
                 f"{folder.relative_to(root)} has {files} files; at most {FILES} show "
                 f"the parts of a package. Make a folder of those that belong together."
