@@ -7,7 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tw_builders._sync_variables import VariableFacts, originals_by_name, plan_sync
+from tw_builders._session.sync_variables import (
+    VariableFacts,
+    originals_by_name,
+    plan_sync,
+)
 
 PART = st.sampled_from(["w", "b", "layer", "Adam", "towers", "tower", "nottower1"])
 PATHS = st.lists(PART, min_size=1, max_size=3).map("/".join)

@@ -3,8 +3,8 @@ from ._loss_scale import GradualLossScale as GradualLossScale
 from ._loss_scale import LossScale as LossScale
 from ._loss_scale import NoOpLossScale as NoOpLossScale
 from ._loss_scale import StaticLossScale as StaticLossScale
-from ._optimizers.function import TowerOptimizer as TowerOptimizer
-from ._optimizers.graph import Optimizer as Optimizer
-from ._summaries import StatisticsHook as StatisticsHook
+from ._session.hook import StatisticsHook as StatisticsHook
+from ._session.optimizer import Optimizer as Optimizer
 from ._summaries import StatisticsWriter as StatisticsWriter
+from ._tower_optimizer import TowerOptimizer as TowerOptimizer
 from ._wrapped.simple_adam import SimpleAdam as SimpleAdam

@@ -1,6 +1,5 @@
 """Event files for TensorBoard: an optimizer's statistics, written between steps."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any
@@ -8,12 +7,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tw_ampopt._optimizers.function import TowerOptimizer
-from tw_ampopt._optimizers.graph import Optimizer
-from tw_core.checks import check_flag, check_text, check_whole_number, public
+from tw_ampopt._base import BaseOptimizer
+from tw_ampopt._tower_optimizer import TowerOptimizer
+from tw_core.checks import check_text, check_whole_number, public
 from tw_core.devices import canonical_device
 
-_log = logging.getLogger("tw_ampopt")
 _COUNTS = ("updates", "skipped_updates")
 _MEMORY = "mem_usage_gb"  # the older system's name
 _GIB = 2.0**30
@@ -21,100 +19,6 @@ _GIB = 2.0**30
 _SCALAR = tf.compat.v1.SummaryMetadata(
     plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
 )
-
-
-class StatisticsHook(
-    tf.compat.v1.train.SessionRunHook  # type: ignore[misc] # TensorFlow is untyped
-):
-    """Event files for TensorBoard, written from a session graph.
-
-    The tags are ``<id>/learning_rate`` and so on, as the older system had them.
-    ``overflow_frequency`` is the share of skipped updates since the hook last wrote,
-    and the step is the number of updates that were due, skipped ones included.
-    """
-
-    @public
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        logdir: str,
-        *,
-        every_steps: int = 100,
-        name_nonfinite: bool = False,
-    ) -> None:
-        """Stores the settings; make the hook after ``apply_updates``.
-
-        Args:
-          optimizer: its statistics are written.
-          logdir: folder of the event file, a string or a path.
-          every_steps: session calls between writes, at least 1.
-          name_nonfinite: whether to test every call's gradients and log the names of
-            variables with non-finite ones; costs a pass over the gradients.
-
-        Raises:
-          TypeError: an argument of the wrong kind.
-          ValueError: ``every_steps`` below 1, or an empty ``logdir``.
-        """
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(
-                "StatisticsHook: optimizer must be a tw_ampopt.Optimizer; got "
-                f"{optimizer!r}. StatisticsWriter is for a TowerOptimizer."
-            )
-        self._logdir = check_text(logdir=_as_text(logdir))
-        check_whole_number(every_steps=every_steps, at_least=1)
-        check_flag(name_nonfinite=name_nonfinite)
-        self._optimizer = optimizer
-        self._every_steps = every_steps
-        self._name_nonfinite = name_nonfinite
-        self._calls = 0
-        self._flags: tf.Tensor | None = None
-
-    def begin(self) -> None:
-        """Builds what is read between steps, while the graph can still be changed."""
-        self._statistics = self._optimizer.statistics()
-        if self._name_nonfinite:
-            self._flags = self._optimizer.nonfinite_gradients()
-        self._writer = tf.compat.v1.summary.FileWriter(self._logdir)
-
-    def after_create_session(self, session: Any, coord: Any) -> None:
-        """Notes the counts restored from a checkpoint."""
-        self._interval = Interval(session.run(self._statistics))
-
-    def before_run(self, run_context: Any) -> Any:
-        """Requests the gradients' flags, if names are to be logged."""
-        return tf.compat.v1.train.SessionRunArgs(self._flags)
-
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Logs names, and writes every ``every_steps`` calls."""
-        if self._flags is not None:
-            self._log_names(run_values.results)
-        self._calls += 1
-        if self._calls % self._every_steps == 0:
-            self._write(run_context.session)
-
-    def end(self, session: Any) -> None:
-        """Writes once more and closes the event file."""
-        if self._calls % self._every_steps:
-            self._write(session)
-        self._writer.close()
-
-    def _write(self, session: Any) -> None:
-        values = self._interval.close(session.run(self._statistics), self._optimizer)
-        summary = tf.compat.v1.Summary()
-        for name, value in values.items():
-            summary.value.add(tag=f"{self._optimizer.id}/{name}", simple_value=value)
-        self._writer.add_summary(summary, self._interval.due)
-        self._writer.flush()
-
-    def _log_names(self, flags: Any) -> None:
-        for k, names in enumerate(self._optimizer.nonfinite_names(flags)):
-            if names:
-                _log.warning(
-                    "%s: tower %d: gradients not finite: %s",
-                    self._optimizer.id,
-                    k,
-                    ", ".join(names),
-                )
 
 
 class StatisticsWriter:
@@ -137,7 +41,7 @@ class StatisticsWriter:
                 "StatisticsWriter: optimizer must be a tw_ampopt.TowerOptimizer; got "
                 f"{optimizer!r}. StatisticsHook is for an Optimizer."
             )
-        logdir = check_text(logdir=_as_text(logdir))
+        logdir = check_text(logdir=as_text(logdir))
         self._is_closed = False
         self._optimizer = optimizer
         self._writer = tf.summary.create_file_writer(logdir)
@@ -192,7 +96,7 @@ class Interval:
         return sum(self._counts)
 
     def close(
-        self, values: Mapping[str, Any], optimizer: Optimizer | TowerOptimizer
+        self, values: Mapping[str, Any], optimizer: BaseOptimizer
     ) -> dict[str, float]:
         """Returns the ``values`` to write, with the interval's overflow frequency."""
         before, self._counts = self._counts, [int(values[name]) for name in _COUNTS]
@@ -205,7 +109,7 @@ class Interval:
         return closed | _memory_of(optimizer)
 
 
-def _memory_of(optimizer: Optimizer | TowerOptimizer) -> dict[str, float]:
+def _memory_of(optimizer: BaseOptimizer) -> dict[str, float]:
     """Returns the GiB in use on the first device, if wanted and counted there.
 
     The query starts TensorFlow's eager context: made once a session runs, it keeps the
@@ -225,5 +129,6 @@ def _memory_of(optimizer: Optimizer | TowerOptimizer) -> dict[str, float]:
     return {_MEMORY: float(info["current"]) / _GIB}
 
 
-def _as_text(path: Any) -> Any:
+def as_text(path: Any) -> Any:
+    """Returns a path as text; other values unchanged, for ``check_text`` to refuse."""
     return fspath(path) if isinstance(path, PathLike) else path

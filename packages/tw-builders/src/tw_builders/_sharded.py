@@ -6,19 +6,17 @@ object works on the owners' copies: operations on all gradients at once (a globa
 a gate) have them all, and state that exists once per optimizer exists once.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tw_builders._apply import (
     check_one_per_tower,
-    one_optimizer_per_tower,
     read_replicas,
     reduce_onto,
     with_flat,
 )
-from tw_builders._base import CopiesBuilder
 from tw_builders._owners import (
     UpdateWatch,
     check_homes,
@@ -39,76 +37,6 @@ from tw_core.modes import orders_effects, without_autograph
 from tw_core.optimizers import apply_pairs, check_optimizer
 from tw_core.variables import record_variables, tf_variable, tower_build
 from tw_reduce.reducers import check_weights
-
-
-class SyncMultiGPUShardedBuilder(CopiesBuilder):
-    """Every tower has all variables; one tower updates each, and the rest copy it.
-
-    Attributes:
-      grads: after ``build``, [N] pairs of a reduced gradient and its owner's variable.
-
-    >>> import tensorflow as tf
-    >>> v1 = tf.compat.v1
-    >>> def tower():
-    ...     w = v1.get_variable("w", initializer=tf.constant([4.0, 8.0]))
-    ...     return [(tf.gradients(tf.reduce_sum(w**2), w)[0], w)]
-    >>> with tf.Graph().as_default(), v1.Session() as session:
-    ...     builder = SyncMultiGPUShardedBuilder(["/cpu:0"] * 2, average=True)
-    ...     pairs = builder.call_for_each_tower(tower)
-    ...     train_op, sync_op = builder.build(
-    ...         pairs, lambda: v1.train.GradientDescentOptimizer(0.25)
-    ...     )
-    ...     _ = session.run(v1.global_variables_initializer())
-    ...     _ = session.run(v1.local_variables_initializer())
-    ...     _ = session.run(sync_op)
-    ...     _ = session.run(train_op)
-    ...     print(session.run(pairs[1][0][1]))
-    [2. 4.]
-    """
-
-    @public
-    def __init__(
-        self,
-        towers: Sequence[int | str | Tower],
-        average: bool,
-        *,
-        flat_below_bytes: int = 0,
-        flat_group: Callable[[str], Hashable | None] | None = None,
-    ) -> None:
-        """Takes the towers.
-
-        Args:
-          towers: ints (GPU numbers) and device strings, or the result of
-            ``tw_core.towers``.
-          average: whether owners apply the mean of the gradients, or their sum.
-          flat_below_bytes: as for ``DataParallelBuilder``; a flat variable has one
-            owner.
-          flat_group: as for ``DataParallelBuilder``.
-
-        Raises:
-          ValueError: as ``DataParallelBuilder``.
-          TypeError: an ``average`` that is not a bool.
-        """
-        super().__init__(
-            towers, flat_below_bytes=flat_below_bytes, flat_group=flat_group
-        )
-        check_flag(average=average)
-        self._average = average
-        self.grads: list[tuple[Any, tf.Variable]] | None = None
-
-    def _train_op(
-        self,
-        packed: Gradients,
-        get_opt_fn: Callable[[], Any],
-        weights: Sequence[Any] | None,
-    ) -> Any:
-        variables = packed.variables
-        check_homes(self._towers, variables)
-        [optimizer] = one_optimizer_per_tower(self._towers[:1], get_opt_fn)
-        self.grads = reduce_onto(
-            owned(variables), packed, average=self._average, weights=weights
-        )
-        return _apply_and_copy(self._towers[0], self.grads, variables, optimizer)
 
 
 @public
@@ -162,7 +90,7 @@ def apply_sharded_gradients(
     check_homes(towers, variables)
     owners = owned(variables, optimizer)
     reduced = reduce_onto(owners, packed, average=average, weights=weights)
-    return _apply_and_copy(towers[0], reduced, variables, optimizer)
+    return apply_and_copy(towers[0], reduced, variables, optimizer)
 
 
 @public
@@ -203,7 +131,7 @@ def apply_at_owners(
     # as tw_ampopt.TowerOptimizer does. Keras's compute none, and warn about None.
     takes_none = orders_effects() and hasattr(optimizer, "compute_gradients")
     used = [n for n, (grad, _) in enumerate(pairs) if takes_none or grad is not None]
-    return _apply_and_copy(
+    return apply_and_copy(
         towers[0],
         [pairs[n] for n in used],
         [[own[n] for n in used] for own in variables],
@@ -232,7 +160,7 @@ def _read_reduced(
     return read
 
 
-def _apply_and_copy(
+def apply_and_copy(
     main: Tower,
     reduced: Sequence[tuple[Any, Any]],
     variables: Sequence[Sequence[Any]],

@@ -6,9 +6,9 @@ are ``tw_core``'s, ``tw_reduce``'s and ``tw_builders``'s own. For a builder that
 kept, the error names the replacement.
 """
 
-from tw_builders._base import DataParallelBuilder
-from tw_builders._replicated import SyncMultiGPUReplicatedBuilder
-from tw_builders._shared_variables import (
+from tw_builders._session.base import DataParallelBuilder
+from tw_builders._session.replicated import SyncMultiGPUReplicatedBuilder
+from tw_builders._session.shared_variables import (
     AsyncMultiGPUBuilder,
     SyncMultiGPUParameterServerBuilder,
 )

@@ -14,7 +14,7 @@ from tw_builders._apply import (
     one_optimizer_per_tower,
     reduce_onto,
 )
-from tw_builders._base import Device, TowersBuilder
+from tw_builders._session.base import Device, TowersBuilder
 from tw_core import Tower
 from tw_core.checks import caller, check_flag, public
 from tw_core.devices import LeastLoadedDeviceSetter, replica_device_setter

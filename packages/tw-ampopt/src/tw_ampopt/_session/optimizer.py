@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_ampopt._base import BaseOptimizer
 from tw_ampopt._checks.arguments import (
     check_differentiation,
     check_name,
@@ -17,8 +18,7 @@ from tw_ampopt._checks.arguments import (
 )
 from tw_ampopt._checks.gradients import check_application, check_gradients
 from tw_ampopt._loss_scale import LossScale
-from tw_ampopt._optimizers.base import BaseOptimizer
-from tw_ampopt._optimizers.graph_steps import GraphSteps, Registered, check_in_graph
+from tw_ampopt._session.steps import GraphSteps, Registered, check_in_graph
 from tw_ampopt._settings import Reducer, choose_rule, read_settings
 from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater

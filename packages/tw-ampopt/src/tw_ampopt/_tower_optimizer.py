@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_ampopt._base import BaseOptimizer
 from tw_ampopt._checks.arguments import (
     check_differentiation,
     check_name,
@@ -22,7 +23,6 @@ from tw_ampopt._checks.gradients import (
     gradients_of_pairs,
 )
 from tw_ampopt._loss_scale import LossScale
-from tw_ampopt._optimizers.base import BaseOptimizer
 from tw_ampopt._settings import Reducer, read_settings
 from tw_ampopt._update.buffers import RawGradients, nonfinite_flags
 from tw_ampopt._update.state import SharedState

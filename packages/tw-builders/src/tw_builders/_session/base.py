@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tw_builders._apply import check_one_per_tower, with_flat
-from tw_builders._sync_variables import build_sync_op
+from tw_builders._session.sync_variables import build_sync_op
 from tw_core import Tower
 from tw_core import towers as make_towers
 from tw_core.checks import (

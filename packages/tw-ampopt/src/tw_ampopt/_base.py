@@ -21,6 +21,7 @@ class BaseOptimizer:
 
     _settings: Settings
     _shared: SharedState
+    report_mem_usage: bool
 
     def _set_up(self, settings: Settings, share: object, own: type) -> None:
         """Keeps the settings and makes the shared state, or takes that of ``share``."""
@@ -39,6 +40,11 @@ class BaseOptimizer:
 
     # The class and the optimizer's name, with which ``caller()`` opens messages.
     _public_name: str
+
+    @property
+    def devices(self) -> list[str]:
+        """The towers' devices."""
+        raise NotImplementedError
 
     def _scope(self) -> AbstractContextManager[None]:
         """Returns the scope in which ops are built."""

@@ -9,8 +9,8 @@ from tw_builders._apply import (
     apply_to_replicas,
     one_optimizer_per_tower,
 )
-from tw_builders._base import CopiesBuilder
-from tw_builders._sync_variables import build_sync_op
+from tw_builders._session.base import CopiesBuilder
+from tw_builders._session.sync_variables import build_sync_op
 from tw_core import Tower
 from tw_core.checks import caller, check_flag, public
 from tw_core.gradients import Gradients, check_replicated_grad_list, merge_grad_list

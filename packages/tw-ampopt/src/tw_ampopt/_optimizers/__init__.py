@@ -1,1 +1,0 @@
-"""The two optimizers, for session graphs and for ``tf.function``."""

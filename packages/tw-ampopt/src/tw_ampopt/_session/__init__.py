@@ -1,0 +1,1 @@
+"""The optimizer for session graphs, and the hook that writes its statistics."""
