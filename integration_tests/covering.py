@@ -15,7 +15,7 @@ on the command line (``file.py::test``) runs as it is named.
 
 import os
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from itertools import combinations
 from operator import itemgetter
 from typing import Any
@@ -35,18 +35,20 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
-) -> None:
+) -> Generator[None]:
     named = any("::" in argument for argument in config.args)
     if named or os.environ.get("TOWERS_TESTS") == "full":
-        return
-    tests = defaultdict(list)
-    for item in items:
-        if hasattr(item, "callspec"):
-            tests[item.nodeid.partition("[")[0]].append(item)
-    left_out = {item for item in items if _is_for_the_night(item, tests)}
+        return (yield)
+    ids = {
+        name: {case.callspec.id for case in cases}
+        for name, cases in _cases_by_test(items).items()
+    }
+    yield  # -k and -m choose; the marks name cases of all that were collected
+    tests = _cases_by_test(items)
+    left_out = {item for item in items if _is_for_the_night(item, ids)}
     for cases in tests.values():
         if cases[0].get_closest_marker("full"):
             continue
@@ -57,15 +59,23 @@ def pytest_collection_modifyitems(
     items[:] = [item for item in items if item not in left_out]
 
 
-def _is_for_the_night(item: Any, tests: Mapping[str, Sequence[Any]]) -> bool:
+def _cases_by_test(items: Sequence[Any]) -> dict[str, list[Any]]:
+    tests = defaultdict(list)
+    for item in items:
+        if hasattr(item, "callspec"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    return tests
+
+
+def _is_for_the_night(item: Any, ids: Mapping[str, set[str]]) -> bool:
     mark = item.get_closest_marker("full")
     if mark is None:
         return False
-    cases = tests.get(item.nodeid.partition("[")[0], ())
-    unknown = set(mark.args) - {case.callspec.id for case in cases}
+    known = ids.get(item.nodeid.partition("[")[0], set())
+    unknown = set(mark.args) - known
     if unknown:
         raise pytest.UsageError(f"{item.nodeid}: full names no case of it: {unknown}")
-    return not (cases and item.callspec.id in mark.args)
+    return not (known and item.callspec.id in mark.args)
 
 
 def cover(cases: Sequence[Case], strength: int) -> list[int]:

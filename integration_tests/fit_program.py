@@ -154,6 +154,8 @@ def main() -> None:
     if options.save_freq != "epoch":
         options.save_freq = int(options.save_freq)
     warnings.simplefilter("ignore", cluster.ExposedServerWarning)
+    # How a job in the background of a script is ended, where SIGINT is ignored.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if options.place:
         coordinator, rank, size = options.place
         group = processes.join(coordinator, rank=int(rank), size=int(size))

@@ -89,6 +89,16 @@ def test_a_case_that_is_not_there_cannot_run_by_day(pytester):
     assert "names no case of it: {'6-2'}" in result.stderr.str()
 
 
+@pytest.mark.parametrize(("what", "ran"), [("5-1", 0), ("4-", 1)])
+def test_a_case_that_is_chosen_by_k_runs_where_it_would_by_day(pytester, what, ran):
+    pytester.makeconftest("from covering import *")
+    pytester.makepyfile(SUITE)
+    result = pytester.runpytest_inprocess(
+        "-p", "no:xdist", "-k", f"two_by_day and {what}"
+    )
+    result.assert_outcomes(passed=ran, deselected=38 - ran)
+
+
 def test_what_is_named_runs_by_day(pytester, monkeypatch):
     monkeypatch.delenv("TOWERS_TESTS", raising=False)
     pytester.makeconftest("from covering import *")

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import rank_fits
 from harness.ports import find_free_ports
+from harness.processes import IN_BACKGROUND
 from launching import run_forked
 from soak.processes import TAG, tagged
 
@@ -114,13 +115,19 @@ def test_an_error_or_ctrl_c_of_one_rank_ends_all(tmp_path, what, rank):
     assert time.monotonic() - began_s < DEADLINE_S / 2
 
 
+@pytest.mark.full("SIGTERM in the background")
 @pytest.mark.timeout(DEADLINE_S)
-def test_ctrl_c_in_the_launcher_lets_rank_0_save(tmp_path):
+@pytest.mark.parametrize(
+    ("start", "number"),
+    [((), signal.SIGINT), (IN_BACKGROUND, signal.SIGTERM)],
+    ids=["Ctrl-C", "SIGTERM in the background"],
+)
+def test_ctrl_c_in_the_launcher_lets_rank_0_save(tmp_path, start, number):
     log, tag = tmp_path / "log", f"{os.getpid()} {tmp_path}"
     program = ["--", sys.executable, PROGRAM, tmp_path, "--epochs", 10**6]
     with log.open("w") as file:
         process = subprocess.Popen(
-            [str(word) for word in (*LAUNCH, *AGAIN, *program)],
+            [str(word) for word in (*start, *LAUNCH, *AGAIN, *program)],
             env={**os.environ, TAG: tag, "TF_CPP_MIN_LOG_LEVEL": "2"},
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -130,8 +137,8 @@ def test_ctrl_c_in_the_launcher_lets_rank_0_save(tmp_path):
             assert process.poll() is None, log.read_text()
             time.sleep(0.1)
         assert len(tagged(tag)) >= 3
-        process.send_signal(signal.SIGINT)
-        process.wait(60)
+        process.send_signal(number)
+        assert process.wait(60) == 128 + number
         assert tagged(tag) == [], log.read_text()
         assert "rank 0 has saved" in log.read_text()
         assert (tmp_path / "model.keras").exists()

@@ -303,15 +303,6 @@ def press_ctrl_c_in_join(runner):
     return thread
 
 
-@pytest.fixture
-def raises_on_ctrl_c():
-    """Python's own handler; a process started in the background may ignore SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("raises_on_ctrl_c")
 @pytest.mark.parametrize("in_with_statement", [False, True])
 def test_ctrl_c_while_joining_stops_the_towers(in_with_statement):
     runner = AsyncRunner([lambda: time.sleep(0.001)] * 2)
@@ -329,7 +320,6 @@ def test_ctrl_c_while_joining_stops_the_towers(in_with_statement):
     assert runner.join(WAIT_S) == runner.join(WAIT_S)
 
 
-@pytest.mark.usefixtures("raises_on_ctrl_c")
 def test_ctrl_c_does_not_wait_for_a_tower_that_hangs(monkeypatch):
     monkeypatch.setattr("tw_builders._runner._SECONDS_AFTER_CTRL_C", 0.01)
     release = threading.Event()
@@ -405,7 +395,6 @@ def test_joining_without_a_bound_waits_until_all_towers_have_ended():
     assert runner.join(None) == [1, 1]
 
 
-@pytest.mark.usefixtures("raises_on_ctrl_c")
 def test_ctrl_c_ends_a_join_without_a_bound(monkeypatch):
     monkeypatch.setattr("tw_builders._runner._SECONDS_AFTER_CTRL_C", 0.01)
     release = threading.Event()

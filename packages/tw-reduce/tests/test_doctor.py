@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from harness.processes import IN_BACKGROUND
 
 from tw_reduce.plans import read_measurements
 
@@ -185,18 +186,14 @@ def test_it_ends_at_its_time_limit():
 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize(
-    ("number", "status", "said"),
-    [
-        (signal.SIGINT, 130, "tw-doctor: interrupted; nothing was written\n"),
-        (signal.SIGTERM, 143, ""),
-    ],
+    ("start", "number"),
+    [((), signal.SIGINT), (IN_BACKGROUND, signal.SIGTERM)],
+    ids=["Ctrl-C", "SIGTERM in the background"],
 )
-def test_a_signal_ends_it_with_the_process_that_it_started(
-    tmp_path, number, status, said
-):
+def test_a_signal_ends_it_with_the_process_that_it_started(tmp_path, start, number):
     file = tmp_path / "machine.json"
     with subprocess.Popen(
-        [*DOCTOR, "--json", str(file)],
+        [*start, *DOCTOR, "--json", str(file)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -206,8 +203,9 @@ def test_a_signal_ends_it_with_the_process_that_it_started(
             assert time.monotonic() < deadline
             time.sleep(0.05)
         doctor.send_signal(number)
-        assert doctor.communicate(timeout=30)[1] == said
-    assert doctor.returncode == status
+        said = doctor.communicate(timeout=30)[1]
+    assert said == "tw-doctor: interrupted; nothing was written\n"
+    assert doctor.returncode == 128 + number
     wait_for_end(children)  # one that was being started sees its input closed
     assert not file.exists()
 

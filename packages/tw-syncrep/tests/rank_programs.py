@@ -46,7 +46,8 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
         ``resolves_in_s`` (until names are known).
     """
     syncrep_programs.end_with_the_test()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # Whatever the test has.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     joining = _prepare(dict(options), pipe)
     group = answer(pipe, lambda: processes.join(**joining), tells=False)
     while group is not None:

@@ -6,6 +6,7 @@ Whatever a test does, nothing outlives it for long: a task ends with its launche
 
 import contextlib
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -26,9 +27,9 @@ def script(program: str) -> list[str]:
     return [sys.executable, "-c", HEAD + textwrap.dedent(program)]
 
 
-def launch(program, *arguments, **settings):
-    """Starts tw-launch with a program as its tasks."""
-    command = [sys.executable, "-m", "tw_syncrep.launch", *arguments, "--"]
+def launch(program, *arguments, start=(), **settings):
+    """Starts tw-launch, by the words of ``start``, with a program as its tasks."""
+    command = [*start, sys.executable, "-m", "tw_syncrep.launch", *arguments, "--"]
     return subprocess.Popen(
         command + script(program),
         stdout=subprocess.PIPE,
@@ -85,6 +86,10 @@ class Launches:
         meeting = ("--coordinator", self.coordinator, "--ps", "0", "--workers", "1")
         address = ("--address", f"127.0.0.{node + 1}")
         words = map(str, (*place, *meeting, *address, *arguments))
+        # What runs the tests under nohup has it ignored.
+        settings.setdefault(
+            "preexec_fn", lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        )
         with contextlib.ExitStack() as stack:
             out, err = (
                 stack.enter_context((self.folder / f"{number}.{name}").open("wb"))

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 
 import pytest
 from harness.ports import find_free_ports
+from harness.processes import IN_BACKGROUND
 from syncrep_launches import finish, is_alive, launch, wait_until
 
 from tw_core.modes import without_autograph
@@ -220,11 +221,12 @@ def test_signals_are_handed_on_and_stubborn_tasks_killed():
     program = """
     if index == 1:
         signal.signal(signal.SIGTERM, lambda *_: print("heard", flush=True))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     print(os.getpid(), flush=True)
     while True:
         time.sleep(1)
     """
-    process = launch(program, "--ps", "0", "--grace", "5")
+    process = launch(program, "--ps", "0", "--grace", "2", start=IN_BACKGROUND)
     pids = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
     process.send_signal(signal.SIGTERM)
     status, out, err = finish(process)

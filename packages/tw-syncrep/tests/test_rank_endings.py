@@ -27,16 +27,16 @@ def test_a_forked_child_neither_leaves_for_its_rank_nor_hides_its_end(make_ranks
         assert raised.value.missing == [1]
 
 
-@pytest.mark.full("function-2-RankTimeoutError")
+@pytest.mark.full("function-2-RankTimeoutError-SIGTERM")
 @pytest.mark.parametrize(
-    ("mode", "hit", "kind"),
+    ("mode", "hit", "kind", "signal_name"),
     [
-        ("function", 2, "RankTimeoutError"),
-        ("eager", 0, "RankTimeoutError"),
-        ("session", 2, "UnknownError"),
+        ("function", 2, "RankTimeoutError", "SIGTERM"),
+        ("eager", 0, "RankTimeoutError", "SIGINT"),
+        ("session", 2, "UnknownError", "SIGINT"),
     ],
 )
-def test_ctrl_c_is_heard_inside_a_collective(make_ranks, mode, hit, kind):
+def test_ctrl_c_is_heard_inside_a_collective(make_ranks, mode, hit, kind, signal_name):
     ranks = make_ranks(3, timeout_s=LONG_S).joined()
     ranks.call("reduce", mode, [[np.ones(4, np.float32)]], {}, 2)
     # Rank 1 does not come, so that the others stay inside.
@@ -45,10 +45,11 @@ def test_ctrl_c_is_heard_inside_a_collective(make_ranks, mode, hit, kind):
         rank.say("reduce_until_interrupted", mode)
     time.sleep(1)
     began_s = time.monotonic()
-    ranks.all[hit].send(signal.SIGINT)
+    ranks.all[hit].send(signal.Signals[signal_name])
     assert ranks.all[hit].hear(20) - began_s < 5
     waiting.remove(ranks.all[hit])
-    with pytest.raises(Raised, match=rf"rank {hit} \(.*was interrupted") as raised:
+    told = rf"rank {hit} \(.*was interrupted \({signal_name}\)"
+    with pytest.raises(Raised, match=told) as raised:
         waiting[0].hear(20)
     assert raised.value.kind == kind
     assert ranks.all[1].process.is_alive()

@@ -174,13 +174,16 @@ def test_an_interrupted_run_goes_on_where_it_was(options, tmp_path):
         np.testing.assert_allclose(got[name], values[2:], rtol=1e-7, err_msg=name)
 
 
-def test_ctrl_c_inside_fit_leaves_a_model_that_can_be_saved(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_inside_fit_leaves_a_model_that_can_be_saved(tmp_path, request, number):
     _, many = pair("mlp", 3)
+    before = signal.signal(number, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(number, before))
 
     class Interrupt(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
             if batch == 2:
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), number)
 
     with pytest.raises(KeyboardInterrupt):
         fit(many, "mlp", callbacks=[Interrupt()])

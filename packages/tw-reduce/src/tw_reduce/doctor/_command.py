@@ -278,9 +278,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             while not examination.is_over:
                 _follow_one_process(examination, options.timeout)
             examination.close()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as end:  # Ctrl-C, or SIGTERM
         page.clear()
         _say("interrupted; nothing was written")
+        if isinstance(end, SystemExit):
+            raise
         return _INTERRUPTED
     except BrokenPipeError:  # the report's reader is gone
         sys.stdout = None  # nothing more to flush

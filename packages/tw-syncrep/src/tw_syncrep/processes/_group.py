@@ -105,10 +105,9 @@ class ProcessGroup:
             member.start(self.calls.read_report, self.calls.abort)
             # A function of ``atexit`` cannot find out otherwise how the program ends.
             sys.exit = self._note_exit
-            give_up = functools.partial(member.give_up, "was interrupted (SIGINT)")
             self.calls.interrupts = InterruptWatch(
                 self.calls.is_inside,
-                give_up,
+                member.give_up,
                 must_defer=mpi.is_in_exchange if mpi is not None else lambda: False,
             )
             os.register_at_fork(after_in_child=self._forget)

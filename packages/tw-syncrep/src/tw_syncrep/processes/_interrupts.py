@@ -1,10 +1,13 @@
 """Ctrl-C while a rank waits in a collective, which Python by itself does not notice.
 
+SIGTERM is treated as Ctrl-C where a program has given it Python's handler of SIGINT: in
+the background of a script SIGINT is ignored, and SIGTERM is what ends such a job.
+
 Python runs signal handlers between bytecodes of its main thread, and a collective
 keeps that thread in C++ until it ends. The wakeup descriptor is written to at once, so
 a thread that reads it can end the collectives, after which the main thread raises
-KeyboardInterrupt. Programs that handle the signal, or have a wakeup descriptor, are
-left alone.
+KeyboardInterrupt. Programs that handle the signals otherwise, or have a wakeup
+descriptor, are left alone.
 """
 
 import contextlib
@@ -16,6 +19,8 @@ from collections.abc import Callable
 from types import FrameType
 
 import tensorflow as tf
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _HEARD_S = 0.1
 """Time in which the main thread runs the handler, unless it is inside C++."""
@@ -30,19 +35,20 @@ _COMES_S = 1.0
 
 
 class InterruptWatch(threading.Thread):
-    """A thread that ends collectives when the main thread does not notice SIGINT."""
+    """A thread that ends collectives when the main thread does not notice Ctrl-C."""
 
     def __init__(
         self,
         is_inside: Callable[[], bool],
-        end: Callable[[], None],
+        end: Callable[[str], None],
         *,
         must_defer: Callable[[], bool] = lambda: False,
     ) -> None:
         """Starts the thread if made in the main thread; watches nothing otherwise.
 
-        Where ``must_defer()``, TensorFlow has called this process's Python, and would
-        make another error of a KeyboardInterrupt.
+        ``end`` gets the reason why this rank ends its collectives. Where
+        ``must_defer()``, TensorFlow has called this process's Python, and would make
+        another error of a KeyboardInterrupt.
         """
         super().__init__(name="tw-syncrep-interrupts", daemon=True)
         self._is_inside, self._end, self._must_defer = is_inside, end, must_defer
@@ -50,6 +56,7 @@ class InterruptWatch(threading.Thread):
         self._write.setblocking(False)
         self._heard = threading.Event()
         self._is_deferred = self._is_owed = self._is_refused = False
+        self._taken: tuple[signal.Signals, ...] = ()
         self._watches = self._take_signals()
         if self._watches:
             self.start()
@@ -61,8 +68,9 @@ class InterruptWatch(threading.Thread):
         """Waits for signals."""
         with self._read:
             while numbers := self._read.recv(1 << 16):
-                if signal.SIGINT in numbers and self._handles():
-                    self._await_handler()
+                heard = [n for n in self._taken if n in numbers and self._handles(n)]
+                if heard:
+                    self._await_handler(heard[0])
                     with contextlib.suppress(BlockingIOError):  # signals it sent itself
                         self._read.recv(1 << 16, socket.MSG_DONTWAIT)
                     self._heard.clear()
@@ -80,13 +88,15 @@ class InterruptWatch(threading.Thread):
                 found = signal.set_wakeup_fd(-1)
                 if found != self._write.fileno():  # Another has replaced ours.
                     signal.set_wakeup_fd(found)
-                if self._handles():
-                    signal.signal(signal.SIGINT, signal.default_int_handler)
+                for number in filter(self._handles, self._taken):
+                    signal.signal(number, signal.default_int_handler)
                 self._watches = False
             self._write.close()
 
     def _take_signals(self) -> bool:
-        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        own_handler = signal.default_int_handler
+        taken = tuple(n for n in _SIGNALS if signal.getsignal(n) is own_handler)
+        if not taken:
             return False
         own = self._write.fileno()
         try:
@@ -96,11 +106,13 @@ class InterruptWatch(threading.Thread):
         if before != -1:
             signal.set_wakeup_fd(before)
             return False
-        signal.signal(signal.SIGINT, self._note_signal)
+        self._taken = taken
+        for number in taken:
+            signal.signal(number, self._note_signal)
         return True
 
-    def _handles(self) -> bool:
-        return signal.getsignal(signal.SIGINT) == self._note_signal
+    def _handles(self, number: int) -> bool:
+        return signal.getsignal(number) == self._note_signal
 
     def _note_signal(self, number: int, frame: FrameType | None) -> None:
         """Raises KeyboardInterrupt, but not while TensorFlow constructs an error.
@@ -120,15 +132,16 @@ class InterruptWatch(threading.Thread):
         self._heard.set()
         signal.default_int_handler(number, frame)
 
-    def _await_handler(self) -> None:
+    def _await_handler(self, number: signal.Signals) -> None:
         has_ended, pause_s, until_s = False, _LOOKS_S, time.monotonic() + _HEARD_S
         while self._watches and not self._heard.wait(pause_s):
             is_late = not has_ended and time.monotonic() >= until_s
             if is_late and not self._is_deferred and self._is_inside():
                 has_ended, pause_s = True, _AGAIN_S
                 # It writes a report, which the signal must not wait for.
-                threading.Thread(target=self._end, daemon=True).start()
+                why = f"was interrupted ({number.name})"
+                threading.Thread(target=self._end, args=[why], daemon=True).start()
             elif self._is_deferred or self._is_refused:
                 # Once per deferral: it may be just being raised.
                 self._is_deferred = self._is_refused = False
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                signal.pthread_kill(threading.main_thread().ident or 0, number)
