@@ -12,7 +12,8 @@ from tw_core.flat_variables._flat_variables import (
 )
 from tw_core.flat_variables._layout import DEFAULT_BELOW_BYTES
 from tw_core.flat_variables._model import FlatModel, flatten
-from tw_core.flat_variables._packing import pack_gradients, slots_like_parts
+from tw_core.flat_variables._packing import pack_gradients
+from tw_core.flat_variables._session.slots import slots_like_parts
 
 __all__ = [
     "DEFAULT_BELOW_BYTES",

@@ -4,21 +4,16 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
 import tensorflow as tf
 
 from tw_core._records.collections import with_outer_graphs
-from tw_core._tf_compat import (
-    SaveableObject,
-    SaveSpec,
-    set_initializer,
-    with_gradient,
-)
+from tw_core._tf_compat import set_initializer, with_gradient
 from tw_core.flat_packs import cut, join
 from tw_core.flat_variables._layout import Layout
+from tw_core.flat_variables._session.saving import SavedParts
 from tw_core.modes import builds_session_graph
 
 
@@ -36,7 +31,7 @@ class FlatVariable(tf.Variable):  # type: ignore[misc]
         self.variable = variable
         self.layout = layout
         self._steps = threading.local()
-        self._asked: weakref.ref[_Parts] | None = None
+        self._asked: weakref.ref[SavedParts] | None = None
         self._initial: list[tf.Tensor] = []
 
     # Reading and writing parts.
@@ -137,7 +132,7 @@ class FlatVariable(tf.Variable):  # type: ignore[misc]
             del name  # The parts have names of their own.
             asked = self._asked() if self._asked is not None else None
             if asked is None or asked.is_taken:
-                asked = _Parts(self)
+                asked = SavedParts(self)
                 # Weak: its saver owns it; an abandoned one must leave nothing behind.
                 self._asked = weakref.ref(asked)
             asked.numbers.update(numbers)
@@ -154,48 +149,6 @@ class FlatVariable(tf.Variable):  # type: ignore[misc]
             initial = join(self._initial)
             assigned = self.variable.assign(initial, read_value=False)
             set_initializer(self.variable, assigned, initial)
-
-
-class _Parts(SaveableObject):  # type: ignore[misc]
-    """Saves and restores parts of a flat variable as separate variables."""
-
-    def __init__(self, flat: FlatVariable) -> None:
-        self._flat = self.op = flat
-        self.name = flat.name.split(":")[0]
-        self.numbers: set[int] = set()
-        self.is_taken = False  # whether a saver has used it
-
-    @cached_property
-    def specs(self) -> list[Any]:
-        """The specs to save, in the order of the parts."""
-        self.is_taken, flat = True, self._flat
-        with tf.device(flat.device):
-            values = cut(flat.variable.read_value(), flat.layout.shapes)
-        return [
-            SaveSpec(values[n], "", part.name, dtype=flat.dtype, device=flat.device)
-            for n, part in enumerate(flat.layout.parts)
-            if n in self.numbers
-        ]
-
-    def restore(
-        self, restored_tensors: Sequence[tf.Tensor], restored_shapes: object
-    ) -> tf.Operation:
-        """Returns an op that assigns restored parts; all of them in one assignment."""
-        del restored_shapes
-        self.is_taken, flat = True, self._flat
-        numbers, parts = sorted(self.numbers), flat.layout.parts
-        # A checkpoint of another model fails here instead of shifting its neighbours.
-        checked = [
-            tf.ensure_shape(
-                tensor, parts[n].shape, name=f"check_restored_shape/{parts[n].name}"
-            )
-            for tensor, n in zip(restored_tensors, numbers, strict=True)
-        ]
-        with tf.device(flat.device):
-            if len(numbers) == len(parts):
-                return flat.variable.assign(join(checked), read_value=False)
-            pairs = zip(numbers, checked, strict=True)
-            return tf.group(*[flat.assign_part(n, value) for n, value in pairs])
 
 
 def describe_sparse(names: Sequence[str]) -> str:

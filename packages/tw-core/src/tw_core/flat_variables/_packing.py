@@ -1,24 +1,16 @@
-"""Flat variables under an optimizer: gradients of views joined, slots saved by part."""
+"""The gradients of views, joined into those of their flat variables."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tw_core._records.origins import base_name
 from tw_core.checks import check_list, public
 from tw_core.flat_packs import join
 from tw_core.flat_variables._flat_variable import FlatVariable, describe_sparse
-from tw_core.flat_variables._flat_variables import (
-    FLAT_KEY,
-    flat_among,
-    swap_in_collections,
-    views_of,
-)
-from tw_core.flat_variables._layout import Layout, is_slot_name
+from tw_core.flat_variables._flat_variables import views_of
 from tw_core.flat_variables._view import VariableView
-from tw_core.modes import builds_session_graph, without_autograph
+from tw_core.modes import without_autograph
 
 
 @public
@@ -95,43 +87,3 @@ def _packed(
     # Joined where they were computed, so that one tensor is sent.
     with tf.device(getattr(grads[0], "device", "") or flat.device):
         return join(grads), flat.variable
-
-
-@contextmanager
-def slots_like_parts(variables: Sequence[Any]) -> Iterator[None]:
-    """Makes savers store an optimizer's slots of flat variables part by part.
-
-    Args:
-      variables: the variables that the optimizer updates inside, flat or not.
-    """
-    flats = flat_among(variables)
-    if not flats or not builds_session_graph():
-        yield
-        return
-
-    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        made = next_creator(**kwargs)
-        name = made.name.split(":")[0]
-        for flat in flats:
-            layout = _layout_of_slot(name, flat)
-            if made.shape == flat.shape and layout is not None:
-                slot = FlatVariable(made, layout)
-                setattr(made, FLAT_KEY, slot)
-                swap_in_collections(made.graph, made, slot)
-        return made
-
-    with tf.variable_creator_scope(create):
-        yield
-
-
-def _layout_of_slot(name: str, flat: FlatVariable) -> Layout | None:
-    """Returns the layout of a slot of ``flat``; None if it is another variable's.
-
-    The slot may be named after tower 0's variable, of which ``flat`` is a copy.
-    """
-    own, main = flat.name.split(":")[0], base_name(flat)
-    if is_slot_name(name, own):
-        return flat.layout.renamed(name, own)
-    if is_slot_name(name, main):
-        return flat.layout.renamed(name, main, prefix=own.removesuffix(main))
-    return None

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tw_core._tf_compat import SaveableObject, with_gradient
+from tw_core._tf_compat import with_gradient
+from tw_core.flat_variables._session.saving import NotYetSaveable
 
 if TYPE_CHECKING:
     from tw_core.flat_variables._flat_variable import FlatVariable
@@ -194,7 +195,7 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
             return self.flat.gather_parts([self.number])
         if self._value is None:
             return {_VALUE: self._own}
-        return {_VALUE: lambda name="": _NotYetSaveable(self)}
+        return {_VALUE: lambda name="": NotYetSaveable(self)}
 
     @property
     def _initial_value(self) -> tf.Tensor:
@@ -234,20 +235,3 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
         if self._value is None:
             raise AttributeError(f"{asked} is meaningless outside of session graphs.")
         return self._own
-
-
-class _NotYetSaveable(SaveableObject):  # type: ignore[misc]
-    """Saveable of an unbound view, which may be initialised from a checkpoint."""
-
-    def __init__(self, view: VariableView) -> None:
-        self._view = self.op = view
-        self.name = view.name.split(":")[0]
-
-    @property
-    def specs(self) -> Any:
-        """Refuses savers, which would save or restore now."""
-        return self._view._bound("save")
-
-    def restore(self, restored_tensors: object, restored_shapes: object) -> Any:
-        """Does nothing: ``init_from_checkpoint`` sets the initial value as well."""
-        return tf.no_op()

@@ -1,0 +1,1 @@
+"""Flat variables of session graphs: views before values, collections, savers."""
