@@ -2,10 +2,10 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,6 @@ SITE = ROOT / "out" / "docs"
 PYTHONS = [v for v in ("3.11", "3.12", "3.13") if shutil.which(f"python{v}")]
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
 CLIENTS = sorted(path.stem for path in ROOT.glob("integration_tests/clients/*.py"))
-# What packages are installed from -> how the command for it begins in a README.
-SOURCES = {"checkout": "pip install ./packages/", "wheels": "pip install dist/"}
 
 # What stands in for what, to try the versions to come.
 NIGHTLY = {
@@ -139,21 +137,11 @@ def wheel(package: str) -> str:
     return str(found[0])
 
 
-def install_command(package: str, source: str) -> str:
-    """Returns the command with which a package's README installs it."""
-    readme = ROOT / "packages" / package / "README.md"
-    lines = readme.read_text(encoding="utf-8").splitlines()
-    found = [line for line in lines if line.startswith(SOURCES[source])]
-    if len(found) != 1:
-        raise ValueError(f"{readme}: one line must begin {SOURCES[source]!r}: {found}")
-    return found[0]
-
-
-def tool(session: nox.Session, *arguments: str | Path, **options: Any) -> None:
+def tool(session: nox.Session, *arguments: str | Path, **options: Any) -> str:
     """Runs a module of integration_tests with the session's Python."""
     env = {**ENV, "PYTHONPATH": str(ROOT / "integration_tests")}
     command = ("python", "-m", *map(str, arguments))
-    session.run(*command, env=env, **options)
+    return str(session.run(*command, env=env, **options))
 
 
 @nox.session(reuse_venv=True)
@@ -168,14 +156,19 @@ def build(session: nox.Session) -> None:
     """Builds each package's sdist, and its wheel from that, into dist/."""
     install(session, *group("build"))
     shutil.rmtree(DIST, ignore_errors=True)
+    for package in PACKAGES:
+        build_archives(session, package, DIST)
+
+
+def build_archives(session: nox.Session, package: str, into: Path) -> None:
+    """Builds a package's sdist, and its wheel from that."""
     python = str(Path(session.bin) / "python")
     here = ("--no-build-isolation", "--python", python, "--no-create-gitignore")
-    for package in PACKAGES:
-        session.run(
-            *("python", "-m", "uv", "build", *here),
-            *("--out-dir", str(DIST), f"packages/{package}"),
-            silent=True,
-        )
+    session.run(
+        *("python", "-m", "uv", "build", *here),
+        *("--out-dir", str(into), f"packages/{package}"),
+        silent=True,
+    )
 
 
 # Environments that hold wheels are recreated: a rebuilt wheel of an unchanged
@@ -359,11 +352,10 @@ def planted(session: nox.Session) -> None:
 # A new environment of the standard library's: its pip is what a newcomer has.
 @nox.session(requires=["build"], reuse_venv=False, venv_backend="venv")
 def pieces(session: nox.Session) -> None:
-    """Installs each package in the two ways of its README; checks that it is enough.
+    """Installs each package alone, by its README's command, and runs its example.
 
     The packages, or those named as in ``-- tw-core``, come and go one after the other;
-    TensorFlow stays, so all of them must need the same third parties. The README's
-    example runs with the wheels, which hold no more than what the checkout gives.
+    TensorFlow stays, so all of them must need the same third parties.
     """
     # Compiling all of TensorFlow would take as long as the rest; its import does it.
     env = {"PYTHONPATH": None, "PIP_COMPILE": "0"}
@@ -371,15 +363,23 @@ def pieces(session: nox.Session) -> None:
     if find_spec("uv"):  # Ahead of pip, which then finds TensorFlow: minutes less.
         ahead = ("-m", "uv", "pip", "install", "--python", f"{session.bin}/python")
         session.run(sys.executable, *ahead, *everywhere, external=True, silent=True)
-    for source, package in product(SOURCES, session.posargs or PACKAGES):
+    for package in session.posargs or PACKAGES:
         if (needed := third_parties(*closure(package))) != everywhere:
             session.error(f"{package} needs {needed}; {PACKAGES[0]} {everywhere}")
-        command = install_command(package, source)
-        session.log(command)
+        readme = ROOT / "packages" / package / "README.md"
+        [command] = re.findall("^pip install dist/.*", readme.read_text(), re.MULTILINE)
         session.run("sh", "-c", command, env=env, external=True, silent=True)
-        less = ["--no-example"] if source == "checkout" else []
-        tool(session, "interfaces.pieces", *closure(package), *less)
+        # From an index it would be somebody else's, as ours are not published.
+        frozen = re.findall("^(tw-.*?)(?: @ file:.*)?$", installed(session), re.M)
+        if sorted(frozen) != sorted(closure(package)):
+            session.error(f"{package}: {command} installs {frozen}")
+        tool(session, "interfaces.pieces", readme)
         session.run("pip", "uninstall", "--yes", *closure(package), silent=True)
+
+
+def installed(session: nox.Session) -> str:
+    """Returns what pip lists, a package a line."""
+    return session.run("pip", "freeze", silent=True) or ""
 
 
 @nox.session(reuse_venv=True)
@@ -452,19 +452,32 @@ def released(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def release(session: nox.Session) -> None:
-    """Releases packages, as in: -- tw-core. Publishes nothing."""
+    """Writes changelogs, commits and tags, as in: -- tw-core. Publishes nothing."""
     install(session, *group("release"))
-    # After Ctrl-C the tool removes its clone.
-    ending: dict[str, Any] = {"interrupt_timeout": 60, "terminate_timeout": 10}
-    words = ("release", "--nox", sys.executable, "--", *session.posargs)
-    tool(session, "interfaces", *words, **ending)
+    said = tool(session, "interfaces", "release", *session.posargs, silent=True)
+    named = re.findall("^release (\\S+) (\\S+)$", said, re.MULTILINE)
+    for package, version in named:
+        towncrier = ("towncrier", "build", "--yes", "--config", "pyproject.toml")
+        folder = ("--dir", f"packages/{package}", "--name", package)
+        session.run(*towncrier, *folder, "--version", version)
+    titles = [f"{package} {version}" for package, version in named]
+    git = ("git", "commit", "--all", "--message", f"Release {', '.join(titles)}")
+    session.run(*git, external=True)
+    for title in titles:
+        git = ("git", "tag", "--annotate", "-m", title, title.replace(" ", "-v"))
+        session.run(*git, external=True)
 
 
 @nox.session(reuse_venv=True)
 def tagged(session: nox.Session) -> None:
-    """Checks what a tag releases, and builds it anew, as in: -- tw-core-v0.2.0."""
-    install(session, *group("release"))
-    tool(session, "interfaces", "tagged", *session.posargs)
+    """Builds what a tag publishes into out/release, as in: -- tw-core-v0.2.0."""
+    install(session, *group("build"))
+    package, _, version = session.posargs[0].rpartition("-v")
+    folder = ROOT / "out" / "release" / package
+    shutil.rmtree(folder, ignore_errors=True)
+    build_archives(session, package, folder)
+    if not list(folder.glob(f"{package.replace('-', '_')}-{version}-*.whl")):
+        session.error(f"the tag says {version}; {package} is another version")
 
 
 def build_site(session: nox.Session) -> None:

@@ -27,7 +27,7 @@ layers = []
 tw-low = 100
 tw-high = 100
 """
-PROJECT = '[project]\nname = "{}"\ndependencies = {}\n'
+PROJECT = '[project]\nname = "{}"\nversion = "1.2.0rc1"\ndependencies = {}\n'
 LOW, HIGH = "packages/tw-low/src/tw_low", "packages/tw-high/src/tw_high"
 LOW_TOML, HIGH_TOML = (
     "packages/tw-low/pyproject.toml",
@@ -36,7 +36,7 @@ LOW_TOML, HIGH_TOML = (
 TREE = {
     "pyproject.toml": ROOT_TOML,
     LOW_TOML: PROJECT.format("tw-low", "[]"),
-    HIGH_TOML: PROJECT.format("tw-high", ["tw-low>=1.0.0rc3,<2", "numpy"]),
+    HIGH_TOML: PROJECT.format("tw-high", ["tw-low>=1.0,<2", "numpy"]),
     f"{LOW}/__init__.py": "",
     f"{LOW}/__init__.pyi": "from ._work import work as work\n",
     f"{LOW}/_work.py": "def work(): ...\n",
@@ -84,15 +84,18 @@ FAULTS = {
     ),
     "internal by a wide bound": (
         INTERNAL,
-        'tw-high imports tw-low\'s internal, .* "tw-low<1.1,>=1.0.0rc3"; got',
+        'tw-high imports tw-low\'s internal, .* "tw-low<1.3,>=1.0"; got',
     ),
     "front by a narrow bound": (
         {HIGH_TOML: PROJECT.format("tw-high", ["tw-low>=1.2,<1.3"])},
         'tw-high imports tw-low\'s front alone, .* "tw-low<2,>=1.2"; got',
     ),
     "front before 1.0 by a wide bound": (
-        {HIGH_TOML: PROJECT.format("tw-high", ["tw-low>=0.3,<1"])},
-        '"tw-low<0.4,>=0.3"; got',
+        {
+            LOW_TOML: PROJECT.format("tw-low", []).replace("1.2.0rc1", "0.3"),
+            HIGH_TOML: PROJECT.format("tw-high", ["tw-low>=0.2,<1"]),
+        },
+        '"tw-low<0.4,>=0.2"; got',
     ),
     "sections": (
         {f"{LOW}/_work.py": SECTIONS},
@@ -121,7 +124,7 @@ def test_a_fault_of_structure_is_refused(tmp_path, what):
 
 def test_a_tree_without_faults_is_not(tmp_path):
     assert said_of(tmp_path, {}) == ""
-    narrow = PROJECT.format("tw-high", ["tw-low>=1.0.0rc3,<1.1"])
+    narrow = PROJECT.format("tw-high", ["tw-low>=1.2.0rc1,<1.3"])
     assert said_of(tmp_path, {**INTERNAL, HIGH_TOML: narrow}) == ""
 
 

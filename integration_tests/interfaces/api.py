@@ -1,10 +1,11 @@
-"""Checks or writes a package's frozen interface file.
+"""Checks or writes a package's frozen interface files.
 
-The file, a line per public name, must agree with the code: a review sees by it what a
-change does to users. Against the last release the change decides which version is due.
-Breaking is what griffe finds between both sources. It passes over annotations, values,
-replaced bases, decorators, overloads and the fields of named tuples, so a line that
-goes or changes is breaking too; one that comes is an addition.
+``api.txt`` has a line per public name, ``internal.txt`` one per name of the module
+``internal``, which is for siblings. They must agree with the code: a review sees by
+them what a change does to users. Against the last release the change decides which
+version is due. Breaking is what griffe finds between both sources. It passes over
+annotations, values, replaced bases, decorators, overloads and the fields of named
+tuples, so a line that goes or changes is breaking too; one that comes is an addition.
 """
 
 import difflib
@@ -12,16 +13,16 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import griffe
 from packaging.version import Version
 
-from interfaces.api_lines import interface_lines, load
+from interfaces.api_lines import Faces, interface_lines, load, split
 from interfaces.manifest import Manifest, find_releases, read_manifests
 from interfaces.repository import Repository
 
-FILE = "api.txt"
+FILES = ("api.txt", "internal.txt")
+"""The file of each face, in the order of ``Faces``."""
 
 
 def run(root: Path, package: str, write: bool) -> None:
@@ -30,28 +31,32 @@ def run(root: Path, package: str, write: bool) -> None:
     if package not in manifests:
         raise ValueError(f"got {package!r}; wanted one of {', '.join(manifests)}.")
     if write:
-        write_file(root, manifests[package])
+        write_files(root, manifests[package])
     if fault := check(root, manifests[package]):
         raise ValueError(fault)
 
 
-def write_file(root: Path, manifest: Manifest) -> None:
-    """Rewrites the interface file from the code."""
-    head = (
-        f"# The public interface of {manifest.name}, one line per name. Written by\n"
-        f'#   nox -s "api({manifest.name})" -- --write\n'
-    )
-    lines = "".join(f"{line}\n" for line in interface_lines(source(root, manifest)))
-    (root / manifest.folder / FILE).write_text(head + lines)
+def write_files(root: Path, manifest: Manifest) -> None:
+    """Rewrites the interface files from the code; without ``internal`` there is one."""
+    kinds = ("The public interface", "What siblings may use")
+    for file, kind, face in zip(FILES, kinds, faces(root, manifest), strict=True):
+        path = root / manifest.folder / file
+        path.unlink(missing_ok=True)
+        if lines := interface_lines(face):
+            head = (
+                f"# {kind} of {manifest.name}, one line per name. Written by\n"
+                f'#   nox -s "api({manifest.name})" -- --write\n'
+            )
+            path.write_text(head + "".join(f"{line}\n" for line in lines))
 
 
 def check(root: Path, manifest: Manifest) -> str:
     """Says what is wrong with a package's interface and version, or nothing.
 
-    Where history is missing, as in an archive or a shallow clone, the file is compared
-    with the code alone, and that is said.
+    Where history is missing, as in an archive or a shallow clone, the files are
+    compared with the code alone, and that is said.
     """
-    if fault := check_file(root, manifest):
+    if fault := check_files(root, manifest):
         return fault
     try:
         releases = find_releases(Repository(root), manifest.name)
@@ -64,39 +69,41 @@ def check(root: Path, manifest: Manifest) -> str:
     return check_version(root, manifest, releases[-1])
 
 
-def check_file(root: Path, manifest: Manifest) -> str:
-    """Says how the interface file and the code differ, or nothing."""
-    file = root / manifest.folder / FILE
-    frozen = parse(file.read_text()) if file.exists() else []
-    differs = difference(frozen, interface_lines(source(root, manifest)))
-    said = (
-        f"{manifest.name}: {FILE} (-) and the code (+) differ; if the code is right, "
-        f'run nox -s "api({manifest.name})" -- --write'
-    )
-    return "\n".join([*differs, said]) if differs else ""
+def check_files(root: Path, manifest: Manifest) -> str:
+    """Says how the interface files and the code differ, or nothing."""
+    said = []
+    for file, face in zip(FILES, faces(root, manifest), strict=True):
+        path = root / manifest.folder / file
+        frozen = parse(path.read_text()) if path.exists() else []
+        if differs := difference(frozen, interface_lines(face)):
+            said += [*differs, f"{manifest.name}: {file} (-) and the code (+) differ."]
+    write = f'If the code is right, run nox -s "api({manifest.name})" -- --write'
+    return "\n".join([*said, write]) if said else ""
 
 
 def check_version(root: Path, manifest: Manifest, last: Manifest) -> str:
     """Says why the version does not suit the change since ``last``, or nothing."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Repository(root).export(last.commit, Path(folder) / "t", last.folder)
-        change = change_between(source(tree, last), source(root, manifest))
+        pairs = zip(faces(tree, last), faces(root, manifest), strict=True)
+        front, internal = [change_between(old, new) for old, new in pairs]
     sys.stdout.write(f"{manifest.name}: compared with {last}.\n")
-    due = due_version(last.version, change)
+    due = due_version(last.version, front, internal)
     if manifest.version >= due:
         return ""
     return "\n".join(
         [
             f"{manifest.name}, against its last release, {last.version}:",
-            *change,
+            *front,
+            *internal,
             f"The version must be {due} or higher; got {manifest.version}.",
         ]
     )
 
 
-def source(root: Path, manifest: Manifest) -> Any:
+def faces(root: Path, manifest: Manifest) -> Faces:
     """Reads the source of a package in a tree."""
-    return load(manifest.module, root / manifest.folder / "src")
+    return split(load(manifest.module, root / manifest.folder / "src"))
 
 
 def parse(text: str) -> list[str]:
@@ -111,27 +118,37 @@ def difference(before: Sequence[str], after: Sequence[str]) -> list[str]:
     return [f"{line[0]} {line[1:]}" for line in changed[2:]]  # after the head
 
 
-def change_between(old: Any, new: Any) -> list[str]:
-    """Compares two sources: a diff of their lines, then what griffe calls breaking."""
+def change_between(old: griffe.Module | None, new: griffe.Module | None) -> list[str]:
+    """Compares a face of two sources: a diff of lines, then what griffe finds."""
+    differs = difference(interface_lines(old), interface_lines(new))
+    if not (old and new):
+        return differs
     style = griffe.ExplanationStyle.MARKDOWN  # the others colour what they say
     found = griffe.find_breaking_changes(old, new)
     said = [breakage.explain(style).removeprefix("- ") for breakage in found]
-    differs = difference(interface_lines(old), interface_lines(new))
     return [*differs, *(f"griffe: {line}" for line in said)]
 
 
-def due_version(last: Version, change: Sequence[str]) -> Version:
-    """Returns the lowest version that a change since ``last`` may have.
+def due_version(
+    last: Version, front: Sequence[str], internal: Sequence[str] = ()
+) -> Version:
+    """Returns the lowest version that changes since ``last`` may have.
 
-    Before 1.0 what breaks raises the minor version, from 1.0 on the major one; an
-    addition raises the patch version. After a candidate any change takes the next one.
+    What breaks the front raises the major version, what is added to it, or breaks
+    ``internal``, the minor one, and the rest the patch. Before 1.0 a break of either
+    raises the minor version. After a candidate any change takes the next one.
     """
     major, minor, patch = last.release
-    if not change:
+    breaks_front, breaks_internal = (
+        any(not line.startswith("+") for line in change) for change in (front, internal)
+    )
+    if not (front or internal):
         return last
     if last.pre:
         kind, number = last.pre
         return Version(f"{last.base_version}{kind}{number + 1}")
-    if all(line.startswith("+") for line in change):
-        return Version(f"{major}.{minor}.{patch + 1}")
-    return Version(f"{major + 1}.0.0" if major else f"0.{minor + 1}.0")
+    if breaks_front and major:
+        return Version(f"{major + 1}.0.0")
+    if breaks_front or breaks_internal or (front and major):
+        return Version(f"{major}.{minor + 1}.0")
+    return Version(f"{major}.{minor}.{patch + 1}")

@@ -22,6 +22,12 @@ _SHOWN = (
     "runtime_checkable",
     "staticmethod",
 )
+INTERNAL = "internal"
+"""The module of a package that siblings may import, and users should not."""
+
+Faces = tuple[griffe.Module, griffe.Module | None]
+"""The front of a package, and its ``internal``."""
+
 _HIDDEN_MAGIC = ("__init__", "__new__", "__post_init__", "__repr__", "__str__")
 
 
@@ -47,16 +53,19 @@ def load(module: str, sources: Path) -> Any:
     return griffe.load(module, search_paths=[sources], **options)
 
 
-def interface_lines(package: griffe.Module) -> list[str]:
-    """Writes the interface of a package.
+def split(package: griffe.Module) -> Faces:
+    """Takes the module ``internal`` out of a package."""
+    if package.exports:
+        package.exports = [n for n in package.exports if str(n) != INTERNAL]
+    return package, package.members.pop(INTERNAL, None)  # type: ignore[return-value]
 
-    Returns:
-      Lines as ``def tw_core.map_towers(fn: ...) -> ...``, sorted by name.
 
-    Raises:
-      ValueError: exported names that nothing in the source defines.
+def interface_lines(face: griffe.Module | None) -> list[str]:
+    """Writes lines as ``def tw_core.map_towers(fn: ...) -> ...``, sorted by name.
+
+    ``ValueError`` names what is exported and nothing in the source defines.
     """
-    lines = set(_lines(package.path, package))
+    lines = set(_lines(face.path, face)) if face else set()
     return sorted(lines, key=lambda line: (re.split(r"[ (:]", line)[1], line))
 
 

@@ -18,7 +18,7 @@ from packaging.version import Version
 from interfaces.repository import Repository
 
 PREFIX = "tw-"
-_DATED = re.compile(r"^## (\S+) \(\d{4}-\d{2}-\d{2}\)$", re.MULTILINE)
+SECTION = re.compile(r"^## (\S+) \((\d{4}-\d{2}-\d{2})\)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Manifest:
 
     name: str
     version: Version
-    needs: frozenset[str]
+    needs: frozenset[Requirement] = frozenset()
     commit: str = ""  # that released it; of the checkout, none
 
     @property
@@ -45,6 +45,11 @@ class Manifest:
         """The tag of its release, as in ``tw-core-v0.1.0``."""
         return f"{self.name}-v{self.version}"
 
+    @property
+    def siblings(self) -> list[Requirement]:
+        """The packages of this repository among its needs."""
+        return [need for need in self.needs if need.name.startswith(PREFIX)]
+
     def __str__(self) -> str:
         """Names the version and where it comes from."""
         source = f"commit {self.commit[:9]}" if self.commit else "the checkout"
@@ -54,7 +59,7 @@ class Manifest:
 def parse_manifest(text: str, commit: str = "") -> Manifest:
     """Reads the text of a package's pyproject.toml."""
     project = tomllib.loads(text)["project"]
-    needs = frozenset(Requirement(one).name for one in project.get("dependencies", ()))
+    needs = frozenset(map(Requirement, project.get("dependencies", ())))
     return Manifest(project["name"], Version(project["version"]), needs, commit)
 
 
@@ -62,7 +67,7 @@ def read_manifests(root: Path) -> dict[str, Manifest]:
     """Reads the packages of a checkout; by name, each after all those that it needs."""
     paths = sorted(root.glob("packages/*/pyproject.toml"))
     found = {path.parent.name: parse_manifest(path.read_text()) for path in paths}
-    needs = {name: sorted(found[name].needs) for name in found}
+    needs = {n: sorted(one.name for one in found[n].siblings) for n in found}
     ordered = TopologicalSorter(needs).static_order()
     return {name: found[name] for name in ordered if name in found}
 
@@ -70,9 +75,14 @@ def read_manifests(root: Path) -> dict[str, Manifest]:
 def needed_by(name: str, states: Iterable[Manifest]) -> set[str]:
     """Lists the siblings that a package needs, by others too, in any of ``states``."""
     states, names = list(states), {name}
-    while more := {n for one in states if one.name in names for n in one.needs} - names:
+    while (
+        more := {
+            need.name for one in states if one.name in names for need in one.siblings
+        }
+        - names
+    ):
         names |= more
-    return {one for one in names if one.startswith(PREFIX)} - {name}
+    return names - {name}
 
 
 def find_releases(repository: Repository, *packages: str) -> list[Manifest]:
@@ -83,7 +93,10 @@ def find_releases(repository: Repository, *packages: str) -> list[Manifest]:
     releases = []
     for name in packages:
         changelog = repository.root / "packages" / name / "CHANGELOG.md"
-        for version in sorted(map(Version, _DATED.findall(changelog.read_text()))):
+        dated = [
+            Version(version) for version, _ in SECTION.findall(changelog.read_text())
+        ]
+        for version in sorted(dated):
             commit = _commit_of(repository, name, version)
             text = repository.git("show", f"{commit}:packages/{name}/pyproject.toml")
             releases.append(parse_manifest(text, commit))

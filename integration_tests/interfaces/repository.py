@@ -6,18 +6,12 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 Words = str | Path
-
-
-@cache
-def _of_hooks() -> list[str]:
-    """Lists what git tells a hook, and takes before any folder."""
-    command = ["git", "rev-parse", "--local-env-vars"]
-    return subprocess.run(command, stdout=subprocess.PIPE).stdout.decode().split()
+# A hook is told these, and git takes them before any folder; tools call git too.
+_OF_HOOKS = {"GIT_DIR", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_WORK_TREE"}
 
 
 def run(
@@ -27,8 +21,7 @@ def run(
 
     ``RuntimeError`` with all that it said where it fails.
     """
-    # Not only git: tools call it too.
-    outside = {name: os.environ[name] for name in os.environ.keys() - _of_hooks()}
+    outside = {name: os.environ[name] for name in os.environ.keys() - _OF_HOOKS}
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
@@ -50,16 +43,14 @@ def run_module(*words: Words, **where: Any) -> str:
     return run(sys.executable, "-m", *words, **where)
 
 
-def build(source: Path, into: Path, *options: str, epoch: str = "") -> None:
-    """Has uv build archives of a package's folder, with what is installed here.
+def build(source: Path, into: Path, *options: str) -> None:
+    """Builds archives of a package's folder, with the hatchling that is installed here.
 
-    Without ``options`` it makes a wheel from an sdist; all files in them get the time
-    ``epoch``, in seconds since 1970.
+    Without ``options`` it makes a wheel from an sdist. hatchling writes the same time
+    into all files, so that the same files give the same bytes.
     """
-    clock = {"SOURCE_DATE_EPOCH": epoch} if epoch else {}
     here = ("--no-build-isolation", "--python", sys.executable, "--out-dir", into)
-    options = ("--no-create-gitignore", *options)
-    run_module("uv", "build", *here, *options, source, env=clock)
+    run_module("uv", "build", "--no-create-gitignore", *here, *options, source)
 
 
 @dataclass(frozen=True)

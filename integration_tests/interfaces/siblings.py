@@ -119,17 +119,10 @@ def build_wheels(root: Path, releases: Iterable[Manifest], into: Path) -> Wheels
 
 
 def built_wheels(manifests: Iterable[Manifest], folder: Path) -> Wheels:
-    """Finds the wheels of packages; ``RuntimeError`` where one is missing."""
-    found = {}
-    for one in manifests:
-        paths = list(folder.glob(f"{one.module}-{one.version}-*.whl"))
-        if len(paths) != 1:
-            raise RuntimeError(
-                f"{folder} must hold one wheel of {one}; got {paths}. The session "
-                f"build leaves those of the checkout in dist/."
-            )
-        found[paths[0]] = one
-    return found
+    """Finds the wheels of packages; those of the checkout are the session build's."""
+    return {
+        next(folder.glob(f"{one.module}-{one.version}-*.whl")): one for one in manifests
+    }
 
 
 def choose(
@@ -144,7 +137,7 @@ def choose(
     nothing goes together.
     """
     by_line = {f"{one.name}=={one.version}": path for path, one in wheels.items()}
-    needs = {need for one in wheels.values() for need in one.needs}
+    needs = {need.name for one in wheels.values() for need in one.needs}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for wheel in by_line.values():

@@ -15,6 +15,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
+from interfaces.api_lines import INTERNAL
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -25,8 +26,6 @@ ROOT = Path(__file__).parents[2]
 GRACE = 1.03
 """A package may have so many times the lines of its budget."""
 FILES = 13
-INTERNAL = "internal"
-"""The module of a package that siblings may import, and users should not."""
 
 
 def sources(root: Path, package: str = "*", ending: str = "py") -> list[Path]:
@@ -200,18 +199,21 @@ def find_wrong_bounds(root: Path) -> Iterator[str]:
         for _, sibling, name in from_siblings(root, package):
             used.setdefault(sibling, set()).add([*name.split("."), ""][1])
         for sibling, names in sorted(used.items()):
-            if sibling not in needs:
+            version = Version(projects[sibling]["project"]["version"])
+            given, is_internal = needs.get(sibling), INTERNAL in names
+            if given is None:
                 yield f"{package} imports {sibling}; its pyproject.toml must list it."
             elif not names:
                 yield (
                     f"{package} lists {sibling} in pyproject.toml, and imports it "
                     f"nowhere."
                 )
-            elif needs[sibling] != (wanted := bound(needs[sibling], INTERNAL in names)):
-                face = "internal" if INTERNAL in names else "front alone"
+            elif given != (wanted := bound(given, version, is_internal)):
                 yield (
-                    f"{package} imports {sibling}'s {face}, so its pyproject.toml must "
-                    f'say "{sibling}{wanted}"; got "{sibling}{needs[sibling]}".'
+                    f"{package} imports {sibling}'s "
+                    f"{'internal' if is_internal else 'front alone'}, so its "
+                    f'pyproject.toml must say "{sibling}{wanted}"; got '
+                    f'"{sibling}{given}".'
                 )
 
 
@@ -221,17 +223,18 @@ def siblings_of(project: Mapping[str, Any], ours: Iterable[str]) -> list[Require
     return [need for need in needs if need.name in ours]
 
 
-def bound(given: SpecifierSet, is_internal: bool) -> SpecifierSet:
-    """Returns the range that a dependency must have, from its own lower end.
+def bound(given: SpecifierSet, sibling: Version, is_internal: bool) -> SpecifierSet:
+    """Returns the range that a dependency on a sibling must have.
 
-    >>> str(bound(SpecifierSet(">=1.2.0rc1,<3"), is_internal=True))
-    '<1.3,>=1.2.0rc1'
+    Its lower end is the package's to say, which the session ``compat`` proves.
+
+    >>> str(bound(SpecifierSet(">=1.2.0rc1,<3"), Version("1.3.1"), is_internal=True))
+    '<1.4,>=1.2.0rc1'
     """
-    lows = [Version(one.version) for one in given if one.operator == ">="]
-    low = max(lows, default=Version("0"))
-    by_minor = is_internal or not low.major
-    above = f"{low.major}.{low.minor + 1}" if by_minor else f"{low.major + 1}"
-    return SpecifierSet(f">={low},<{above}")
+    low = next((str(one) for one in given if one.operator == ">="), f">={sibling}")
+    by_minor = is_internal or not sibling.major
+    minor, major = f"{sibling.major}.{sibling.minor + 1}", f"{sibling.major + 1}"
+    return SpecifierSet(f"{low},<{minor if by_minor else major}")
 
 
 def find_arrows_up(root: Path) -> Iterator[str]:
