@@ -62,7 +62,7 @@ from tw_core.gradients import *
 from tw_core.modes import *
 from tw_core.optimizers import *
 from tw_core.testing import *
-from tw_core.timeline import *
+from tw_doctor import *
 from tw_core.variables import *
 from tw_reduce import *
 from tw_reduce.plans import *
@@ -101,8 +101,8 @@ def setup(app):
 
 def show_constructors(app):
     """Restores the signatures that those of Keras's ``__new__`` hide."""
-    from tw_builders import TowerModel
-    from tw_syncrep.horovod import SyncBatchNormalization
+    from tw_keras import TowerModel
+    from tw_horovod import SyncBatchNormalization
 
     for shown in (TowerModel, SyncBatchNormalization):
         own = inspect.signature(shown.__init__)

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 import tw_core
-from tw_syncrep import cluster
+import tw_launch
 
 WORKERS, TOWERS = 2, 2
 DEADLINE_S = 100  # for all workers together
@@ -18,9 +18,9 @@ DEADLINE_S = 100  # for all workers together
 def start_servers(workers: int = WORKERS) -> Any:
     """Starts a parameter server and the workers, each with a device a tower."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", cluster.ExposedServerWarning)
+        warnings.simplefilter("ignore", tw_launch.ExposedServerWarning)
         config = tf.compat.v1.ConfigProto(device_count={"CPU": TOWERS})
-        return cluster.start_local(ps=1, workers=workers, config=config)
+        return tw_launch.start_local(ps=1, workers=workers, config=config)
 
 
 def in_all_workers(local: Any, work: Callable[[Any, str], Any]) -> list[Any]:
@@ -60,7 +60,7 @@ def devices_of(task: Any) -> list[str]:
 
 def setters_of(task: Any) -> list[Any]:
     """A device function a tower: variables on the server, the rest on its device."""
-    spec = cluster.cluster_spec(task)
+    spec = tw_launch.cluster_spec(task)
     return [
         tw_core.replica_device_setter(worker_device=device, cluster=spec)
         for device in devices_of(task)

@@ -65,7 +65,7 @@ class Launch:
     @property
     def command(self) -> list[str]:
         """The same with this interpreter, for the folder that holds the file."""
-        launcher = [sys.executable, "-m", "tw_syncrep.launch", *self.options]
+        launcher = [sys.executable, "-m", "tw_launch", *self.options]
         return [*launcher, "--", sys.executable, self.file_name]
 
 

@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 from rank_fits import dense, seeded
 
-from tw_builders import TowerModel
 from tw_core.testing import CPUS
+from tw_keras import TowerModel
 
 EPOCHS, ROWS, BUSY_S = 60, 24, 4.0
 PLACES = ("step", "validation", "epoch's end", "idle", "idle itself", "evaluate")

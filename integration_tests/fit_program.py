@@ -24,8 +24,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tw_builders import TowerModel
-from tw_syncrep import cluster, processes
+import tw_launch
+import tw_ranks
+from tw_keras import TowerModel
 
 START = os.environ.get("TW_START", "0")
 EPOCHS, BATCHES, ROWS = 8, 5, 8
@@ -153,14 +154,14 @@ def main() -> None:
     options = parser.parse_args()
     if options.save_freq != "epoch":
         options.save_freq = int(options.save_freq)
-    warnings.simplefilter("ignore", cluster.ExposedServerWarning)
+    warnings.simplefilter("ignore", tw_launch.ExposedServerWarning)
     # How a job in the background of a script is ended, where SIGINT is ignored.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if options.place:
         coordinator, rank, size = options.place
-        group = processes.join(coordinator, rank=int(rank), size=int(size))
+        group = tw_ranks.join(coordinator, rank=int(rank), size=int(size))
     else:
-        group = processes.join(timeout_s=30.0)
+        group = tw_ranks.join(timeout_s=30.0)
     train(group, options)
     group.leave()
 

@@ -503,7 +503,7 @@ def run(row: Row, mode: str, hvd: Any) -> Any:
 
 def main(folder: Path) -> None:
     """Runs all rows, and keeps what came of them, of this rank."""
-    import tw_syncrep.horovod as hvd
+    import tw_horovod as hvd
 
     hvd.init()
     results = {}

@@ -27,8 +27,8 @@ from keras.src.utils.tracking import (
     TrackedSet,
 )
 
-import tw_builders
-from tw_syncrep import processes
+import tw_keras
+import tw_ranks
 
 NUM_TOWERS = 2
 ENV_PLAIN = "KERAS_TESTS_PLAIN"  # leaves the models as they are
@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
         copyreg.pickle(kind, repr)  # a string: the copy of a model has the same
     if "TF_CONFIG" in os.environ:
         global _group
-        _group = processes.join(first_timeout_s=WAIT_S, stall_timeout_s=WAIT_S)
+        _group = tw_ranks.join(first_timeout_s=WAIT_S, stall_timeout_s=WAIT_S)
         config.option.xmlpath += f".{_group.rank}"
 
 
@@ -91,13 +91,13 @@ def forget_towers(record_property: Any, request: pytest.FixtureRequest) -> Any:
 def towers(model: Any) -> Any:
     """Returns the ``TowerModel`` of a model, always the same; else what it is given."""
     is_plain = isinstance(model, keras.Model)
-    if not is_plain or isinstance(model, tw_builders.TowerModel) or _is_off():
+    if not is_plain or isinstance(model, tw_keras.TowerModel) or _is_off():
         return model
     for plain, made in _made:
         if model is plain:
             return made
     models = iter([model, *(_copied(model) for _ in range(1, NUM_TOWERS))])
-    made = tw_builders.TowerModel(
+    made = tw_keras.TowerModel(
         lambda: next(models),
         [f"/cpu:{k}" for k in range(NUM_TOWERS)],
         group=_group,
@@ -109,7 +109,7 @@ def towers(model: Any) -> Any:
 
 def plain(model: Any) -> Any:
     """Returns tower 0 of a ``TowerModel``, or else what it is given."""
-    return model.towers[0] if isinstance(model, tw_builders.TowerModel) else model
+    return model.towers[0] if isinstance(model, tw_keras.TowerModel) else model
 
 
 def _named(item: pytest.Item) -> str:

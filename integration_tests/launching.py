@@ -90,14 +90,14 @@ def _run(command: list[str], cwd: Path, said: str) -> NoReturn:
     os.chdir(cwd)
     output = os.open(said, os.O_WRONLY | os.O_APPEND)
     os.environ.update(VARIABLES)
-    if command[1:3] == ["-m", "tw_syncrep.launch"]:
+    if command[1:3] == ["-m", "tw_launch"]:
         _fork_tasks()
     _become(command[1:], output, output)
 
 
 def _fork_tasks() -> None:
     """Has tw-launch fork its tasks from the process that it runs in."""
-    import tw_syncrep.launch  # noqa: F401 - it names the class that is replaced
+    import tw_launch  # noqa: F401 - it names the class that is replaced
 
     subprocess.Popen = _fork_or_exec  # type: ignore[assignment, misc]
 
@@ -108,7 +108,7 @@ def main() -> NoReturn:
     import tensorflow  # noqa: F401
 
     _fork_tasks()
-    _become(["-m", "tw_syncrep.launch", *sys.argv[1:]], 1, 2)
+    _become(["-m", "tw_launch", *sys.argv[1:]], 1, 2)
 
 
 def _become(words: list[str], stdout: int, stderr: int) -> NoReturn:

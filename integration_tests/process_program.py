@@ -24,7 +24,8 @@ import numpy as np
 import tensorflow as tf
 from digits_towers import batch, cross_entropy, get_weights
 
-from tw_syncrep import cluster, processes
+import tw_launch
+import tw_ranks
 
 v1 = tf.compat.v1
 SAVE_EVERY = 5
@@ -42,7 +43,7 @@ class Program(NamedTuple):
     read: Callable[[], tuple[int, list[np.ndarray]]]
 
 
-def keras_program(group: processes.ProcessGroup, folder: Path) -> Program:
+def keras_program(group: tw_ranks.ProcessGroup, folder: Path) -> Program:
     """A Keras 3 model, trained by a ``tf.function``."""
     keras.utils.set_random_seed(group.rank)
     hidden = keras.layers.Dense(32, "relu")
@@ -56,7 +57,7 @@ def keras_program(group: processes.ProcessGroup, folder: Path) -> Program:
     if group.rank == 0:
         checkpoint.restore(manager.latest_checkpoint)
     everything = [*model.variables, *optimizer.variables, position]
-    processes.broadcast_variables(everything, group=group)
+    tw_ranks.broadcast_variables(everything, group=group)
     find_loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     @group.bounded
@@ -67,7 +68,7 @@ def keras_program(group: processes.ProcessGroup, folder: Path) -> Program:
         variables = model.trainable_variables
         rows = tf.cast(tf.shape(images)[0], tf.float32)
         grads = tape.gradient(loss, variables)
-        [grads] = processes.mean_across([grads], group=group, weight=rows)
+        [grads] = tw_ranks.mean_across([grads], group=group, weight=rows)
         optimizer.apply_gradients(zip(grads, variables, strict=True))
         return position.assign_add(1)
 
@@ -78,7 +79,7 @@ def keras_program(group: processes.ProcessGroup, folder: Path) -> Program:
     )
 
 
-def session_program(group: processes.ProcessGroup, folder: Path) -> Program:
+def session_program(group: tw_ranks.ProcessGroup, folder: Path) -> Program:
     """A graph in a plain session, with TensorFlow 1's Adam and ``Saver``."""
     with tf.Graph().as_default() as graph:
         images = v1.placeholder(tf.float32, [None, 64])
@@ -88,7 +89,7 @@ def session_program(group: processes.ProcessGroup, folder: Path) -> Program:
         optimizer = v1.train.AdamOptimizer(0.01)
         pairs = optimizer.compute_gradients(cross_entropy(weights, images, labels))
         rows = tf.cast(tf.shape(images)[0], tf.float32)
-        [grads] = processes.mean_across(
+        [grads] = tw_ranks.mean_across(
             [[grad for grad, _ in pairs]], group=group, weight=rows
         )
         train = optimizer.apply_gradients(
@@ -97,7 +98,7 @@ def session_program(group: processes.ProcessGroup, folder: Path) -> Program:
         with tf.control_dependencies([train]):
             after = position.read_value()
         everything = v1.global_variables()
-        take_over = processes.broadcast_variables(everything, group=group)
+        take_over = tw_ranks.broadcast_variables(everything, group=group)
         saver = v1.train.Saver(max_to_keep=2)
         session = v1.Session()
         session.run(v1.global_variables_initializer())
@@ -137,9 +138,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--kill", nargs="*", default=[])
     options = parser.parse_args()
-    warnings.simplefilter("ignore", cluster.ExposedServerWarning)
+    warnings.simplefilter("ignore", tw_launch.ExposedServerWarning)
     start = os.environ["TW_START"]
-    group = processes.join(timeout_s=30.0)
+    group = tw_ranks.join(timeout_s=30.0)
     program = PROGRAMS[options.mode](group, options.folder)
     position, _ = program.read()
     print(f"rank {group.rank}, start {start}: from step {position}", flush=True)

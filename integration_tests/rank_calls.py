@@ -22,8 +22,8 @@ from rank_training import (
     optimizers,
 )
 
-from tw_builders import TowerModel
 from tw_core.testing import CPUS
+from tw_keras import TowerModel
 
 
 class Fails(callbacks.Callback):

@@ -12,9 +12,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tw_builders import TowerModel
-from tw_builders.tower_model import on_rank_0
 from tw_core.testing import CPUS
+from tw_keras import TowerModel, on_rank_0
 from tw_reduce import sum_on_device
 
 layers, optimizers, callbacks = keras.layers, keras.optimizers, keras.callbacks

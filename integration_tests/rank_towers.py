@@ -9,10 +9,10 @@ from digits_towers import PROGRAMS, Weights, batch, cross_entropy, digits
 
 import tw_ampopt
 import tw_core
+import tw_ranks
 import tw_reduce
 import tw_rlload
 from tw_core.testing import CPUS
-from tw_syncrep import processes
 
 v1 = tf.compat.v1
 
@@ -36,7 +36,7 @@ def train_digits(
 ) -> tuple[list[list[np.ndarray]], list[dict[str, Any]]]:
     """Trains on this rank's rows of each batch; at steps in ``bad``, rank 1's are."""
     reducer = partial(
-        processes.mean_of_ranks,
+        tw_ranks.mean_of_ranks,
         group=group,
         sum_towers=partial(tw_reduce.sum_balanced, devices=CPUS[:towers]),
     )
@@ -67,7 +67,7 @@ def train_epochs(group: Any, towers: int, epochs: int) -> list[list[np.ndarray]]
         lambda own, x: cross_entropy(own.all, x["images"], x["labels"]),
         models,
         [v1.train.AdamOptimizer(0.05) for _ in models],
-        reducer=partial(processes.mean_of_ranks, group=group),
+        reducer=partial(tw_ranks.mean_of_ranks, group=group),
     )
     rows.load([part[group.rank : 1408 : group.size] for part in digits()[0]])
     train.run_epochs(epochs, "rows", seed=0)
@@ -79,7 +79,7 @@ def update_by_ampopt(group: Any, mode: str, towers: int, steps: int) -> np.ndarr
     options = {
         "tf_optimizer": v1.train.GradientDescentOptimizer,
         "learning_rate": 1.0,
-        "reducer": partial(processes.mean_of_ranks, group=group),
+        "reducer": partial(tw_ranks.mean_of_ranks, group=group),
     }
     gradient = tf.constant([1.0, 2.0]) if group.rank == 0 else tf.constant([10.0, 20.0])
     if mode == "function":

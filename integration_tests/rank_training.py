@@ -16,9 +16,8 @@ from keras_gallery import programs
 from rank_fits import TwoOptimizers, dense, seeded
 
 import tw_ampopt
-from tw_builders import TowerModel
-from tw_builders.tower_model import on_rank_0
 from tw_core.testing import CPUS
+from tw_keras import TowerModel, on_rank_0
 
 layers, optimizers, callbacks = keras.layers, keras.optimizers, keras.callbacks
 metrics = keras.metrics

@@ -7,6 +7,7 @@ from cluster_threads import in_all_workers, start_servers
 
 import tw_ampopt
 import tw_core
+import tw_syncrep
 from tw_builders import (
     SyncMultiGPUParameterServerBuilder,
     SyncMultiGPUReplicatedBuilder,
@@ -14,7 +15,7 @@ from tw_builders import (
     apply_gradients,
 )
 from tw_core.testing import CPUS
-from tw_syncrep import SyncReplicasOptimizer, cluster, training_session
+from tw_syncrep import SyncReplicasOptimizer, training_session
 
 v1 = tf.compat.v1
 START = [3.0, -2.0]
@@ -128,7 +129,7 @@ def test_replicas_in_a_function_train_with_it(by_adam):
 
 def train_over_a_cluster(task, target):
     with tf.Graph().as_default():
-        with v1.device(cluster.device_setter(task)):
+        with v1.device(tw_syncrep.device_setter(task)):
             w = v1.get_variable("w", initializer=START)
             step = v1.train.get_or_create_global_step()
             x = v1.placeholder(tf.float32, [2])

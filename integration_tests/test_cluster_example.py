@@ -15,7 +15,7 @@ DEADLINE_S = 150
 def test_two_workers_learn_digits_and_all_tasks_end(tmp_path):
     pytest.importorskip("sklearn")
     # A server that did not end when asked to would hold the launch for the grace.
-    launch = [sys.executable, "-m", "tw_syncrep.launch", "--grace", str(DEADLINE_S)]
+    launch = [sys.executable, "-m", "tw_launch", "--grace", str(DEADLINE_S)]
     program = [sys.executable, str(TRAIN), "--steps", "101"]
     program += ["--checkpoints", str(tmp_path)]
     status, out = run_forked([*launch, "--", *program], deadline_s=DEADLINE_S)

@@ -13,8 +13,8 @@ import pytest
 from docs_blocks import ROOT
 
 MODULES = {
-    "tw-launch": "tw_syncrep.launch",
-    "tw-doctor": "tw_reduce.doctor",
+    "tw-launch": "tw_launch",
+    "tw-doctor": "tw_doctor",
     "soak": "soak.run",
     "faults": "faults.run",
     "interfaces": "interfaces",

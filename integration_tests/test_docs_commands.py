@@ -13,8 +13,8 @@ TEXTS = [*READMES, *PAGES]
 PACKAGES = {path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")}
 SESSION = re.compile(r"nox(?: -R)? -s ((?:\"[^\"]+\" ?|\w[\w-]* ?)+)")
 MODULES = {
-    "tw-launch": ["packages/tw-syncrep/src/tw_syncrep/launch/*.py"],
-    "tw-doctor": ["packages/tw-reduce/src/tw_reduce/doctor/*.py"],
+    "tw-launch": ["packages/tw-launch/src/tw_launch/_launcher/*.py"],
+    "tw-doctor": ["packages/tw-doctor/src/tw_doctor/_machine/*.py"],
     "train": ["docs/examples/train_digits.py"],
     "train-rl": ["docs/examples/ppo/train.py"],
     "bench": ["integration_tests/benchmarks/*.py"],

@@ -76,7 +76,7 @@ QUERIES = {  # -> the address that is found first, or how it begins
     "DeadlineError": "errors/index.html#deadlineerror",
     "ExposedServerWarning": "errors/index.html#exposedserverwarning",
     "LeastLoadedDeviceSetter": "api/tw-core.html#tw_core.LeastLoadedDeviceSetter",
-    "TowerModel": "api/tw-builders.html#tw_builders.TowerModel",
+    "TowerModel": "api/tw-builders.html#tw_keras.TowerModel",
     # Messages, as they were raised, and the statement of one.
     "make_optimizers: towers 0 and 1 got the same Adam object; every tower needs an "
     "optimizer of its own, or the replicas drift apart. Make a new one in each call of "

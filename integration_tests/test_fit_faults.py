@@ -23,8 +23,8 @@ from harness.processes import IN_BACKGROUND
 from launching import run_forked
 from soak.processes import TAG, tagged
 
-from tw_builders import TowerModel
-from tw_syncrep import processes
+import tw_ranks
+from tw_keras import TowerModel
 
 sys.path.append(str(Path(__file__).parents[1] / "packages" / "tw-syncrep" / "tests"))
 from ranks import Raised, Ranks
@@ -32,7 +32,7 @@ from ranks import Raised, Ranks
 TIMEOUT_S, GRACE_S = 2.0, 5.0
 RANKS = 3
 PROGRAM = Path(fit_program.__file__)
-LAUNCH = [sys.executable, "-m", "tw_syncrep.launch", "--ps", "0", "--workers", "2"]
+LAUNCH = [sys.executable, "-m", "tw_launch", "--ps", "0", "--workers", "2"]
 AGAIN = ["--restart", "group", "--max-restarts", "3", "--restart-delay", "0.1"]
 DEADLINE_S = 120
 
@@ -212,7 +212,7 @@ def test_ranks_killed_at_random_change_no_bit(tmp_path, undisturbed, seed):
 
 @pytest.fixture
 def alone():
-    group = processes.join()
+    group = tw_ranks.join()
     yield group
     group.leave()
 

@@ -12,6 +12,7 @@ from rank_threads import Meeting, ThreadGroup
 import tw_ampopt
 import tw_builders
 import tw_core
+import tw_keras
 import tw_rlload
 from tw_core.testing import CPUS
 from tw_reduce import sum_on_device
@@ -106,7 +107,7 @@ def with_builder(towers, reducer):
 
 
 def with_tower_model(towers, reducer, *, run_eagerly=False, **options):
-    model = tw_builders.TowerModel(dense, towers, reducer=reducer, **options)
+    model = tw_keras.TowerModel(dense, towers, reducer=reducer, **options)
     optimizer = keras.optimizers.SGD(1.0)
     model.compile(optimizer, lambda y, out: y * out, run_eagerly=run_eagerly)
     rows = np.ones([2 * len(towers), 1], np.float32)
@@ -192,7 +193,7 @@ def test_a_given_reducer_is_called_for_any_number_of_towers(taker, num_towers):
 
 def test_an_optimizer_over_towers_takes_the_reducer_of_a_tower_model_itself():
     towers = tw_core.towers(CPUS[:2])
-    model = tw_builders.TowerModel(dense, towers, reducer=Counting())
+    model = tw_keras.TowerModel(dense, towers, reducer=Counting())
     variables = [own.trainable_variables for own in model.towers]
     optimizer = tw_ampopt.TowerOptimizer(variables, **SGD)
     says = r"reducer is not called with TowerOptimizer.*pass the reducer to TowerOpti"

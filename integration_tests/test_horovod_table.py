@@ -10,7 +10,7 @@ import pytest
 from horovod_table import REFUSED, ROWS
 from launching import run_forked
 
-import tw_syncrep.horovod as hvd
+import tw_horovod as hvd
 
 DEADLINE_S = 250
 # What trains is in the tests of tw-syncrep, by what comes of training.
@@ -22,7 +22,7 @@ def ran(request, tmp_path_factory):
     """What each rank got in each row and mode, and how many ranks there were."""
     folder = tmp_path_factory.mktemp("table")
     program = [sys.executable, str(Path(__file__).parent / "horovod_table.py")]
-    launch = [sys.executable, "-m", "tw_syncrep.launch", "--ps", "0"]
+    launch = [sys.executable, "-m", "tw_launch", "--ps", "0"]
     status, said = run_forked(
         [*launch, "--workers", str(request.param), "--", *program, str(folder)],
         deadline_s=DEADLINE_S,

@@ -22,7 +22,7 @@ ENDS = {
     "signal": "os.kill(os.getpid(), signal.SIGKILL)",
     "raise": "raise ValueError('lost')",
 }
-LAUNCH = [sys.executable, "-m", "tw_syncrep.launch", "--ps", "0", "--workers", "2"]
+LAUNCH = [sys.executable, "-m", "tw_launch", "--ps", "0", "--workers", "2"]
 
 
 @pytest.fixture

@@ -23,10 +23,11 @@ from digits_towers import accuracy, cross_entropy, digits, get_weights
 import tw_ampopt
 import tw_core
 import tw_rlload
+import tw_syncrep
 from tw_builders import DataParallelBuilder, SyncMultiGPUParameterServerBuilder
 from tw_core.flat_variables import FlatVariables, pack_gradients
 from tw_reduce import mean, packed, sum_round_robin
-from tw_syncrep import SyncReplicasOptimizer, cluster, training_session
+from tw_syncrep import SyncReplicasOptimizer, training_session
 
 v1 = tf.compat.v1
 ROWS, WAIT_S = 32, 30
@@ -89,7 +90,7 @@ def train_with_ampopt(task: Any, target: str, *, steps: int, bad: int) -> Any:
     """Two towers' gradients, reduced in the worker and scaled by tw-ampopt."""
     with tf.Graph().as_default():
         fed = placeholders()
-        with v1.device(cluster.device_setter(task)):
+        with v1.device(tw_syncrep.device_setter(task)):
             step = v1.train.get_or_create_global_step()
             scaled, sync = make_optimizer(task)
 
@@ -140,7 +141,7 @@ def train_flat(task: Any, target: str, *, below_bytes: int, folder: str) -> Any:
     """Momentum on variables of the server, flat or not; weights and what is saved."""
     with tf.Graph().as_default():
         x, y = placeholders()[0]
-        with v1.device(cluster.device_setter(task)):
+        with v1.device(tw_syncrep.device_setter(task)):
             step = v1.train.get_or_create_global_step()
             sync = SyncReplicasOptimizer(
                 v1.train.MomentumOptimizer(0.1, 0.9),
@@ -202,7 +203,7 @@ class Policy:
 def train_with_all(task: Any, target: str, *, epochs: int) -> Any:
     """tw-rlload slices, tw-reduce averages, tw-ampopt scales, tw-syncrep applies."""
     with tf.Graph().as_default():
-        with v1.device(cluster.device_setter(task)):
+        with v1.device(tw_syncrep.device_setter(task)):
             step = v1.train.get_or_create_global_step()
             weights = get_weights()
             columns = [v1.placeholder(tf.float32, [None, 64], "images")]
@@ -239,7 +240,7 @@ def train_with_a_builder(task: Any, target: str, *, steps: int) -> Any:
     """The parameter-server builder averages the towers, and is given the optimizer."""
     with tf.Graph().as_default():
         fed = placeholders()
-        with v1.device(cluster.device_setter(task)):
+        with v1.device(tw_syncrep.device_setter(task)):
             step = v1.train.get_or_create_global_step()
             weights = get_weights()
             _, sync = make_optimizer(task)

@@ -22,7 +22,7 @@ from process_program import PROGRAMS, SAVE_EVERY
 from soak.processes import TAG, tagged
 
 PROGRAM = Path(__file__).parent / "process_program.py"
-LAUNCH = [sys.executable, "-m", "tw_syncrep.launch", "--ps", "0"]
+LAUNCH = [sys.executable, "-m", "tw_launch", "--ps", "0"]
 AGAIN = ["--restart", "group", "--max-restarts", "3", "--restart-delay", "0.1"]
 RANKS, STEPS = 3, 24
 DEADLINE_S = 250

@@ -8,7 +8,7 @@ import pytest
 
 import tw_core
 from tw_core.testing import CPUS
-from tw_core.timeline import explained
+from tw_doctor import explained
 
 ROOT = Path(__file__).parents[1]
 

@@ -15,9 +15,10 @@ from cluster_threads import (
     start_servers,
 )
 
+import tw_syncrep
 from tw_core import towers
 from tw_reduce import mean, sum_round_robin
-from tw_syncrep import SyncReplicasOptimizer, cluster, training_session
+from tw_syncrep import SyncReplicasOptimizer, training_session
 
 v1 = tf.compat.v1
 ROWS, STEPS, RATE = 4, 3, 0.125
@@ -71,9 +72,9 @@ def tower_gradients(variables: list[Any], x: Any, ids: Any, y: Any) -> list[Any]
 def train(task: Any, target: str, *, is_pulled: bool) -> list[np.ndarray]:
     given = batch()
     shards = np.arange(len(given[0])).reshape(WORKERS, TOWERS, ROWS)[task.index]
-    pulled = cluster.pulled_together(task) if is_pulled else nullcontext()
+    pulled = tw_syncrep.pulled_together(task) if is_pulled else nullcontext()
     with tf.Graph().as_default():
-        with v1.device(cluster.device_setter(task)):
+        with v1.device(tw_syncrep.device_setter(task)):
             with pulled:
                 first = v1.zeros_initializer()
                 own = [

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 import tw_core
 from tw_ampopt import DynamicLossScale, TowerOptimizer
-from tw_builders import TowerModel
 from tw_core.testing import CPUS
+from tw_keras import TowerModel
 
 layers = keras.layers
 KINDS = ["replicated", "parameter_server"]

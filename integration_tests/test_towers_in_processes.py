@@ -1,6 +1,6 @@
 """Towers of several processes: as one process with all of their rows.
 
-The siblings' steps with ``tw_syncrep.processes`` between the processes: builders,
+The siblings' steps with ``tw_ranks`` between the processes: builders,
 loss scaling, and epochs in one call.
 """
 

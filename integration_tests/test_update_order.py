@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import tw_ampopt
 import tw_builders
+import tw_horovod as hvd
 from tw_core.testing import CPUS
-from tw_syncrep import horovod as hvd
 
 v1 = tf.compat.v1
 TOWERS, RATE = 2, 0.125

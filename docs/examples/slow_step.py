@@ -21,6 +21,7 @@ if __name__ == "__main__":  # Help and wrong options do not wait for TensorFlow.
 import numpy as np
 import tensorflow as tf
 
+import tw_doctor
 import tw_builders
 import tw_core
 import tw_reduce
@@ -85,7 +86,7 @@ def record(fault, num_steps=5):
         init = [v1.global_variables_initializer(), v1.local_variables_initializer()]
         session = v1.Session(config=tw_core.session_config())
     data = batches(len(xs), fault)
-    with session, tw_core.record_steps(num_steps) as steps:
+    with session, tw_doctor.record_steps(num_steps) as steps:
         session.run(init)
         for _ in range(4 * num_steps):
             steps.run(session, train_op, dict(zip(xs, next(data), strict=True)))

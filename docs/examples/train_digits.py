@@ -40,6 +40,7 @@ from digits_run import Program, Run
 from digits_variables import FunctionVariables, GraphVariables
 from sklearn.datasets import load_digits
 
+import tw_doctor
 import tw_builders
 import tw_core
 import tw_reduce
@@ -160,7 +161,7 @@ def main(options):
 
     run.restore_if_asked(program)
     program.copy()  # every tower starts from tower 0's variables
-    with tw_core.record_steps(graph=program.session and program.session.graph) as steps:
+    with tw_doctor.record_steps(graph=program.session and program.session.graph) as steps:
         for batch in run.batches(train):
             with steps.step():
                 loss = program.step(pixels[batch], digits.target[batch])

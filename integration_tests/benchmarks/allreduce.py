@@ -39,7 +39,7 @@ from racing import Block, Report, ask, race_blocks, tasks
 from syncrep_works import PULLED
 from syncrep_works import Work as ServerWork
 
-from tw_syncrep.launch._pmi import World
+from tw_launch._launcher.pmi import World
 
 OPTIONS = {"works": "allreduce_works.WORKS", "rounds": 21, "workers": 2, "torch": None}
 

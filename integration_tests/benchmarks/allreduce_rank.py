@@ -36,9 +36,9 @@ def serve_rank(pipe: Any, ports: list[int], rank: int, work: Work) -> None:
 def serve_mpi_rank(pipe: Any, variables: dict[str, str], rank: int, work: Work) -> None:
     """Does so as a rank of MPI."""
     os.environ.update(variables)
-    from tw_syncrep import processes
+    import tw_ranks
 
-    _serve(pipe, None, processes.join(engine="mpi"), work)
+    _serve(pipe, None, tw_ranks.join(engine="mpi"), work)
 
 
 def _serve(pipe: Any, strategy: Any, group: Any, work: Work) -> None:
@@ -56,14 +56,15 @@ def join_beside(strategy: Any, rank: int, size: int, port: int) -> Any:
     """Joins where TensorFlow's runtime is part of a cluster already."""
     from unittest import mock
 
-    from tw_syncrep import _tf_compat, processes
+    import tw_ranks
+    from tw_ranks import _tf_compat
 
     with (
         mock.patch.object(_tf_compat, "has_started", return_value=False),
         mock.patch.object(_tf_compat, "join_cluster"),
     ):
         address = f"localhost:{port + 1}"
-        return processes.join(address, rank=rank, size=size)
+        return tw_ranks.join(address, rank=rank, size=size)
 
 
 def _make_function(
@@ -71,8 +72,8 @@ def _make_function(
 ) -> tuple[Callable[[], Any], Callable[[], float]]:
     import tensorflow as tf
 
+    import tw_ranks
     from tw_core.flat_variables import FlatVariables, pack_gradients
-    from tw_syncrep import processes
 
     flat = FlatVariables()
     scopes = {FLAT: flat.scope} | ({PEER: strategy.scope} if strategy else {})
@@ -97,7 +98,7 @@ def _make_function(
             means = context.all_reduce(tf.distribute.ReduceOp.MEAN, grads)
         else:
             wire = "bfloat16" if name == BFLOAT16 else None
-            [means] = processes.mean_across([grads], group=group, wire_dtype=wire)
+            [means] = tw_ranks.mean_across([grads], group=group, wire_dtype=wire)
         for (_, variable), momentum, mean in zip(pairs, momenta, means, strict=True):
             tf.raw_ops.ResourceApplyKerasMomentum(
                 var=variable.handle,
@@ -120,7 +121,7 @@ def _make_session(
 ) -> tuple[Callable[[], Any], Callable[[], float]]:
     import tensorflow as tf
 
-    from tw_syncrep import processes
+    import tw_ranks
 
     v1 = tf.compat.v1
     with tf.Graph().as_default():
@@ -129,7 +130,7 @@ def _make_session(
             for n, shape in enumerate(work.shapes)
         ]
         grads = [rank + 1.0 + 1e-30 * v.read_value() for v in found]
-        [means] = processes.mean_across([grads], group=group)
+        [means] = tw_ranks.mean_across([grads], group=group)
         optimizer = v1.train.MomentumOptimizer(RATE, MOMENTUM)
         train = optimizer.apply_gradients(zip(means, found, strict=True))
         last = found[-1].read_value()

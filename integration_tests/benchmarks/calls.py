@@ -115,11 +115,11 @@ def time_rounds(
     """Takes the processor time of the chief's round, and prints a line each."""
     if not tickets:
         return []
-    from tw_syncrep import cluster
+    import tw_launch
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", cluster.ExposedServerWarning)
-        local = cluster.start_local(ps=max(servers), workers=1)
+        warnings.simplefilter("ignore", tw_launch.ExposedServerWarning)
+        local = tw_launch.start_local(ps=max(servers), workers=1)
     print("tickets  S   a round  at least     ops  reads     rows")
     rows = []
     for ps, count in itertools.product(servers, tickets):
@@ -138,13 +138,15 @@ def time_round(local: Any, ps: int, replicas: int, times: int) -> dict[str, Any]
     """Returns the processor time of rounds whose tickets are there, and their ops."""
     import tensorflow as tf
 
-    from tw_syncrep import SyncReplicasOptimizer, cluster
+    import tw_launch
+    import tw_syncrep
+    from tw_syncrep import SyncReplicasOptimizer
 
     v1 = tf.compat.v1
     addresses = {**local.addresses, "ps": local.addresses["ps"][:ps]}
-    task = cluster.TaskConfig(addresses, "worker", 0)
+    task = tw_launch.TaskConfig(addresses, "worker", 0)
     with tf.Graph().as_default() as graph, graph.container(f"r{ps}-{replicas}"):
-        with v1.device(cluster.device_setter(task)):
+        with v1.device(tw_syncrep.device_setter(task)):
             made = [v1.get_variable(f"v{n}", [8]) for n in range(2 * ps)]
             step = v1.train.get_or_create_global_step()
             grads = [tf.ones([8]) for _ in made]

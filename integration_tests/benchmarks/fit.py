@@ -16,9 +16,9 @@ import tensorflow as tf
 from racing import Contender, Report, Timing, in_own_process, race
 
 import tw_core
-from tw_builders import TowerModel
+from tw_doctor._machine.race import seconds_of
+from tw_keras import TowerModel
 from tw_reduce import all_reduce, mean
-from tw_reduce.doctor._race import seconds_of
 
 OPTIONS = {
     "rounds": 9,

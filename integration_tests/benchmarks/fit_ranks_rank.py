@@ -86,14 +86,14 @@ def _fitted(model: Any, rows: Any, batch: int, optimizer: Any = None) -> Made:
 
 
 def _ours(group: Any, work: str) -> Made:
-    from tw_builders import TowerModel
+    from tw_keras import TowerModel
 
     model = TowerModel(partial(_make, work), ["/cpu:0"], group=group)
     return _fitted(model, _rows(group.rank, group.size), BATCH // group.size)
 
 
 def _towers(devices: Any, work: str) -> Made:
-    from tw_builders import TowerModel
+    from tw_keras import TowerModel
 
     return _fitted(TowerModel(partial(_make, work), devices), _rows(0, 1), BATCH)
 
@@ -101,9 +101,9 @@ def _towers(devices: Any, work: str) -> Made:
 def _horovod(group: Any, work: str) -> Made:
     import keras
 
-    import tw_syncrep.horovod.keras as hvd
-    from tw_syncrep import processes
-    from tw_syncrep.horovod._state import group as state
+    import tw_horovod.keras as hvd
+    import tw_ranks
+    from tw_horovod._state import group as state
 
     state._group = group  # hvd.init() would join another one
     adam = hvd.DistributedOptimizer(keras.optimizers.Adam(epsilon=1e-3))
@@ -111,7 +111,7 @@ def _horovod(group: Any, work: str) -> Made:
     run, read = _fitted(_make(work), rows, BATCH // group.size, adam)
 
     def mean() -> float:  # as MetricAverageCallback does
-        [[total]] = processes.sum_across([[_tensor(read())]], group=group)
+        [[total]] = tw_ranks.sum_across([[_tensor(read())]], group=group)
         return float(total) / group.size
 
     means: list[float] = []

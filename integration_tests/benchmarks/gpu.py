@@ -47,7 +47,7 @@ def command_of(name: str, options: Any, device: str) -> list[str]:
     towers = list(map(str, options.towers))
     if name == "doctor":
         own = ["--device", device, "--towers", towers[0], "--json", "doctor.json"]
-        return [sys.executable, "-m", "tw_reduce.doctor", *own]
+        return [sys.executable, "-m", "tw_doctor", *own]
     numbers = ["--towers", *towers, "--rounds", str(options.rounds)]
     return [*RUN, name, *PARTS[name], *numbers]
 

@@ -26,10 +26,10 @@ from reduce_inputs import Arrays, Variables
 
 import tw_core
 import tw_reduce
+from tw_doctor._machine.measuring import PROFILES as DOCTORS
+from tw_doctor._machine.measuring import THRESHOLDS
+from tw_doctor._machine.race import seconds_of
 from tw_reduce._choosing import reducers_on
-from tw_reduce.doctor._measuring import PROFILES as DOCTORS
-from tw_reduce.doctor._measuring import THRESHOLDS
-from tw_reduce.doctor._race import seconds_of
 from tw_reduce.reducers import CollectiveKeys
 
 OPTIONS = {"rounds": 31, "towers": [2, 4, 8], "lists": [""], "keep": None}
@@ -107,7 +107,7 @@ def measure(towers: int, folder: Path) -> Path:
     """Has the doctor measure towers on CPUs."""
     file = folder / f"towers-{towers}.json"
     options = ["--device", "cpu", "--towers", str(towers), "--json", str(file)]
-    subprocess.run([sys.executable, "-m", "tw_reduce.doctor", *options], check=True)
+    subprocess.run([sys.executable, "-m", "tw_doctor", *options], check=True)
     return file
 
 

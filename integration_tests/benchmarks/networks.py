@@ -13,7 +13,7 @@ import keras
 import numpy as np
 from racing import Contender, Report, Timing, race
 
-from tw_reduce.doctor._race import seconds_of
+from tw_doctor._machine.race import seconds_of
 
 ROWS, STEPS, LATER = 4, 10, 3
 layers = keras.layers

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tw_reduce.doctor._race import race as take_turns
-from tw_reduce.doctor._race import seconds_of
+from tw_doctor._machine.race import race as take_turns
+from tw_doctor._machine.race import seconds_of
 
 OUT = Path("out/bench")
 WAIT_S = 120.0  # for a process to answer
@@ -156,7 +156,7 @@ def use_devices(count: int) -> list[str]:
     """
     import tensorflow as tf
 
-    from tw_reduce.doctor._examiner import make_towers
+    from tw_doctor._machine.examiner import make_towers
 
     tf.config.experimental.enable_tensor_float_32_execution(False)
     return make_towers(DEVICE, count)

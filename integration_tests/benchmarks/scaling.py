@@ -18,8 +18,8 @@ from racing import Contender, Timing, in_own_process, race, save
 
 import tw_core
 import tw_reduce
-from tw_reduce.doctor._race import turn_order
-from tw_reduce.doctor._scaling import CPU_SIZE, training_step
+from tw_doctor._machine.race import turn_order
+from tw_doctor._machine.scaling import CPU_SIZE, training_step
 
 OPTIONS = {
     "towers": [1, 2, 4, 8],
@@ -109,7 +109,7 @@ def launched(count: int, blocks: int) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as folder:
         program = [sys.executable, str(HERE / "scaling_rank.py")]
         program += [folder, str(blocks), str(STEPS)]
-        launch = [sys.executable, "-m", "tw_syncrep.launch", "--ps", "0"]
+        launch = [sys.executable, "-m", "tw_launch", "--ps", "0"]
         launch += ["--workers", str(count), "--", *program]
         done = subprocess.run(
             launch, capture_output=True, text=True, timeout=DEADLINE_S

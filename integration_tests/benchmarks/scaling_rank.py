@@ -10,22 +10,22 @@ import time
 from functools import partial
 from pathlib import Path
 
-from tw_syncrep import processes
+import tw_ranks
 
-group = processes.join()  # from TF_CONFIG; before anything makes a tensor
+group = tw_ranks.join()  # from TF_CONFIG; before anything makes a tensor
 
 import tensorflow as tf  # noqa: E402
 
-from tw_reduce.doctor._scaling import CPU_SIZE, training_step  # noqa: E402
+from tw_doctor._machine.scaling import CPU_SIZE, training_step  # noqa: E402
 
 folder, blocks, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-reduce = partial(processes.mean_across, group=group)
+reduce = partial(tw_ranks.mean_across, group=group)
 contenders = {
     "reducing": training_step(["/cpu:0"], CPU_SIZE, reduce),
     "alone": training_step(["/cpu:0"], CPU_SIZE, None),
 }
 together = group.bounded(
-    tf.function(lambda: processes.mean_across([[tf.ones([])]], group=group))
+    tf.function(lambda: tw_ranks.mean_across([[tf.ones([])]], group=group))
 )
 times: dict[str, list[float]] = {name: [] for name in contenders}
 for step in contenders.values():

@@ -14,10 +14,10 @@ from typing import Any
 
 from racing import save
 
-from tw_syncrep.cluster._channel import parse_line
-from tw_syncrep.processes._side_channel._attendance import Deadlines, Report
-from tw_syncrep.processes._side_channel._coordinator import Coordinator
-from tw_syncrep.processes._side_channel._introduction import Introduction
+from tw_launch._channel import parse_line
+from tw_ranks._side_channel._attendance import Deadlines, Report
+from tw_ranks._side_channel._coordinator import Coordinator
+from tw_ranks._side_channel._introduction import Introduction
 
 OPTIONS = {"ranks": [16, 64, 256, 1024], "rounds": 3}
 BEATS, LOOKS = 4, 20

@@ -1,7 +1,7 @@
 """A parameter server and a worker: one graph and one session a contender.
 
 They exist twice: with TensorFlow's servers, for programs that are TensorFlow's or
-change the import alone, and with those of ``tw_syncrep.cluster``. Beside them is the
+change the import alone, and with those of ``tw_launch``. Beside them is the
 same model under ``MultiWorkerMirroredStrategy``: no server, no session.
 """
 
@@ -120,7 +120,7 @@ class Trained:
                 cluster=hosts(cluster), worker_device=device
             )
             whole = name in WHOLE and name != FLAT
-            getter = tw_syncrep.cluster.variable_getter(device) if whole else None
+            getter = tw_syncrep.variable_getter(device) if whole else None
             with v1.device(setter):
                 step = v1.train.get_or_create_global_step()
                 with (
@@ -259,10 +259,10 @@ def _task(cluster: dict[str, list[int]], job: str, index: int, *, ours: bool) ->
     """Starts a server as users of the package do, or of TensorFlow."""
     import tensorflow as tf
 
-    from tw_syncrep import cluster as tasks
+    import tw_launch
 
     if not ours:
         return tf.distribute.Server(hosts(cluster), job_name=job, task_index=index)
     warnings.simplefilter("ignore")
     addresses = {job: tuple(listed) for job, listed in hosts(cluster).items()}
-    return tasks.start_server(tasks.TaskConfig(addresses, job, index))
+    return tw_launch.start_server(tw_launch.TaskConfig(addresses, job, index))

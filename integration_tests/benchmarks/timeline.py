@@ -17,8 +17,10 @@ import training
 
 import tw_builders
 import tw_core
+import tw_doctor
+import tw_keras
 import tw_reduce
-from tw_core.timeline import explained
+from tw_doctor import explained
 
 OPTIONS = {"rounds": 11, "works": "timeline.WORKS"}
 
@@ -88,7 +90,7 @@ def in_session(num_small: int, *, by_run: bool) -> Callable[[Any], None]:
 
 def in_fit() -> Callable[[Any], None]:
     devices = [tower.device for tower in make_towers()]
-    model = tw_builders.TowerModel(make_model, devices)
+    model = tw_keras.TowerModel(make_model, devices)
     model.compile(keras.optimizers.SGD(1e-3, momentum=0.9), "mse")
     x, y = np.ones([2 * ROWS, WIDTH], np.float32), np.ones([2 * ROWS, 8], np.float32)
     data = tf.data.Dataset.from_tensors((x, y)).repeat(4 * NUM_STEPS)
@@ -113,7 +115,7 @@ def measure(name: str, rounds: int) -> tuple[float, float, float]:
     take = WORKS[name]()
     lengths, costs, shares = [], [], []
     for _ in range(rounds):
-        with tw_core.record_steps(NUM_STEPS) as steps:
+        with tw_doctor.record_steps(NUM_STEPS) as steps:
             for _ in range(1 if name.startswith("fit") else 2 * NUM_STEPS):
                 take(steps)
         told = steps.summary()

@@ -159,7 +159,7 @@ def run(arguments: list[str], folder: Path, workers: int) -> None:
     """Runs ``dp --tf`` in one process, or in several under the launcher."""
     command = [sys.executable, "-P", "-m", "deepmd", "--tf", *arguments]
     if workers > 1:
-        launcher = [sys.executable, "-m", "tw_syncrep.launch", "--horovod"]
+        launcher = [sys.executable, "-m", "tw_launch", "--horovod"]
         command = [*launcher, "-np", str(workers), "--", *command]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TF_INTER_OP_PARALLELISM_THREADS": "2"}
     done = subprocess.run(

@@ -83,9 +83,9 @@ def solve(work: Path, steps: int, *, workers: int) -> list[np.ndarray]:
     """Runs the program, and returns every rank's solution."""
     program = [str(work / "solve.py"), str(steps)]
     env = {**os.environ, "DDE_BACKEND": "tensorflow.compat.v1"}
-    command = [sys.executable, "-m", "tw_syncrep.horovod", *program]
+    command = [sys.executable, "-m", "tw_horovod", *program]
     if workers > 1:
-        launcher = [sys.executable, "-m", "tw_syncrep.launch", "--horovod"]
+        launcher = [sys.executable, "-m", "tw_launch", "--horovod"]
         command = [*launcher, "-np", str(workers), "--", sys.executable, "-P", *program]
     done = subprocess.run(
         command,

@@ -26,8 +26,8 @@ from harness.ports import find_free_ports
 from launching import make_template
 
 import tw_syncrep
-from tw_syncrep.launch._messages import Start
-from tw_syncrep.launch._plan import Share, plan_tasks
+from tw_launch._launcher.messages import Start
+from tw_launch._launcher.plan import Share, plan_tasks
 
 FILE = "test/parallel/test_tensorflow.py"
 NAMES = Path(tw_syncrep.__file__).parent / "horovod" / "_unmodified" / "_python_path"

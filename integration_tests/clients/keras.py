@@ -277,7 +277,7 @@ def pytest_of(
     ranks: int = 1,
 ) -> tuple[int, str]:
     """Runs pytest on a file, on each rank; returns its status and its output."""
-    launch = ("tw_syncrep.launch", "--ps", "0", "--workers", str(ranks), "--")
+    launch = ("tw_launch", "--ps", "0", "--workers", str(ranks), "--")
     command = (
         *((sys.executable, "-m", *launch) if ranks > 1 else ()),
         *(sys.executable, "-P", "-m", "pytest", str(path), "-p", "keras_towers"),

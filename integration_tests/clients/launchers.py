@@ -2,7 +2,7 @@
 
 The launchers are ``srun`` and ``sbatch`` of a Slurm that is started here, ``mpiexec``
 of the ``mpich`` wheel, ``mpirun`` of Open MPI, ``torchrun``, and Ray's
-``TensorflowTrainer``. None is told more than the program: ``processes.join()`` finds
+``TensorflowTrainer``. None is told more than the program: ``tw_ranks.join()`` finds
 rank, size and rank 0's address. Rank 0's weights are compared with those of plain Keras
 on one device.
 

@@ -28,7 +28,7 @@ def main() -> int:
         train(options.rank_in)
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        launcher = [sys.executable, "-m", "tw_syncrep.launch", "--horovod", "-np", "2"]
+        launcher = [sys.executable, "-m", "tw_launch", "--horovod", "-np", "2"]
         program = [sys.executable, "-P", __file__, "--rank-in", folder]
         subprocess.run([*launcher, "--", *program], check=True, timeout=DEADLINE_S)
         results = [np.load(f"{folder}/{rank}.npy") for rank in range(2)]

@@ -15,9 +15,9 @@ def main(rank: int, size: int, timeout_s: float, stall_s: float) -> None:
     """Joins, and checks the sum of every step."""
     import tensorflow as tf
 
-    from tw_syncrep import processes
+    import tw_ranks
 
-    group = processes.join(
+    group = tw_ranks.join(
         "node0:4000",
         rank=rank,
         size=size,
@@ -30,7 +30,7 @@ def main(rank: int, size: int, timeout_s: float, stall_s: float) -> None:
     @tf.function
     def step(number: tf.Tensor) -> tf.Tensor:
         own = tf.fill([100_000], number * (rank + 1.0))
-        [[added]] = processes.sum_across([[own]], group=group)
+        [[added]] = tw_ranks.sum_across([[own]], group=group)
         return tf.stack([tf.reduce_min(added), tf.reduce_max(added)])
 
     number, began = 0, time.monotonic()

@@ -121,7 +121,7 @@ def warn_of_a_slow_pair(hosts: Hosts) -> None:
 def say_that_a_name_is_local(hosts: Hosts) -> None:
     """Host 0 is 127.0.1.1 to itself: rank 0 says so, and tw-launch ends at once."""
     hosts.name_locally(0)
-    command = "-m tw_syncrep.launch --nnodes 2 --coordinator node0:4001 -- true"
+    command = "-m tw_launch --nnodes 2 --coordinator node0:4001 -- true"
     launcher = hosts.run(0, sys.executable, *command.split())
     assert launcher.wait(within_s=COMMAND_S) == 2
     local = "node0 is 127.0.1.1 to itself, where other machines do not reach"

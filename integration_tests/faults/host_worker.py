@@ -16,10 +16,10 @@ def main(job: str, index: str, servers: str, workers: str, *rest: str) -> None:
     addresses = {"ps": servers.split(","), "worker": workers.split(",")}
     task = {"type": job, "index": int(index)}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": addresses, "task": task})
-    from tw_syncrep import cluster
+    import tw_launch
 
-    own = cluster.read_tf_config()
-    server = cluster.start_server(own)
+    own = tw_launch.read_tf_config()
+    server = tw_launch.start_server(own)
     if job == "ps":
         server.join()
     train(server.target, own, float(rest[0]), is_elastic="elastic" in rest)
@@ -29,12 +29,13 @@ def train(target: str, task: object, wait_s: float, *, is_elastic: bool) -> None
     """Counts steps in the weights."""
     import tensorflow as tf
 
-    from tw_syncrep import SyncReplicasOptimizer, cluster, training_session
+    import tw_syncrep
+    from tw_syncrep import SyncReplicasOptimizer, training_session
 
     v1 = tf.compat.v1
     v1.disable_eager_execution()
-    setter = cluster.device_setter(task, strategy="round_robin")
-    with v1.device(setter), cluster.pulled_together(task):
+    setter = tw_syncrep.device_setter(task, strategy="round_robin")
+    with v1.device(setter), tw_syncrep.pulled_together(task):
         global_step = v1.train.get_or_create_global_step()
         w = v1.get_variable("w", [3], initializer=v1.zeros_initializer())
         optimizer = SyncReplicasOptimizer(

@@ -3,7 +3,7 @@
 from collections import deque
 from socket import socket
 
-from tw_syncrep.cluster._network_exposure import hold_free_ports
+from tw_launch._network_exposure import hold_free_ports
 
 _KEPT = 100  # more than the tests draw that run at a time
 

@@ -16,8 +16,9 @@ import numpy as np
 import tensorflow as tf
 from digits_towers import Weights, accuracy, cross_entropy, digits
 
+import tw_launch
+import tw_ranks
 from soak.telling import tell
-from tw_syncrep import cluster, processes
 
 RATE = 0.125
 ROWS = 32
@@ -43,8 +44,8 @@ def main() -> None:
     options = parser.parse_args()
     folder = options.folder
     tell("start", pid=os.getpid())
-    warnings.simplefilter("ignore", cluster.ExposedServerWarning)
-    group = processes.join(timeout_s=WAIT_S)
+    warnings.simplefilter("ignore", tw_launch.ExposedServerWarning)
+    group = tw_ranks.join(timeout_s=WAIT_S)
     model = Model()
     saves = tf.train.CheckpointManager(
         tf.train.Checkpoint(model=model), str(folder), max_to_keep=3
@@ -52,7 +53,7 @@ def main() -> None:
     saved = saves.latest_checkpoint
     if group.rank == 0:
         saves.checkpoint.restore(saved)
-    processes.broadcast_variables(model.variables, group=group)
+    tw_ranks.broadcast_variables(model.variables, group=group)
     if saved is not None and int(model.step) < int(saved.rpartition("-")[2]):
         tell("fault", text=f"step {int(model.step)} after {saved}")
     work(group, model, saves, folder, options.pause)
@@ -65,7 +66,7 @@ def main() -> None:
 
 
 def work(
-    group: processes.ProcessGroup,
+    group: tw_ranks.ProcessGroup,
     model: Model,
     saves: Any,
     folder: Path,
@@ -84,7 +85,7 @@ def work(
             own = model.tally * (group.rank + 1.0)
             loss = cross_entropy(model.weights.all, images, labels) + own
         grads = [*tape.gradient(loss, variables), stops]
-        [[*means, stop]] = processes.mean_across([grads], group=group)
+        [[*means, stop]] = tw_ranks.mean_across([grads], group=group)
         for variable, mean in zip(variables, means, strict=True):
             variable.assign_sub(RATE * mean)
         model.step.assign_add(1)
@@ -106,7 +107,7 @@ def work(
             saves.save(checkpoint_number=int(model.step))
 
 
-def report(group: processes.ProcessGroup, model: Model) -> None:
+def report(group: tw_ranks.ProcessGroup, model: Model) -> None:
     """Tells the step, and whether as many were applied."""
     step, tally, mean = int(model.step), float(model.tally), (group.size + 1) / 2
     if tally != -RATE * mean * step:

@@ -20,8 +20,10 @@ import numpy as np
 import tensorflow as tf
 from digits_towers import accuracy, cross_entropy, digits, get_weights
 
+import tw_launch
+import tw_syncrep
 from soak.telling import tell
-from tw_syncrep import SyncReplicasOptimizer, cluster, training_session
+from tw_syncrep import SyncReplicasOptimizer, training_session
 
 v1 = tf.compat.v1
 RATE = 0.125
@@ -35,11 +37,11 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds a step")
     options = parser.parse_args()
-    task = cluster.read_tf_config()
+    task = tw_launch.read_tf_config()
     tell("start", pid=os.getpid())
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", cluster.ExposedServerWarning)
-        server = cluster.start_server(task)
+        warnings.simplefilter("ignore", tw_launch.ExposedServerWarning)
+        server = tw_launch.start_server(task)
     if task.job == "ps":
         serve()
     train(task, server.target, options.folder, options.pause)
@@ -67,12 +69,12 @@ class Graph:
 
 
 def build(task: Any) -> Graph:
-    with v1.device(cluster.device_setter(task)):
+    with v1.device(tw_syncrep.device_setter(task)):
         step = v1.train.get_or_create_global_step()
         tally = v1.get_variable("tally", [], initializer=v1.zeros_initializer())
         images = v1.placeholder(tf.float32, [ROWS, 64])
         labels = v1.placeholder(tf.int64, [ROWS])
-        with cluster.pulled_together(task):
+        with tw_syncrep.pulled_together(task):
             own = tally * (task.replica_index + 1.0)
             loss = cross_entropy(get_weights(), images, labels) + own
         weights = [v for v in v1.trainable_variables() if v is not tally]

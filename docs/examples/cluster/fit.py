@@ -26,15 +26,15 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-from tw_builders import TowerModel
+from tw_keras import TowerModel
 from tw_core import use_logical_cpus
-from tw_syncrep import processes
+import tw_ranks
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    group = processes.join()  # Before TensorFlow is used.
+    group = tw_ranks.join()  # Before TensorFlow is used.
     devices = own_gpus(group) or use_logical_cpus(1)
     model = TowerModel(make_model, devices, group=group, data="shared")
     share = train(model, options)["accuracy"][-1]
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
     group.leave()
 
 
-def own_gpus(group: processes.ProcessGroup) -> list[str]:
+def own_gpus(group: tw_ranks.ProcessGroup) -> list[str]:
     """Shares a machine's GPUs out, unless the launcher has."""
     gpus = tf.config.list_physical_devices("GPU")
     own = gpus[group.local_rank :: group.local_size] or gpus

@@ -25,7 +25,9 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-from tw_syncrep import SyncReplicasOptimizer, cluster, training_session
+import tw_launch
+import tw_syncrep
+from tw_syncrep import SyncReplicasOptimizer, training_session
 
 v1 = tf.compat.v1
 TEST_ROWS = 400
@@ -37,8 +39,8 @@ def main() -> None:
         if not 0 < getattr(options, name) < math.inf:
             flag = name.replace("_", "-")
             parser.error(f"--{flag} must be above 0; got {getattr(options, name)}")
-    task = cluster.read_tf_config()
-    server = cluster.start_server(task)
+    task = tw_launch.read_tf_config()
+    server = tw_launch.start_server(task)
     if task.job == "ps":
         serve()
     train(task, server.target, options)
@@ -58,7 +60,7 @@ def train(task, target, options) -> None:
     replicas = len(task.replicas)
     random = np.random.default_rng(task.replica_index)
     with tf.Graph().as_default():
-        with v1.device(cluster.device_setter(task)), cluster.pulled_together(task):
+        with v1.device(tw_syncrep.device_setter(task)), tw_syncrep.pulled_together(task):
             x = v1.placeholder(tf.float32, [None, 64])
             y = v1.placeholder(tf.int64, [None])
             logits = model(x)

@@ -10,7 +10,7 @@ import numpy as np
 from keras import layers
 from sklearn.datasets import load_digits
 
-from tw_builders import TowerModel  # plain Keras: no such line
+from tw_keras import TowerModel  # plain Keras: no such line
 
 
 def make_model():

@@ -84,9 +84,9 @@ def use_float64():
 
 def train_over_ranks(main):
     """Has a program train over the processes that tw-launch started; returns these."""
-    from tw_syncrep import processes
+    import tw_ranks
 
-    group = processes.join()
+    group = tw_ranks.join()
     names = main.__globals__
     over_ranks = {"group": group, "data": "shared"}
     names["TowerModel"] = functools.partial(names["TowerModel"], **over_ranks)

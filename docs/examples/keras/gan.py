@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import layers
 from sklearn.datasets import load_digits
 
-from tw_builders import TowerModel  # plain Keras: no such line
+from tw_keras import TowerModel  # plain Keras: no such line
 
 NOISE = 8
 

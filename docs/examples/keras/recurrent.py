@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from tw_builders import TowerModel  # plain Keras: no such line
+from tw_keras import TowerModel  # plain Keras: no such line
 
 LENGTH = 24
 

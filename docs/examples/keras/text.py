@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from tw_builders import TowerModel  # plain Keras: no such line
+from tw_keras import TowerModel  # plain Keras: no such line
 
 WORDS, LENGTH = 2000, 16
 

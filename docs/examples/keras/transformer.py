@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from tw_builders import TowerModel  # plain Keras: no such line
+from tw_keras import TowerModel  # plain Keras: no such line
 
 LENGTH, WIDTH = 8, 32
 

@@ -16,10 +16,10 @@ from tw_builders import (
     SyncMultiGPUParameterServerBuilder,
     SyncMultiGPUReplicatedBuilder,
     SyncMultiGPUShardedBuilder,
-    TowerModel,
 )
 from tw_core import towers
 from tw_core.testing import CPUS, WrongCall
+from tw_keras import TowerModel
 
 v1 = tf.compat.v1
 TWO = list(CPUS[:2])

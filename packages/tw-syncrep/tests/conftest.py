@@ -1,50 +1,9 @@
 """Clusters and groups of ranks, whose processes end with the test."""
 
-import contextlib
 import sys
 from pathlib import Path
-from typing import Any
 
-import pytest
+from process_fixtures import make_cluster, make_ranks, processes  # noqa: F401
 
-# For syncrep_tasks and syncrep_programs, which the tasks import too.
+# For the programs of tests, which the tasks import too.
 sys.path.insert(0, str(Path(__file__).parent))
-
-
-@pytest.fixture(scope="session")
-def processes() -> Any:
-    """A template process that has imported TensorFlow, from which tasks are forked."""
-    from syncrep_tasks import make_template
-
-    return make_template()
-
-
-@pytest.fixture
-def make_cluster(processes: Any) -> Any:
-    """Makes clusters, and ends all their processes after the test."""
-    from syncrep_tasks import Tasks
-
-    with contextlib.ExitStack() as stack:
-
-        def make(**options: Any) -> Tasks:
-            tasks = Tasks(processes, **options)
-            stack.callback(tasks.kill)
-            tasks.serve()
-            return tasks
-
-        yield make
-
-
-@pytest.fixture
-def make_ranks(processes: Any) -> Any:
-    """Makes groups of ranks, and ends all their processes after the test."""
-    from ranks import Ranks
-
-    with contextlib.ExitStack() as stack:
-
-        def make(*arguments: Any, **options: Any) -> Ranks:
-            ranks = Ranks(processes, *arguments, **options)
-            stack.callback(ranks.end)
-            return ranks
-
-        yield make

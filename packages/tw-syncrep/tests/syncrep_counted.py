@@ -12,7 +12,9 @@ from harness.ports import find_free_ports
 from syncrep_calls import CallCounter
 from syncrep_tasks import Task
 
-from tw_syncrep import SyncReplicasOptimizer, cluster, training_session
+import tw_launch
+import tw_syncrep
+from tw_syncrep import SyncReplicasOptimizer, training_session
 
 v1 = tf.compat.v1
 DEADLINE_S = 120
@@ -122,19 +124,19 @@ class CountedCluster:
         for server in self.servers:
             server.expect("serving")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", cluster.ExposedServerWarning)
+            warnings.simplefilter("ignore", tw_launch.ExposedServerWarning)
             self._workers = [
-                cluster.start_server(cluster.TaskConfig(self._seen[key], *key))
+                tw_launch.start_server(tw_launch.TaskConfig(self._seen[key], *key))
                 for key in self._seen
                 if key[0] == "worker"
             ]
 
-    def task(self, index: int, work: Work) -> cluster.TaskConfig:
+    def task(self, index: int, work: Work) -> tw_launch.TaskConfig:
         """Describes a worker of a cluster that is as large as ``work``."""
         seen = self._seen["worker", index]
         used = {"ps": seen["ps"][: work.servers]}
         used["worker"] = seen["worker"][: work.workers]
-        return cluster.TaskConfig(used, "worker", index)
+        return tw_launch.TaskConfig(used, "worker", index)
 
     def target(self, index: int) -> str:
         """Returns the target of a worker's sessions."""
@@ -233,7 +235,7 @@ class CountedRun:
         task = self._counted.task(index, self._work)
         graph = tf.Graph()
         with graph.as_default(), graph.container(self._work.name):
-            with v1.device(cluster.device_setter(task)):
+            with v1.device(tw_syncrep.device_setter(task)):
                 train, hook, step = _model(task, self._work)
             server = tf.DeviceSpec.from_string(step.device)
             self.table_server = f"{server.job} {server.task}"
@@ -255,8 +257,8 @@ class CountedRun:
                         return
 
 
-def _model(task: cluster.TaskConfig, work: Work) -> tuple[Any, Any, tf.Variable]:
-    getter = cluster.variable_getter(task) if work.is_pulled else None
+def _model(task: tw_launch.TaskConfig, work: Work) -> tuple[Any, Any, tf.Variable]:
+    getter = tw_syncrep.variable_getter(task) if work.is_pulled else None
     with v1.variable_scope("model", custom_getter=getter):
         found = [
             v1.get_variable(f"v{n}", [8], initializer=v1.ones_initializer())

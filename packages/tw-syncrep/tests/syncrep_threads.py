@@ -10,7 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_syncrep import cluster, training_session
+import tw_launch
+import tw_syncrep
+from tw_syncrep import training_session
 
 v1 = tf.compat.v1
 _CONTAINERS = itertools.count()
@@ -18,10 +20,10 @@ DEADLINE_S = 60
 
 
 @functools.cache
-def local_cluster() -> cluster.LocalCluster:
+def local_cluster() -> tw_launch.LocalCluster:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", cluster.ExposedServerWarning)
-        return cluster.start_local(ps=2, workers=3)
+        warnings.simplefilter("ignore", tw_launch.ExposedServerWarning)
+        return tw_launch.start_local(ps=2, workers=3)
 
 
 def new_container() -> str:
@@ -80,7 +82,7 @@ def start_by_hand(
     local = local_cluster()
     task = local.task("worker", replica)
     with tf.Graph().as_default() as graph, graph.container(container):
-        with v1.device(cluster.device_setter(task)):
+        with v1.device(tw_syncrep.device_setter(task)):
             model = build(task)
         init = [v1.global_variables_initializer(), v1.local_variables_initializer()]
         session = v1.Session(local.target("worker", replica), graph=graph)
@@ -97,7 +99,7 @@ def _work(
     local = local_cluster()
     task = local.task("worker", replica)
     with tf.Graph().as_default() as graph, graph.container(container):
-        with v1.device(cluster.device_setter(task)):
+        with v1.device(tw_syncrep.device_setter(task)):
             model = build(task)
         with training_session(
             local.target("worker", replica),

@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_syncrep import SyncReplicasOptimizer, cluster
-from tw_syncrep._replicas.protocol.run_table import (
-    ReplicaField,
-    make_run_table,
-    replica_keys,
-)
+import tw_launch
+from tw_syncrep import SyncReplicasOptimizer
+from tw_syncrep._protocol.run_table import ReplicaField, make_run_table, replica_keys
 
 v1 = tf.compat.v1
 
@@ -128,21 +125,21 @@ def test_uninitialized_variables_are_named():
 
 
 def test_a_session_sees_the_servers_and_its_own_task_only():
-    task = cluster.TaskConfig({"worker": ("a:1", "b:1"), "ps": ("c:1",)}, "worker", 1)
-    config = cluster.with_device_filters(
+    task = tw_launch.TaskConfig({"worker": ("a:1", "b:1"), "ps": ("c:1",)}, "worker", 1)
+    config = tw_launch.with_device_filters(
         v1.ConfigProto(log_device_placement=True), task
     )
     assert list(config.device_filters) == ["/job:ps", "/job:worker/task:1"]
     assert config.log_device_placement
     own = v1.ConfigProto(device_filters=["/job:x"])
-    assert cluster.with_device_filters(own, task) is own
-    assert cluster.with_device_filters(None, None) is None
+    assert tw_launch.with_device_filters(own, task) is own
+    assert tw_launch.with_device_filters(None, None) is None
 
 
 def test_an_evaluator_has_no_server():
-    task = cluster.TaskConfig({"worker": ("a:1",)}, "evaluator", 0)
+    task = tw_launch.TaskConfig({"worker": ("a:1",)}, "evaluator", 0)
     with pytest.raises(ValueError, match="evaluator 0 is no part of the cluster"):
-        cluster.start_server(task)
+        tw_launch.start_server(task)
 
 
 def above(op):

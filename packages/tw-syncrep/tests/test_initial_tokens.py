@@ -17,7 +17,7 @@ from syncrep_given import make, vector
 from syncrep_tasks import eventually
 from syncrep_threads import run_replicas
 
-from tw_syncrep._replicas.protocol.queues import WakeQueues
+from tw_syncrep._protocol.queues import WakeQueues
 
 # Replicas 0 and 2 make the first step. All that is brought to it later is wasted:
 # replica 1's first gradient, and the second one of each, as their tokens say step 0.

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from tw_syncrep import training_session
-from tw_syncrep._replicas.session import creators
-from tw_syncrep._replicas.session.creators import KnowingSession
+from tw_syncrep._session import creators
+from tw_syncrep._session.creators import KnowingSession
 
 v1 = tf.compat.v1
 Pair = collections.namedtuple("Pair", ["left", "right"])

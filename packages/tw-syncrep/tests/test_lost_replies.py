@@ -161,9 +161,7 @@ def test_a_pull_that_is_too_slow_for_every_session_ends_with_an_error(
         for _ in range(3):  # A batch that has counted has nothing to wait for.
             session.run(model.train)
 
-    monkeypatch.setattr(
-        "tw_syncrep._replicas.protocol.replica.Pulling.pull", pull_slowly
-    )
+    monkeypatch.setattr("tw_syncrep._protocol.replica.Pulling.pull", pull_slowly)
     with pytest.raises(SyncTimeoutError, match="was needed 2 times running"):
         run_replicas(2, build_slow, drive)
     assert len(replacements(caplog)) == 3

@@ -8,7 +8,8 @@ import tensorflow as tf
 from syncrep_given import run, sgd, steps, vector
 from syncrep_threads import run_replicas
 
-from tw_syncrep import SyncReplicasOptimizer, cluster
+import tw_syncrep
+from tw_syncrep import SyncReplicasOptimizer
 
 v1 = tf.compat.v1
 LOCAL_STEP = "sync_rep_local_step:0"
@@ -102,7 +103,7 @@ def test_compression_rounds_what_is_pushed_and_nothing_else():
 
 def test_parameters_pulled_together_are_those_on_the_server():
     def build(task):
-        with cluster.pulled_together(task):
+        with tw_syncrep.pulled_together(task):
             v = vector(value=3.0)
         loss = tf.reduce_sum(v * v) / 2
         opt = SyncReplicasOptimizer(sgd(0.5), 2, wait_timeout_s=30)

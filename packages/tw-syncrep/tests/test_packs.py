@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tw_syncrep import SyncReplicasOptimizer
-from tw_syncrep._replicas.protocol.graph import share_out
-from tw_syncrep._replicas.transfer.payload import SyncOptions, make_payloads
-from tw_syncrep.cluster._packs import plan_packs, with_head
+from tw_syncrep._parameters.packs import plan_packs, with_head
+from tw_syncrep._protocol.graph import share_out
+from tw_syncrep._transfer.payload import SyncOptions, make_payloads
 
 SERVERS = ["/job:ps/task:0", "/job:ps/task:1"]
 VARIABLES = st.lists(

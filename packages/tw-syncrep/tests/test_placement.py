@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from syncrep_threads import local_cluster, new_container
 
 import tw_core
+import tw_launch
+import tw_syncrep
 from tw_core.devices import LeastLoadedTask
-from tw_syncrep import cluster
 
 v1 = tf.compat.v1
 DTYPES = [tf.float32, tf.float64, tf.bfloat16, tf.int64, tf.bool, tf.uint8]
@@ -17,7 +18,7 @@ DTYPES = [tf.float32, tf.float64, tf.bfloat16, tf.int64, tf.bool, tf.uint8]
 
 def task(ps, job="worker", index=0):
     servers = tuple(f"s:{n + 1}" for n in range(ps))
-    return cluster.TaskConfig({"ps": servers, "worker": ("w:1", "w:2")}, job, index)
+    return tw_launch.TaskConfig({"ps": servers, "worker": ("w:1", "w:2")}, job, index)
 
 
 def servers_of(device, made):
@@ -55,8 +56,8 @@ MADE = st.lists(st.tuples(SHAPES, st.sampled_from(DTYPES)), max_size=12)
 def test_servers_that_are_alike_get_what_the_least_loaded_task_gives(made, ps):
     theirs = tw_core.replica_device_setter(ps, ps_strategy=LeastLoadedTask(ps))
     want = servers_of(theirs, made)
-    assert servers_of(cluster.device_setter(task(ps)), made) == want
-    alike = cluster.device_setter(task(ps), capacities=[2.5] * ps)
+    assert servers_of(tw_syncrep.device_setter(task(ps)), made) == want
+    alike = tw_syncrep.device_setter(task(ps), capacities=[2.5] * ps)
     assert servers_of(alike, made) == want
 
 
@@ -66,7 +67,7 @@ def test_servers_that_are_alike_get_what_the_least_loaded_task_gives(made, ps):
 )
 @settings(max_examples=60)
 def test_no_server_is_fuller_than_another_with_one_more(sizes, capacities):
-    setter = cluster.device_setter(task(len(capacities)), capacities=capacities)
+    setter = tw_syncrep.device_setter(task(len(capacities)), capacities=capacities)
     loads = np.zeros(len(capacities))
     places = servers_of(setter, floats(*sizes))
     np.add.at(loads, places, 4 * np.array(sizes))
@@ -77,60 +78,60 @@ def test_no_server_is_fuller_than_another_with_one_more(sizes, capacities):
 
 
 def test_each_variable_goes_where_the_fewest_bytes_are():
-    setter = cluster.device_setter(task(2))
+    setter = tw_syncrep.device_setter(task(2))
     assert servers_of(setter, floats(100, 60, 30, 20)) == [0, 1, 1, 1]
     mixed = [((10,), tf.float64), ((12,), tf.float32), ((14,), tf.bfloat16)]
-    assert servers_of(cluster.device_setter(task(2)), mixed) == [0, 1, 1]
+    assert servers_of(tw_syncrep.device_setter(task(2)), mixed) == [0, 1, 1]
 
 
 def test_a_server_of_twice_the_capacity_gets_twice_the_bytes():
-    setter = cluster.device_setter(task(2), capacities=(1, 2))
+    setter = tw_syncrep.device_setter(task(2), capacities=(1, 2))
     assert servers_of(setter, floats(*[10] * 6)) == [1, 0, 1, 1, 0, 1]
 
 
 def test_a_large_variable_that_comes_first_goes_to_the_large_server():
-    setter = cluster.device_setter(task(3), capacities=(1, 100, 1))
+    setter = tw_syncrep.device_setter(task(3), capacities=(1, 100, 1))
     assert servers_of(setter, floats(1000, 5, 5)) == [1, 0, 2]
 
 
 @pytest.mark.parametrize("shape", [None, (None,), (1, None)])
 def test_an_unknown_dimension_counts_as_one(shape):
-    setter = cluster.device_setter(task(2), capacities=(1, 2))
+    setter = tw_syncrep.device_setter(task(2), capacities=(1, 2))
     assert servers_of(setter, [*floats(1), (shape, tf.float32)]) == [1, 0]
-    setter = cluster.device_setter(task(2), capacities=(1, 2))
+    setter = tw_syncrep.device_setter(task(2), capacities=(1, 2))
     assert servers_of(setter, [*floats(1), (shape, tf.float64)]) == [1, 1]
 
 
 def test_servers_in_turn_are_tensorflows():
     theirs = v1.train.replica_device_setter(3)
     made = floats(100, 1, 1, 1, 7)
-    setter = cluster.device_setter(task(3), strategy="round_robin")
+    setter = tw_syncrep.device_setter(task(3), strategy="round_robin")
     assert servers_of(setter, made) == servers_of(theirs, made) == [0, 1, 2, 0, 1]
 
 
 def test_a_function_chooses():
-    setter = cluster.device_setter(task(3), strategy=lambda op: np.int64(2))
+    setter = tw_syncrep.device_setter(task(3), strategy=lambda op: np.int64(2))
     assert servers_of(setter, floats(100, 1)) == [2, 2]
 
 
 def test_without_servers_there_is_no_setter():
-    alone = cluster.TaskConfig({"worker": ("w:1",)}, "worker", 0)
-    assert cluster.device_setter(alone) is None
-    assert cluster.device_setter(alone, capacities=[]) is None
-    assert cluster.device_setter(alone, strategy=lambda op: 0) is None
+    alone = tw_launch.TaskConfig({"worker": ("w:1",)}, "worker", 0)
+    assert tw_syncrep.device_setter(alone) is None
+    assert tw_syncrep.device_setter(alone, capacities=[]) is None
+    assert tw_syncrep.device_setter(alone, strategy=lambda op: 0) is None
 
 
 def test_copies_on_the_worker_move_nothing_and_all_tasks_place_alike():
     made = floats(100, 60, 30, 20, 50)
-    want = servers_of(cluster.device_setter(task(2)), made)
+    want = servers_of(tw_syncrep.device_setter(task(2)), made)
     for index in (0, 1):
         own = task(2, index=index)
-        with cluster.pulled_together(own), tf.Graph().as_default():
-            assert servers_of(cluster.device_setter(own), made) == want
+        with tw_syncrep.pulled_together(own), tf.Graph().as_default():
+            assert servers_of(tw_syncrep.device_setter(own), made) == want
 
 
 def test_slots_count_for_the_server_of_their_variable():
-    with tf.Graph().as_default(), v1.device(cluster.device_setter(task(2))):
+    with tf.Graph().as_default(), v1.device(tw_syncrep.device_setter(task(2))):
         big = v1.get_variable("big", [100])
         optimizer = v1.train.MomentumOptimizer(0.1, 0.9)
         optimizer.apply_gradients([(tf.ones([100]), big)])
@@ -140,7 +141,7 @@ def test_slots_count_for_the_server_of_their_variable():
 
 
 def test_a_table_counts_nothing():
-    with tf.Graph().as_default(), v1.device(cluster.device_setter(task(2))):
+    with tf.Graph().as_default(), v1.device(tw_syncrep.device_setter(task(2))):
         v1.get_variable("w", [1])
         table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
         last = v1.get_variable("v", [1])
@@ -155,7 +156,7 @@ def test_a_checkpoint_restores_under_another_placement(before, after, tmp_path):
     sizes, path = (30, 10, 10, 5), str(tmp_path / "model")
 
     def build(strategy):
-        setter = cluster.device_setter(local.task("worker", 0), strategy=strategy)
+        setter = tw_syncrep.device_setter(local.task("worker", 0), strategy=strategy)
         with v1.device(setter):
             return [
                 v1.get_variable(f"v{n}", initializer=n + tf.range(float(size)))

@@ -13,8 +13,8 @@ from syncrep_given import make, vector
 from syncrep_tasks import eventually
 from syncrep_threads import new_container, run_replicas, start_by_hand
 
-from tw_syncrep import cluster
-from tw_syncrep._replicas.protocol.queues import WakeReason
+import tw_syncrep
+from tw_syncrep._protocol.queues import WakeReason
 
 v1 = tf.compat.v1
 
@@ -23,7 +23,7 @@ def build(task, **options):
     """A model with copies, on two servers, whose steps take 1 from all parameters."""
 
     def grads(_):
-        with cluster.pulled_together(task):
+        with tw_syncrep.pulled_together(task):
             for n in range(4):
                 vector(f"v{n}")
         masters = v1.trainable_variables()
@@ -31,7 +31,7 @@ def build(task, **options):
         return [(tf.ones([3]), master) for master in masters]
 
     model = make(task, grads, **options)
-    copies = [cached.copy for cached in cluster.cached_parameters()]
+    copies = [cached.copy for cached in tw_syncrep.cached_parameters()]
     assign = [
         [master.assign(tf.fill([3], value)).op for master in model.values]
         for value in (0.0, 10.0, 20.0)
@@ -71,12 +71,12 @@ def test_a_slow_replica_pulls_the_state_after_a_round_while_the_next_changes_it(
 
     def build_halting(task):
         def grads(_):
-            with cluster.pulled_together(task), tf.device("/job:ps/task:0"):
+            with tw_syncrep.pulled_together(task), tf.device("/job:ps/task:0"):
                 vector("a"), vector("b")
             return [(tf.ones([3]), master) for master in v1.trainable_variables()]
 
         model = make(task, grads, inner=HaltsHalfway(), total_num_replicas=3)
-        model.copies = [cached.copy for cached in cluster.cached_parameters()]
+        model.copies = [cached.copy for cached in tw_syncrep.cached_parameters()]
         with tf.control_dependencies(None):
             model.let_go_on = gate("/job:ps/task:0").enqueue(0)
         return model

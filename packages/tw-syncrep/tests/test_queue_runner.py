@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 from syncrep_threads import local_cluster
 
-from tw_syncrep import SyncReplicasOptimizer, cluster
+import tw_syncrep
+from tw_syncrep import SyncReplicasOptimizer
 
 v1 = tf.compat.v1
 CONTAINER = "queue-runner"
@@ -18,7 +19,7 @@ def make(replica):
     local = local_cluster()
     task = local.task("worker", replica)
     with tf.Graph().as_default() as graph, graph.container(CONTAINER):
-        with v1.device(cluster.device_setter(task)):
+        with v1.device(tw_syncrep.device_setter(task)):
             v = v1.get_variable("v", [2], initializer=v1.zeros_initializer())
             step = v1.train.get_or_create_global_step()
             opt = SyncReplicasOptimizer(v1.train.GradientDescentOptimizer(1.0), 2)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from syncrep_given import make, vector
 from syncrep_threads import new_container, start_by_hand
 
-from tw_syncrep._replicas.protocol.queues import WakeReason
+from tw_syncrep._protocol.queues import WakeReason
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import tensorflow as tf
 from syncrep_given import make, vector
 from syncrep_threads import run_replicas
 
-from tw_syncrep._replicas.session import holding
+from tw_syncrep._session import holding
 
 SAVES = 25
 SIZE = 300_000

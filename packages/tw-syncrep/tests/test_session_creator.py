@@ -9,11 +9,9 @@ import pytest
 import tensorflow as tf
 from harness.ports import find_free_ports
 
-from tw_syncrep import ServerLostError, StartTimeoutError, cluster, training_session
-from tw_syncrep._replicas.session.creators import (
-    HeldSessionCreator,
-    ReadySessionCreator,
-)
+import tw_launch
+from tw_syncrep import ServerLostError, StartTimeoutError, training_session
+from tw_syncrep._session.creators import HeldSessionCreator, ReadySessionCreator
 
 v1 = tf.compat.v1
 
@@ -82,7 +80,7 @@ class FailsLate(v1.train.SessionRunHook):
 @pytest.mark.parametrize("is_chief", [True, False])
 def test_a_call_that_comes_back_after_it_was_left_behind_makes_no_session(is_chief):
     free = [(f"localhost:{port}",) for port in find_free_ports(2)]
-    task = cluster.TaskConfig({"ps": free[0], "worker": free[1]}, "worker", 0)
+    task = tw_launch.TaskConfig({"ps": free[0], "worker": free[1]}, "worker", 0)
     hook = FailsLate()
     before = set(threading.enumerate())
     with tf.Graph().as_default():

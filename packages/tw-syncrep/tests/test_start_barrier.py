@@ -14,8 +14,8 @@ from syncrep_threads import new_container, start_by_hand
 
 from tw_core.black_box import Recorder
 from tw_syncrep import StartTimeoutError
-from tw_syncrep._replicas.protocol.run_table import RING, ReplicaField, RunField
-from tw_syncrep._replicas.timeouts.start_barrier import StartBarrier
+from tw_syncrep._protocol.run_table import RING, ReplicaField, RunField
+from tw_syncrep._timeouts.start_barrier import StartBarrier
 
 OPS = SimpleNamespace(status="status", join="join", draw="draw", life="life")
 

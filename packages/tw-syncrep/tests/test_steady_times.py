@@ -14,14 +14,9 @@ from syncrep_given import make, vector
 from syncrep_threads import new_container, run_replicas, start_by_hand
 
 from tw_syncrep import ReplicaTimeoutError
-from tw_syncrep._replicas.protocol.run_table import (
-    RING,
-    ReplicaField,
-    RunField,
-    RunTable,
-)
-from tw_syncrep._replicas.timeouts.status import overdue_s, read_status
-from tw_syncrep._replicas.timeouts.steady_times import SteadyTimes
+from tw_syncrep._protocol.run_table import RING, ReplicaField, RunField, RunTable
+from tw_syncrep._timeouts.status import overdue_s, read_status
+from tw_syncrep._timeouts.steady_times import SteadyTimes
 
 HOUR_S = 3600
 START_S = 1_000_000

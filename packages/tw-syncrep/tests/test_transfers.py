@@ -9,7 +9,7 @@ from syncrep_given import make
 from syncrep_programs import received_tensors
 from syncrep_threads import run_replicas
 
-from tw_syncrep import cluster
+import tw_syncrep
 
 v1 = tf.compat.v1
 SPEC = {
@@ -169,7 +169,7 @@ def test_what_is_small_travels_as_one_tensor_per_server(case, compression, weigh
     def build(task):
         with tf.device("/job:ps/task:0"):
             v1.train.get_or_create_global_step()
-        with cluster.pulled_together(task, below_bytes=BELOW):
+        with tw_syncrep.pulled_together(task, below_bytes=BELOW):
             model = make(
                 task,
                 lambda replica: pairs_of(given, replica),
@@ -181,7 +181,7 @@ def test_what_is_small_travels_as_one_tensor_per_server(case, compression, weigh
             hooks=model.hooks,
             train=model.train,
             values=[v for v in v1.trainable_variables()],
-            copies=[cached.copy for cached in cluster.cached_parameters()],
+            copies=[cached.copy for cached in tw_syncrep.cached_parameters()],
         )
 
     def drive(replica, model, session):

@@ -26,20 +26,20 @@ from tw_syncrep import (
     StartTimeoutError,
     SyncTimeoutError,
 )
-from tw_syncrep._replicas.protocol.run_table import RING, ReplicaField, RunField
-from tw_syncrep._replicas.session.bounded_session import (
+from tw_syncrep._protocol.run_table import RING, ReplicaField, RunField
+from tw_syncrep._session.bounded_session import (
     AbandonedError,
     SessionCalls,
     TrainingSession,
 )
-from tw_syncrep._replicas.timeouts.reports import report_run
-from tw_syncrep._replicas.timeouts.server_monitor import (
+from tw_syncrep._timeouts.reports import report_run
+from tw_syncrep._timeouts.server_monitor import (
     ServerMonitor,
     find_fault,
     find_faults,
     find_parted,
 )
-from tw_syncrep._replicas.timeouts.status import (
+from tw_syncrep._timeouts.status import (
     find_evicted,
     format_status,
     is_acting,
@@ -50,8 +50,8 @@ from tw_syncrep._replicas.timeouts.status import (
     overdue_s,
     read_status,
 )
-from tw_syncrep._replicas.timeouts.steady_times import SteadyTimes
-from tw_syncrep._replicas.timeouts.watchdog import Watchdog, heartbeat_interval
+from tw_syncrep._timeouts.steady_times import SteadyTimes
+from tw_syncrep._timeouts.watchdog import Watchdog, heartbeat_interval
 
 NOW = 1_000_000_000
 INCARNATION = NOW - 60_000_000

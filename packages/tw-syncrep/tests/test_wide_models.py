@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 from syncrep_threads import run_replicas
 
-from tw_syncrep import SyncReplicasOptimizer, cluster
+import tw_syncrep
+from tw_syncrep import SyncReplicasOptimizer
 
 v1 = tf.compat.v1
 STEPS = 3
@@ -64,14 +65,14 @@ def on_one_device(inner):
 @pytest.mark.each_choice
 def test_replicas_train_as_one_device(inner, pulled):
     def build(task):
-        with cluster.pulled_together(task) if pulled else nullcontext():
+        with tw_syncrep.pulled_together(task) if pulled else nullcontext():
             made = variables()
         step = v1.train.get_or_create_global_step()
         opt = SyncReplicasOptimizer(OPTIMIZERS[inner](), 2, wait_timeout_s=30)
         loss = loss_of(made, task.replica_index)
         train = opt.minimize(loss, global_step=step)
         if pulled:
-            copied = {cached.copy.name for cached in cluster.cached_parameters()}
+            copied = {cached.copy.name for cached in tw_syncrep.cached_parameters()}
             assert [v.name in copied for v in made] == [1, 1, 0, 0, 1, 1, 0]
         hook = opt.make_session_run_hook(task.is_chief)
         packs = [

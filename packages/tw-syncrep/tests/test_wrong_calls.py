@@ -9,14 +9,16 @@ import pytest
 import tensorflow as tf
 from wrong_calls import Interface, Late, WrongCalls, in_graph
 
+import tw_launch
+import tw_syncrep
 from tw_core.testing import WrongCall
-from tw_syncrep import SyncReplicasHook, SyncReplicasOptimizer, cluster
-from tw_syncrep import launch as launcher
+from tw_launch import _launcher as launcher
+from tw_syncrep import SyncReplicasHook, SyncReplicasOptimizer
 
 v1 = tf.compat.v1
 NAN, INF = float("nan"), float("inf")
 ADDRESSES = {"ps": ("a:1",), "worker": ("b:1", "c:1")}
-TASK = cluster.TaskConfig(ADDRESSES, "worker", 1)
+TASK = tw_launch.TaskConfig(ADDRESSES, "worker", 1)
 OTHER_GRAPH, EAGER = tf.Graph(), tf.ones([2])
 CLASS, HOOK = "SyncReplicasOptimizer", "SyncReplicasHook"
 
@@ -103,7 +105,7 @@ GIVEN = {
     "config": lambda: None,
     "cluster": lambda: TASK,
     "read_tf_config.text": lambda: "{}",
-    "LocalCluster": lambda: cluster.LocalCluster(ADDRESSES, {}),
+    "LocalCluster": lambda: tw_launch.LocalCluster(ADDRESSES, {}),
 }
 NAMED = {
     ".global_step": "resource variables",
@@ -117,7 +119,7 @@ EXEMPT = {
     "is found or not": "LocalCluster.target LocalCluster.task",
 }
 # test_horovod_refusals.py, and the tests of processes by their functions.
-ELSEWHERE = ("tw_syncrep.horovod", "tw_syncrep.processes")
+ELSEWHERE = ("tw_horovod", "tw_ranks")
 INTERFACE = Interface(
     "tw-syncrep", GIVEN, around, named=NAMED, exempt=EXEMPT, without=ELSEWHERE
 )
@@ -344,7 +346,7 @@ def closed_session():
 
 
 def placed(strategy):
-    with v1.device(cluster.device_setter(TASK, strategy=strategy)):
+    with v1.device(tw_syncrep.device_setter(TASK, strategy=strategy)):
         return weight()
 
 
@@ -415,7 +417,7 @@ class TestWrongCalls(WrongCalls):
 def test_a_wrong_tf_config_is_no_missing_one(monkeypatch, text, says):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(ValueError, match=says):
-        cluster.find_tf_config()
+        tw_launch.find_tf_config()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import tw_builders
 import tw_core
+import tw_keras
 import tw_reduce
 
 v1 = tf.compat.v1
@@ -159,7 +160,7 @@ def _check_tower_model(devices: Sequence[str]) -> None:
         dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
         return keras.Sequential([keras.Input([2]), dense])
 
-    model = tw_builders.TowerModel(make_model, devices)
+    model = tw_keras.TowerModel(make_model, devices)
     model.compile(keras.optimizers.SGD(0.25), "mse")
     rows = 4 * len(devices)
     x = np.tile(np.eye(2, dtype=np.float32), (rows // 2, 1))

@@ -1,6 +1,6 @@
 """Processes that train together, as a model that trains over them needs them.
 
-A group is whatever has these methods: that of ``tw_syncrep.processes.join``, or one of
+A group is whatever has these methods: that of ``tw_ranks.join``, or one of
 your own.
 """
 

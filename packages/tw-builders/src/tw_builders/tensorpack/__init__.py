@@ -72,7 +72,7 @@ __all__ = [
 _INSTEAD = {
     "DistributedParameterServerBuilder": "",
     "DistributedReplicatedBuilder": (
-        "; under tw_syncrep.cluster.pulled_together(task) the workers hold copies of "
+        "; under tw_syncrep.pulled_together(task) the workers hold copies of "
         "the parameters"
     ),
 }
@@ -84,7 +84,7 @@ def __getattr__(name: str) -> object:
         raise ImportError(
             f"tw_builders.tensorpack: {name} is not carried on. In every worker use "
             "SyncMultiGPUParameterServerBuilder under tf.compat.v1.device("
-            "tw_syncrep.cluster.device_setter(task)), and have get_opt_fn return a "
+            "tw_syncrep.device_setter(task)), and have get_opt_fn return a "
             "tw_syncrep.SyncReplicasOptimizer, which averages over the workers"
             f"{_INSTEAD[name]}."
         )

@@ -1,0 +1,205 @@
+"""Clusters of real processes on this machine, as tests drive them."""
+
+import multiprocessing
+import os
+import signal
+import time
+from typing import Any
+
+import syncrep_links
+import syncrep_programs
+from syncrep_relays import Relay
+
+from harness.ports import find_free_ports
+
+DEADLINE_S = 60
+
+
+class Task:
+    """A process of a cluster, and the test's end of its pipe.
+
+    Attributes:
+      plug: name of its link at the hub, where it has one.
+    """
+
+    def __init__(self, context: Any, name: str, *arguments: Any) -> None:
+        self.name = name
+        self.plug: str | None = None
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(
+            target=syncrep_programs.run_task, args=(theirs, *arguments), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+
+    def hear(self, within_s: float = DEADLINE_S) -> Any:
+        if not self.pipe.poll(within_s):
+            raise TimeoutError(f"{self.name} said nothing for {within_s} s")
+        return self.pipe.recv()
+
+    def expect(self, word: str, within_s: float = DEADLINE_S) -> Any:
+        got = self.hear(within_s)
+        assert got[0] == word, f"{self.name}: wanted {word}, got {got}"
+        return got[1]
+
+    def say(self, command: str, value: Any = None) -> None:
+        self.pipe.send((command, value))
+
+    def ask(self, command: str, value: Any = None) -> Any:
+        self.say(command, value)
+        return self.expect("done")
+
+    def stop(self) -> None:
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join(10)
+        assert not self.process.is_alive()
+
+
+class Tasks:
+    """A cluster of processes on this machine.
+
+    Linked tasks have a network namespace each, whose link ``cut`` takes down.
+    """
+
+    def __init__(
+        self, context: Any, *, ps: int = 1, workers: int = 2, linked: bool = False
+    ) -> None:
+        self._context = context
+        count = ps + workers
+        if linked:
+            addresses = syncrep_links.task_addresses(count)
+        else:
+            addresses = [f"localhost:{port}" for port in find_free_ports(count)]
+        self.addresses = {"ps": addresses[:ps], "worker": addresses[ps:]}
+        self.servers: list[Task] = []
+        self.workers: list[Task] = []
+        self.all: list[Task] = []
+        self._relays: dict[tuple[str, str], Relay] = {}
+        self._hub: Task | None = None
+        if linked:
+            self._hub = Task(context, "hub", "hub", {}, {})
+            self.all.append(self._hub)
+
+    def start(self, job: str, index: int, program: str, spec: dict[str, Any]) -> Task:
+        seen = self._seen_by(f"{job} {index}")
+        config = {"cluster": seen, "task": {"type": job, "index": index}}
+        if self._hub is not None:
+            every = [*self.addresses["ps"], *self.addresses["worker"]]
+            spec = {**spec, "network": (self.addresses[job][index], every)}
+        task = Task(self._context, f"{job} {index}", program, config, spec)
+        self.all.append(task)
+        if self._hub is not None:
+            self._plug(task)
+        return task
+
+    def relay(self, source: str, sink: str) -> Relay:
+        """Returns what passes "worker 0"'s connections on to "ps 0"; before a start."""
+        if (source, sink) not in self._relays:
+            job, index = sink.split()
+            port = int(self.addresses[job][int(index)].rpartition(":")[2])
+            self._relays[source, sink] = Relay(port)
+        return self._relays[source, sink]
+
+    def forget(self, relay: Relay) -> None:
+        """Has tasks that start from now on do without a relay."""
+        self._relays = {ends: r for ends, r in self._relays.items() if r is not relay}
+
+    def _seen_by(self, name: str) -> dict[str, list[str]]:
+        """Returns the addresses at which a task reaches the others."""
+        seen = {job: list(listed) for job, listed in self.addresses.items()}
+        for (source, sink), relay in self._relays.items():
+            if source == name:
+                job, index = sink.split()
+                seen[job][int(index)] = relay.address
+        return seen
+
+    def cut(self, task: Task) -> None:
+        """Takes the task's link down: what is sent vanishes."""
+        assert self._hub is not None
+        self._hub.ask("down", task.plug)
+
+    def mend(self, task: Task) -> None:
+        """Brings the task's link up again."""
+        assert self._hub is not None
+        self._hub.ask("up", task.plug)
+
+    def _plug(self, task: Task) -> None:
+        """Links a task to the hub, in the place of its predecessor."""
+        assert self._hub is not None
+        task.expect("alone")
+        for other in self.all:
+            if other.name == task.name and other.plug is not None:
+                self._hub.ask("unplug", other.plug)
+                other.plug = None
+        task.plug = f"plug{len(self.all)}"
+        self._hub.ask("plug", (task.plug, task.process.pid))
+        task.say("plugged")
+
+    def serve(self) -> None:
+        if self._hub is not None:
+            self._hub.expect("bridged")
+        count = len(self.addresses["ps"])
+        self.servers = [self.start("ps", i, "serve", {}) for i in range(count)]
+        for server in self.servers:
+            server.expect("serving")
+
+    def train(self, spec: dict[str, Any]) -> list[Task]:
+        """Starts the workers and waits until their sessions are there."""
+        count = len(self.addresses["worker"])
+        self.workers = [self.start("worker", i, "train", spec) for i in range(count)]
+        for worker in self.workers:
+            worker.expect("built")
+        # The chief first: a worker that joins before the incarnation joins again.
+        for worker in self.workers:
+            worker.pipe.send(("go", None))
+            worker.expect("created")
+        return self.workers
+
+    def restart(self, job: str, index: int, program: str, spec: dict[str, Any]) -> Task:
+        """Starts a killed task again and waits until it is there."""
+        task = self.start(job, index, program, spec)
+        if program == "serve":
+            self.servers[index] = task
+            task.expect("serving")
+            return task
+        self.workers[index] = task
+        task.expect("built")
+        task.pipe.send(("go", None))
+        task.expect("created")
+        return task
+
+    def step_together(self, values: list[Any], who: list[int] | None = None) -> None:
+        """Has replicas run one step at the same time."""
+        who = list(range(len(self.workers))) if who is None else who
+        for replica in who:
+            self.workers[replica].say("step", values[replica])
+        for replica in who:
+            self.workers[replica].expect("done")
+
+    def kill(self) -> None:
+        for task in self.all:
+            task.kill()
+        for relay in self._relays.values():
+            relay.end()
+
+
+def eventually(condition: Any, within_s: float = 60) -> None:
+    """Waits until a condition holds."""
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end, f"{condition} did not come true"
+        time.sleep(0.02)
+
+
+def make_template() -> Any:
+    """Returns a context whose processes are forked from one with TensorFlow in it."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tensorflow", "syncrep_programs", "rank_programs"])
+    return context

@@ -1,0 +1,259 @@
+"""A picture of one step: a band per device, coloured by part, with its waits."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tw_doctor._timeline.intervals import Interval, RecordedStep, Span, length, union
+from tw_doctor._timeline.parts import PARTS, cargo_of, producer_of
+from tw_doctor._timeline.summary import WAIT
+from tw_doctor._timeline.waits import short_device, waits
+
+_COLORS = {
+    "input": "#8a5a9e",
+    "forward": "#2a6f97",
+    "backward": "#61a5c2",
+    "reduce": "#c8553d",
+    "apply": "#588157",
+    "move": "#e0a458",
+    "other": "#8d99ae",
+    WAIT: "#f0f0f0",
+}
+_BETWEEN, _CALL = "between steps: input, Python", "the step's call"
+_PROGRAM = {_BETWEEN: _COLORS["input"], _CALL: "#4a5568"}
+_LEAST_SHOWN = 50_000  # bytes that a device takes of one kind from another
+_LEAST_NOTED = 0.025  # of a step: a wait with room for the number of a note
+_FINE = 1500  # spans shorter than 1 / _FINE of a step are drawn that long
+_HEIGHT = 0.55  # of a band; bands are 1 apart, with their text between
+_SMALL = 8.5  # points
+_WIDE, _BAND, _LINE = 8.4, 0.78, 0.17  # inches: the picture, a band, a line of text
+_SIDE = 0.15  # inches, left and right
+_ROOM = 72 * (_WIDE - 2 * _SIDE)  # points
+
+
+def draw_step(step: RecordedStep, path: str | Path) -> None:
+    """Draws a step into a file, whose suffix selects the format."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "draw: drawing needs matplotlib, which is not installed: pip install "
+            "matplotlib. The extra `draw` of tw-core brings it."
+        ) from error
+    devices = step.devices
+    figure = Figure()
+    picture = _Picture(figure.subplots(), step)
+    picture.draw_program(len(devices))
+    for row, device in enumerate(devices):
+        picture.draw_device(device, len(devices) - 1 - row)
+    axes = picture.axes
+    axes.set_yticks([])
+    axes.set_ylim(-0.5, len(devices) + 0.6)
+    axes.set_xlim(0, 1e3 * step.seconds)
+    axes.set_xlabel("ms since the step before ended", fontsize=_SMALL)
+    axes.tick_params(labelsize=_SMALL)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    _lay_out(figure, axes, step, len(devices) + 1, list(picture.notes))
+    figure.savefig(path, dpi=180)
+
+
+def _lay_out(
+    figure: Any, axes: Any, step: RecordedStep, bands: int, notes: list[str]
+) -> None:
+    """Gives the bands their size, with title and key above and notes below."""
+    above, below = 0.8, 0.5 + _LINE * len(notes)
+    tall = above + _BAND * (bands + 0.1) + below
+    figure.set_size_inches(_WIDE, tall)
+    left, width = _SIDE / _WIDE, 1 - 2 * _SIDE / _WIDE
+    axes.set_position((left, below / tall, width, 1 - (above + below) / tall))
+    title = f"One step, {1e3 * step.seconds:.2f} ms"
+    figure.text(left, 1 - 0.1 / tall, title, va="top", fontsize=12)
+    _draw_key(figure, step, (left, 1 - 0.33 / tall))
+    lines = "\n".join(f"{n}: {text}" for n, text in enumerate(notes, 1))
+    low = 0.06 / tall
+    figure.text(left, low, lines, va="bottom", fontsize=_SMALL, linespacing=1.3)
+
+
+class _Picture:
+    """Draws into a picture's bands.
+
+    ``notes`` are the texts of waits too narrow for them, by number from 1.
+    """
+
+    def __init__(self, axes: Any, step: RecordedStep) -> None:
+        self.axes, self._step = axes, step
+        self.notes: list[str] = []
+
+    def draw_device(self, device: str, row: int) -> None:
+        """Draws parts that run at once above each other, each in its slice."""
+        step = self._step
+        own = step.on(device)
+        fine = step.seconds / _FINE
+        bars: dict[tuple[str, float, float], list[Span]] = defaultdict(list)
+        for wait in waits(step, device):
+            if wait.end - wait.start >= fine:
+                bars[WAIT, 0.0, 1.0].append((wait.start, wait.end))
+                self._label(wait.why or "unknown", (wait.start, wait.end), row)
+        spans = {
+            part: _merged([(o.start, o.end) for o in own if o.part == part], fine)
+            for part in PARTS
+        }
+        for start, end, at_once in _stretches(spans):
+            for slot, part in enumerate(at_once):
+                share = 1 / len(at_once)
+                bars[part, slot * share, share].append((start, end))
+        for (part, bottom, height), places in bars.items():
+            low = row + _HEIGHT * (bottom - 0.5)
+            self._bars(_COLORS[part], places, low, _HEIGHT * height, part == WAIT)
+        towers = _towers_on(own)
+        for one in own:
+            if one.tower is not None and len(towers) > 1 and one.part != "move":
+                span = (one.start, one.end)
+                self._label(f"tower {one.tower}", span, row, noted=False)
+        told = "".join(f"tower {tower}, " for tower in towers)
+        busy = length([(one.start, one.end) for one in own]) / step.seconds
+        facts = [
+            f"{short_device(device)}: {told}{busy:.0%} busy",
+            *_taken(step, device),
+        ]
+        while len(facts) > 1 and _width("; ".join(facts)) > _ROOM:
+            facts.pop()
+        self._head("; ".join(facts), row)
+
+    def draw_program(self, row: int) -> None:
+        """Draws the step's call, and the time before it."""
+        step = self._step
+        self._head("program", row)
+        for told, span in (
+            (_BETWEEN, (step.begin, step.start)),
+            (_CALL, (step.start, step.end)),
+        ):
+            if span[1] > span[0]:
+                self._bars(_PROGRAM[told], [span], row - _HEIGHT / 2, _HEIGHT)
+                self._label(told, span, row, color="white", noted=False)
+
+    def _head(self, text: str, row: int) -> None:
+        """Writes a line above a band."""
+        high = row + _HEIGHT / 2 + 0.06
+        self.axes.text(0, high, text, va="bottom", fontsize=_SMALL)
+
+    def _bars(
+        self,
+        color: str,
+        places: list[Span],
+        low: float,
+        height: float,
+        hatched: bool = False,
+    ) -> None:
+        style: dict[str, Any] = {"facecolor": color, "linewidth": 0}
+        if hatched:
+            style |= {"hatch": "////", "edgecolor": "#d4d4d4"}
+        boxes = [(1e3 * (a - self._step.begin), 1e3 * (b - a)) for a, b in places]
+        self.axes.broken_barh(boxes, (low, height), **style)
+
+    def _label(
+        self,
+        text: str,
+        span: Span,
+        row: int,
+        *,
+        color: str = "#333333",
+        noted: bool = True,
+    ) -> None:
+        """Writes a text into a bar that has room for it, or else a note's number."""
+        share = (span[1] - span[0]) / self._step.seconds
+        if _width(text) > share * _ROOM - 4:
+            if not noted or share < _LEAST_NOTED:
+                return
+            if text not in self.notes:
+                self.notes.append(text)
+            text = str(self.notes.index(text) + 1)
+        middle = 1e3 * (sum(span) / 2 - self._step.begin)
+        style = {"ha": "center", "va": "center", "fontsize": _SMALL, "color": color}
+        self.axes.text(middle, row, text, **style)
+
+
+def _width(text: str) -> float:
+    """Measures a text, in points."""
+    from matplotlib.textpath import TextPath
+
+    return float(TextPath((0, 0), text, size=_SMALL).get_extents().width)
+
+
+def _merged(spans: list[Span], fine: float) -> list[Span]:
+    """Joins spans too close to tell apart in a picture, and widens too short ones."""
+    wide = union([(start, max(end, start + fine)) for start, end in spans])
+    return [(start, end) for start, end in wide if end > start]
+
+
+def _stretches(
+    spans: Mapping[str, list[Span]],
+) -> Iterator[tuple[float, float, list[str]]]:
+    """Cuts time where a part begins or ends; yields the parts of each stretch."""
+    changes = sorted(
+        change
+        for part, each in spans.items()
+        for start, end in each
+        for change in ((start, True, part), (end, False, part))
+    )
+    active: set[str] = set()
+    for (time, begins, part), (following, _, _) in pairwise([*changes, *changes[-1:]]):
+        (active.add if begins else active.discard)(part)
+        if active and following > time:
+            yield time, following, [own for own in PARTS if own in active]
+
+
+def _towers_on(own: list[Interval]) -> list[int]:
+    """Towers with a tenth or more of the time that towers compute on a device."""
+    seconds: dict[int, float] = {}
+    for one in own:
+        if one.tower is not None:
+            took = one.end - one.start
+            seconds[one.tower] = seconds.get(one.tower, 0.0) + took
+    least = 0.1 * sum(seconds.values())
+    return sorted(tower for tower, took in seconds.items() if took >= least)
+
+
+def _taken(step: RecordedStep, device: str) -> list[str]:
+    """Describes what a device takes from others: the top three, by source."""
+    sizes: Counter[tuple[str, str]] = Counter()
+    for arrival in step.arrivals:
+        if arrival.device == device and arrival.num_bytes and arrival.source:
+            cargo = cargo_of(producer_of(arrival.name))
+            sizes[cargo, short_device(arrival.source)] += arrival.num_bytes
+    taken: dict[str, list[str]] = {}
+    for (cargo, source), size in sizes.most_common(3):
+        if size >= _LEAST_SHOWN:
+            taken.setdefault(source, []).append(f"{size / 1e6:.1f} MB {cargo}")
+    return [f"takes {', '.join(own)} from {source}" for source, own in taken.items()]
+
+
+def _draw_key(figure: Any, step: RecordedStep, place: tuple[float, float]) -> None:
+    """Names every colour, and counts operations: small ones cost by their number."""
+    from matplotlib.patches import Patch
+
+    counts = Counter(one.part for one in step.intervals)
+    handles = [Patch(color=color, label=told) for told, color in _PROGRAM.items()]
+    handles += [
+        Patch(color=_COLORS[part], label=f"{part} ({n:,} op{'s' * (n != 1)})")
+        for part in PARTS
+        if (n := counts[part])
+    ]
+    grey: dict[str, Any] = {
+        "facecolor": _COLORS[WAIT],
+        "hatch": "////",
+        "edgecolor": "#bbbbbb",
+    }
+    handles.append(Patch(**grey, label="waits"))
+    style: dict[str, Any] = {
+        "frameon": False,
+        "fontsize": _SMALL,
+        "borderpad": 0,
+        "borderaxespad": 0,
+    }
+    columns = {"ncols": 4, "handlelength": 1.2, "columnspacing": 1.6}
+    figure.legend(
+        handles=handles, loc="upper left", bbox_to_anchor=place, **style, **columns
+    )

@@ -1,0 +1,19 @@
+"""The names of ``horovod.tensorflow``: a program needs to change only its import.
+
+.. code-block:: python
+
+    import tw_horovod as hvd
+
+Processes that ``tw-launch`` starts are its ranks. Names, arguments and meaning are
+those of Horovod 0.28. What is not supported (process sets, Adasum, the elastic module,
+timelines) is refused by name, with a ``NotImplementedError``. Functions that need the
+ranks raise ``ValueError`` before ``init``, and ``RankTimeoutError`` if a rank is
+missing.
+"""
+
+import lazy_loader
+
+from tw_core.checks import refusing_unknown
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__ = refusing_unknown(__name__, __getattr__)

@@ -1,0 +1,41 @@
+"""TensorFlow's private modules, wrapped; no other module imports these."""
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+try:
+    from tensorflow.python.client.session import _FetchHandler
+except ImportError:  # TensorFlow may move it with any version.
+    _FetchHandler = None
+
+_E = TypeVar("_E", bound=Exception)
+_LEADER = "/job:worker/replica:0/task:0"
+_NEEDED = ("_closed", "_extend_graph", "_call_tf_sessionrun", "_do_call")
+
+
+def explain_unavailable(explain: Callable[[str], str]) -> None:
+    """Passes the message of each ``tf.errors.UnavailableError`` through a function.
+
+    This applies from now on, in the whole process. TensorFlow makes its errors in C++,
+    from the classes registered when it was imported, so no other can replace them.
+    """
+    begin = tf.errors.UnavailableError.__init__
+
+    @functools.wraps(begin)
+    def begin_explained(
+        self: Any, node_def: Any, op: Any, message: str, *args: Any
+    ) -> None:
+        begin(self, node_def, op, explain(message), *args)
+
+    tf.errors.UnavailableError.__init__ = begin_explained
+
+
+def eager_mode() -> AbstractContextManager[None]:
+    """Returns a scope in which this thread runs eagerly, whatever the default is."""
+    scope: AbstractContextManager[None] = context.eager_mode()
+    return scope

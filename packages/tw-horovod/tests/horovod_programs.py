@@ -1,0 +1,895 @@
+"""What ranks do in tests of ``tw_horovod``: functions, called by name."""
+
+import copy
+import functools
+import json
+import os
+import time
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from rank_programs import answer
+from syncrep_programs import end_with_the_test
+
+import tw_horovod as hvd
+from tw_horovod._state import group as state
+
+v1 = tf.compat.v1
+
+
+def run_rank(pipe: Any, options: dict[str, Any]) -> None:
+    """Initializes, then calls what the test asks for until the pipe closes.
+
+    Args:
+      pipe: to the test.
+      options: ``rank``, and ``cluster`` unless it is alone; ``v1`` disables TensorFlow
+        2's behaviour, as such programs do; ``timeout_s`` is for a silent rank;
+      ``threads`` run the ops of the eager runtime.
+    """
+    end_with_the_test()
+    os.environ.pop("TF_CONFIG", None)
+    os.environ.update(options.get("mpi", {}))
+    if "cluster" in options:
+        task = {"type": "worker", "index": options["rank"]}
+        told = {"cluster": {"worker": options["cluster"]}, "task": task}
+        os.environ["TF_CONFIG"] = json.dumps(told)
+    if options.get("v1"):
+        v1.disable_v2_behavior()
+    tf.config.threading.set_inter_op_parallelism_threads(options.get("threads", 0))
+    if (timeout_s := options.get("timeout_s")) is not None:
+        join = state.join_prepared
+        state.join_prepared = lambda prepare, limits, **others: join(
+            prepare, replace(limits, timeout_s=timeout_s, warning_s=timeout_s), **others
+        )
+    answer(pipe, hvd.init)
+    while True:
+        try:
+            name, arguments = pipe.recv()
+        except EOFError:
+            break
+        answer(pipe, functools.partial(globals()[name], *arguments))
+
+
+def place() -> dict[str, Any]:
+    """Initializes again, and tells all numbers."""
+    hvd.init()
+    names = ("size", "rank", "local_size", "local_rank", "cross_size", "cross_rank")
+    numbers = {name: getattr(hvd, name)() for name in names}
+    ops = ("size_op", "rank_op", "local_size_op", "local_rank_op")
+    mode = "eager" if tf.executing_eagerly() else "session"
+    numbers |= {name: run(lambda n=name: getattr(hvd, n)(), mode) for name in ops}
+    return numbers | {"is_homogeneous": hvd.is_homogeneous()}
+
+
+def run(build: Any, mode: str = "eager", *arrays: np.ndarray) -> Any:
+    """Builds something of tensors and runs it, as a function, eagerly or in a graph."""
+    if mode == "session":
+        with tf.Graph().as_default():
+            fed = [v1.placeholder(array.dtype, array.shape) for array in arrays]
+            built = build(*fed)
+            with v1.Session() as session:
+                return _plain(session.run(built, dict(zip(fed, arrays, strict=True))))
+    if mode == "function":
+        build = tf.function(build)
+    return _plain(build(*(tf.constant(array) for array in arrays)))
+
+
+def _plain(result: Any) -> Any:
+    if hasattr(result, "indices"):
+        return np.asarray(result.values), np.asarray(result.indices)
+    if isinstance(result, list | tuple):
+        return [_plain(item) for item in result]
+    return np.asarray(result)
+
+
+class Quartered(hvd.compression.Compressor):
+    """Sends a quarter, and takes half of what it was for the whole."""
+
+    @staticmethod
+    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        return tensor / 4, tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
+        return tf.cast(tensor * 2, ctx)
+
+
+def _find_compression(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the compression that options name."""
+    if "compression" not in options:
+        return {}
+    name = options["compression"]
+    known = Quartered if name == "own" else getattr(hvd.Compression, name)
+    return {"compression": known}
+
+
+def call(
+    name: str, mode: str, array: Any, options: dict[str, Any], times: int = 1
+) -> Any:
+    """Calls one of the collectives with a tensor, or a list of them.
+
+    Options are its arguments; compression is given by its name.
+    """
+    function, options = getattr(hvd, name), dict(options)
+    options |= _find_compression(options)
+    for _ in range(times):
+        if isinstance(array, list):
+            result = run(lambda *own: function(list(own), **options), mode, *array)
+        else:
+            result = run(lambda own: function(own, **options), mode, array)
+    return result
+
+
+def meet(
+    name: str, mode: str, arrays: list[np.ndarray], options: dict[str, Any]
+) -> list[tuple[Any, float, float]]:
+    """Calls a collective twice with each tensor, the last rank some time later.
+
+    Returns each result, when the call began, and when it had ended.
+    """
+    found = []
+    for array in [array for array in arrays for _ in range(2)]:
+        time.sleep(0.1 * (hvd.rank() == hvd.size() - 1))
+        began_s = time.monotonic()
+        found.append((call(name, mode, array, options), began_s, time.monotonic()))
+    return found
+
+
+def gradient(
+    name: str, mode: str, array: np.ndarray, upstream: Any, options: dict[str, Any]
+) -> Any:
+    """Returns the gradient of a collective, for that of its result."""
+
+    def build(given: tf.Tensor, above: tf.Tensor) -> tf.Tensor:
+        if mode == "session":
+            result = getattr(hvd, name)(given, **options)
+            result = result[0] if isinstance(result, tuple) else result
+            return tf.gradients(result, given, above)[0]
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            result = getattr(hvd, name)(given, **options)
+            result = result[0] if isinstance(result, tuple) else result
+        return tape.gradient(result, given, above)
+
+    return run(build, mode, array, upstream)
+
+
+def reduce_rows(
+    mode: str, values: np.ndarray, indices: np.ndarray, op: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Reduces sparse rows, alone and with a dense tensor."""
+
+    def build(values: tf.Tensor, indices: tf.Tensor) -> Any:
+        slices = tf.IndexedSlices(values, indices, tf.constant([50, 2]))
+        alone = hvd.allreduce(slices, op=op)
+        [dense, grouped] = hvd.grouped_allreduce([tf.ones([2]), slices], op=hvd.Sum)
+        return [alone, dense, grouped]
+
+    return run(build, mode, values, indices)
+
+
+def reduce_many(mode: str, threads: int, steps: int) -> list[np.ndarray]:
+    """Runs 24 independent collectives, whose inputs are ready in this rank's own order.
+
+    In a function they are all of one kind. Returns what each returned, added up over
+    the steps.
+    """
+    rows = list(range(hvd.size()))
+    kinds = [
+        lambda own: hvd.allreduce(own, op=hvd.Sum),
+        lambda own: hvd.grouped_reducescatter([own * 0, own], op=hvd.Sum)[1],
+        lambda own: hvd.grouped_allreduce([own, tf.IndexedSlices(own, rows)])[1].values,
+        lambda own: hvd.alltoall(own),
+    ]
+
+    def build() -> list[tf.Tensor]:
+        inputs: dict[int, tf.Tensor] = {}
+        for n in np.random.default_rng(hvd.rank()).permutation(24):
+            with tf.control_dependencies(list(inputs.values())[-1:]):
+                noise = tf.random.uniform([hvd.size()])  # is not folded to a constant
+                inputs[n] = noise * 0 + float(n + hvd.rank())
+        count = 4 if mode == "session" else 1
+        return [kinds[n % count](inputs[n]) for n in range(24)]
+
+    if mode == "function":
+        step = tf.function(build, autograph=False)
+        results = [_plain(step()) for _ in range(steps)]
+    else:
+        config = v1.ConfigProto(
+            inter_op_parallelism_threads=threads, use_per_session_threads=True
+        )
+        with tf.Graph().as_default():
+            built = build()
+            with v1.Session(config=config) as session:
+                results = [session.run(built) for _ in range(steps)]
+    return [np.sum(own, axis=0) for own in zip(*results, strict=True)]
+
+
+def pass_around(obj: Any, root: int) -> Any:
+    """Broadcasts and gathers objects, in between waits."""
+    got = hvd.broadcast_object(obj, root)
+    hvd.barrier()
+    again = hvd.broadcast_object_fn(root)(obj)
+    return got, again, hvd.allgather_object(obj)
+
+
+def train_in_session(
+    rows: np.ndarray,
+    targets: np.ndarray,
+    *,
+    steps: int = 4,
+    use_resource: bool = False,
+    is_monitored: bool = False,
+    start: float = 0.0,
+    momentum: float = 0.5,
+    is_local: bool = False,
+    options: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Trains a linear model with an optimizer of TensorFlow 1; see ``Linear``."""
+    options = dict(options or {})
+    options |= _find_compression(options)
+    with tf.Graph().as_default():
+        weights = v1.get_variable(
+            "w", initializer=tf.fill([rows.shape[1]], start), use_resource=use_resource
+        )
+        unused = v1.get_variable("unused", [], use_resource=use_resource)
+        loss = tf.reduce_mean((tf.linalg.matvec(rows, weights) - targets) ** 2)
+        optimizer = v1.train.MomentumOptimizer(0.1, momentum)
+        optimizer = hvd.DistributedOptimizer(optimizer, **options)
+        if is_local:
+            optimizer.register_local_var(weights)
+        pairs = optimizer.compute_gradients(loss, [weights, unused])
+        step = v1.train.get_or_create_global_step()
+        train_op = optimizer.apply_gradients(pairs, global_step=step)
+        values = []
+        if is_monitored:
+            hooks = [
+                hvd.BroadcastGlobalVariablesHook(0),
+                v1.train.StopAtStepHook(last_step=steps),
+            ]
+            with v1.train.MonitoredTrainingSession(hooks=hooks) as session:
+                while not session.should_stop():
+                    session.run(train_op)
+                    values.append(
+                        session.run_step_fn(
+                            lambda step_context: step_context.session.run(weights)
+                        )
+                    )
+        else:
+            with v1.Session() as session:
+                session.run(v1.global_variables_initializer())
+                session.run(v1.local_variables_initializer())
+                session.run(hvd.broadcast_global_variables(0))
+                for _ in range(steps):
+                    session.run(train_op)
+                    values.append(session.run(weights))
+                counted = session.run(step)
+        return {
+            "is_optimizer": isinstance(optimizer, v1.train.Optimizer),
+            "kind": type(weights).__name__,
+            "none": pairs[1][0] is None,
+            "slots": optimizer.get_slot_names(),
+            "slot": optimizer.get_slot(weights, "momentum").name,
+            "variables": [variable.name for variable in optimizer.variables()],
+            "steps": steps if is_monitored else int(counted),
+            "weights": np.array(values),
+        }
+
+
+def train_rows_in_session(
+    places: np.ndarray, use_resource: bool, options: dict[str, Any]
+) -> np.ndarray:
+    """Moves the rows of a table towards one, with sparse gradients."""
+    with tf.Graph().as_default():
+        table = v1.get_variable(
+            "table",
+            [6, 2],
+            initializer=v1.zeros_initializer(),
+            use_resource=use_resource,
+        )
+        loss = tf.reduce_sum((tf.gather(table, places) - 1.0) ** 2)
+        optimizer = v1.train.GradientDescentOptimizer(0.25)
+        train_op = hvd.DistributedOptimizer(optimizer, **options).minimize(loss)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            session.run(train_op)
+            return np.asarray(session.run(table))
+
+
+def train_with_tape(
+    rows: np.ndarray,
+    targets: np.ndarray,
+    *,
+    steps: int = 4,
+    start: float = 0.0,
+    is_eager: bool = False,
+    batches: int | None = None,
+    options: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Trains a linear model step by step, broadcasts in the first, and may join."""
+    options = dict(options or {})
+    options |= _find_compression(options)
+    weights = tf.Variable(tf.fill([rows.shape[1]], start), name="w")
+    unused = tf.Variable(0.0, name="unused")
+    speed = tf.Variable(tf.zeros_like(weights), name="v")
+    found: dict[str, Any] = {}
+
+    def step(is_first: bool) -> tf.Tensor:
+        with hvd.DistributedGradientTape(tf.GradientTape(), **options) as tape:
+            predicted = tf.linalg.matvec(rows, weights)
+            loss = tf.reduce_mean((predicted - targets) ** 2)
+        grads = tape.gradient(loss, [weights, unused])
+        found["none"] = grads[1] is None
+        if is_first:
+            hvd.broadcast_variables([weights], root_rank=0)
+        speed.assign(0.5 * speed + grads[0])
+        weights.assign_sub(0.1 * speed)
+        return loss
+
+    run_step = step if is_eager else tf.function(step)
+    values = []
+    for number in range(steps if batches is None else batches):
+        run_step(number == 0)
+        values.append(weights.numpy())
+    last = int(hvd.join()) if batches is not None else None
+    values += [weights.numpy()] if batches is not None else []
+    return found | {"weights": np.array(values), "last": last}
+
+
+def take_gradients(op: Any, options: dict[str, Any]) -> Any:
+    """Takes gradients of one, of a structure, of sparse rows, and of local sources."""
+    table, scale = tf.Variable(tf.ones([4, 2])), tf.Variable(1.0 + hvd.rank())
+    tape = hvd.DistributedGradientTape(
+        tf.GradientTape(persistent=True), op=op, **options
+    )
+    tape.register_local_source(scale)
+    with tape:
+        loss = scale**2 * tf.reduce_sum(tf.gather(table, [hvd.rank()]))
+    sparse = tape.gradient(loss, [table])[0]
+    both = tape.gradient(loss, {"scale": scale, "table": table})
+    local, shared = tape.get_local_and_global_gradients(loss, [table, scale])
+    return {
+        "sparse": isinstance(sparse, tf.IndexedSlices),
+        "dense": tf.convert_to_tensor(sparse).numpy(),
+        "scale": float(both["scale"]),
+        "one": float(tape.gradient(loss, scale)),
+        "local": [source is scale for source, _ in local],
+        "shared": [source is table for source, _ in shared],
+        "watched": len(tape.watched_variables()),
+    }
+
+
+def call_program(
+    name: str, rows: np.ndarray, targets: np.ndarray, options: dict[str, Any]
+) -> Any:
+    """Calls one of the programs above with arguments by name."""
+    return globals()[name](rows, targets, **options)
+
+
+def make_model(start: float, optimizer: Any, **options: Any) -> Any:
+    """Returns a linear model of Keras, compiled."""
+    import keras
+
+    begin = keras.initializers.Constant(start)
+    dense = keras.layers.Dense(
+        1, use_bias=False, kernel_initializer=begin, name="dense"
+    )
+    model = keras.Sequential([keras.Input([2]), dense])
+    model.compile(optimizer=optimizer, loss="mse", **options)
+    return model
+
+
+def fit(
+    rows: np.ndarray,
+    targets: np.ndarray,
+    *,
+    start: float = 0.0,
+    steps: int = 4,
+    options: dict[str, Any] | None = None,
+    compiling: dict[str, Any] | None = None,
+    is_local: bool = False,
+    folder: str | None = None,
+    parts_at: int | None = None,
+) -> dict[str, Any]:
+    """Trains with ``model.fit`` and the callbacks, one batch an epoch.
+
+    Before the epoch ``parts_at`` rank 1 changes its weights.
+    """
+    import keras
+
+    import tw_horovod.keras as hvd_keras
+
+    optimizer = hvd_keras.DistributedOptimizer(
+        keras.optimizers.SGD(0.1, momentum=0.5), **(options or {})
+    )
+    model = make_model(start, optimizer, **(compiling or {}))
+    weights: list[np.ndarray] = []
+    note = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: weights.append(_weights(model))
+    )
+    kept = model.trainable_variables if is_local else None
+    for variable in kept or []:
+        optimizer.register_local_var(variable)
+    callbacks = [
+        hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0, "", kept),
+        hvd_keras.callbacks.MetricAverageCallback(),
+        hvd_keras.callbacks.CheckWeightsCallback(every=2),
+        note,
+    ]
+    if parts_at is not None and hvd.rank() == 1:
+        part = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: (
+                epoch == parts_at and model.layers[0].kernel.assign([[1.0], [2.0]])
+            )
+        )
+        callbacks.append(part)
+    history = model.fit(
+        rows,
+        targets,
+        batch_size=len(rows),
+        epochs=steps,
+        shuffle=False,
+        callbacks=callbacks,
+        verbose=0,
+    )
+    result = {
+        "class": type(optimizer).__name__,
+        "is_keras": isinstance(optimizer, keras.optimizers.SGD),
+        "name": optimizer.name,
+        "variables": len(optimizer.variables()) == len(optimizer.variables),
+        "iterations": int(optimizer.iterations),
+        "weights": np.array(weights),
+        "losses": history.history["loss"],
+        "velocity": np.asarray(optimizer.momentums[0])[:, 0],
+    }
+    if folder is not None:
+        path = os.path.join(folder, f"{hvd.rank()}.keras")
+        model.save(path)
+        result |= _load(path)
+    return result
+
+
+def resume(
+    rows: np.ndarray,
+    targets: np.ndarray,
+    *,
+    start: float,
+    folder: str,
+    is_built: bool,
+    layer: str | None,
+) -> dict[str, Any]:
+    """Trains for two steps, then for two more: rank 0 loads, the others make anew."""
+    import keras
+
+    import tw_horovod.keras as hvd_keras
+
+    def make(value: float, *, is_built: bool = True) -> Any:
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
+        made = make_model(value, hvd_keras.DistributedOptimizer(optimizer))
+        if is_built:
+            return made
+        # Without an input, and of another name than rank 0's.
+        begin = keras.initializers.Constant(value)
+        options = {"use_bias": False, "name": layer}
+        own = keras.layers.Dense(1, kernel_initializer=begin, **options)
+        made = keras.Sequential([own])
+        made.compile(hvd_keras.DistributedOptimizer(optimizer), "mse")
+        return made
+
+    weights: list[np.ndarray] = []
+
+    def fit(model: Any) -> None:
+        note = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: weights.append(_weights(model))
+        )
+        broadcast = hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
+        check = hvd_keras.callbacks.CheckWeightsCallback(every=1)
+        options = {"epochs": 2, "shuffle": False, "verbose": 0}
+        callbacks = [broadcast, check, note]
+        model.fit(rows, targets, len(rows), callbacks=callbacks, **options)
+
+    path = os.path.join(folder, "model.keras")
+    model = make(start)
+    fit(model)
+    if hvd.rank() == 0:
+        model.save(path)
+        resumed = hvd_keras.load_model(path)
+    else:
+        resumed = make(-start, is_built=is_built)
+    fit(resumed)
+    fit(resumed)  # Rank 0's paths are known by now.
+    path = resumed.weights[0].path
+    keras.utils.clear_session()  # Ranks have counted other numbers of models.
+    return {
+        "weights": np.array(weights),
+        "path": path,
+        "iterations": int(resumed.optimizer.iterations),
+    }
+
+
+def apply_partial() -> list[float]:
+    """Applies this rank's number as the gradient of a shared and of a local layer."""
+    import keras
+
+    import tw_horovod.keras as hvd_keras
+
+    layers = [keras.layers.Dense(1, kernel_initializer="zeros") for _ in range(2)]
+    for layer in layers:
+        layer.build([None, 1])
+    optimizer = hvd_keras.PartialDistributedOptimizer(
+        keras.optimizers.SGD(1.0), local_layers=layers[1]
+    )
+    own = tf.fill([1, 1], 1.0 + hvd.rank())
+    optimizer.apply([own, own], [layer.kernel for layer in layers])
+    return [float(layer.kernel[0, 0]) for layer in layers]
+
+
+def restore(folder: str) -> dict[str, Any]:
+    """Trains from a backup of its own, and drops out with one seed on all ranks."""
+    import keras
+
+    import tw_horovod.keras as hvd_keras
+
+    def make(start: float) -> Any:
+        begin = keras.initializers.Constant(start)
+        dense = keras.layers.Dense(1, use_bias=False, kernel_initializer=begin)
+        layers = [keras.Input([32]), keras.layers.Dropout(0.5), dense]
+        model = keras.Sequential(layers)
+        optimizer = keras.optimizers.SGD(0.01, momentum=0.5)
+        model.compile(hvd_keras.DistributedOptimizer(optimizer), "mse")
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    keras.utils.set_random_seed(5)
+    path = os.path.join(folder, str(hvd.rank()))
+    backup = keras.callbacks.BackupAndRestore(path)
+    backup.set_model(make(1.0 + hvd.rank()))
+    backup.on_epoch_end(0)
+    model = make(-1.0)
+    weights: list[np.ndarray] = []
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: weights.append(_weights(model))
+    )
+    broadcast = hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
+    callbacks = [note, broadcast, keras.callbacks.BackupAndRestore(path)]
+    rows = np.ones([2, 32], np.float32)
+    model.fit(rows, rows[:, :1], 1, epochs=2, callbacks=callbacks, verbose=0)
+    dropped = model.layers[0](rows, training=True)
+    return {"weights": [*weights, _weights(model)], "dropped": np.asarray(dropped)}
+
+
+def apply_copies() -> dict[str, Any]:
+    """Applies a gradient with copies of an optimizer; trains a cloned model."""
+    import keras
+
+    import tw_horovod.keras as hvd_keras
+
+    shared, local = keras.Variable(0.0), keras.Variable(0.0)
+    optimizer = hvd_keras.DistributedOptimizer(
+        keras.optimizers.SGD(1.0, momentum=0.5), scale_local_gradients=False
+    )
+    copies = {
+        "from_config": type(optimizer).from_config(optimizer.get_config()),
+        "made": type(optimizer)(1.0),
+    }
+    optimizer.register_local_var(local)
+    optimizer.build([shared, local])
+    copies |= {"copy": copy.copy(optimizer), "deepcopy": copy.deepcopy(optimizer)}
+    applied = {}
+    for name, copied in copies.items():
+        shared.assign(0.0)
+        local.assign(0.0)
+        copied.apply([tf.constant(1.0 + hvd.rank())] * 2, [shared, local])
+        applied[name] = float(shared), float(local)
+    model = make_model(0.0, hvd_keras.DistributedOptimizer(keras.optimizers.SGD()))
+    broadcast = hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
+    said = []
+    clone = keras.models.clone_model(model)
+    if not clone.compiled:  # as Keras does since 3.9
+        clone.compile(keras.optimizers.SGD(), "mse")
+    for trained in (model, clone):
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            rows = np.ones([1, 2], np.float32)
+            trained.fit(rows, rows[:, :1], callbacks=[broadcast], verbose=0)
+        said.append([str(w.message) for w in heard if "train apart" in str(w.message)])
+    return {"applied": applied, "said": said}
+
+
+def _weights(model: Any) -> np.ndarray:
+    return np.asarray(model.get_weights()[0])[:, 0]
+
+
+def _load(path: str) -> dict[str, Any]:
+    """Loads a model without and with Horovod's names."""
+    import keras
+
+    import tw_horovod.keras as hvd_keras
+
+    plain, ours = keras.models.load_model(path), hvd_keras.load_model(path)
+    loaded = {"plain": plain, "ours": ours}
+    return {
+        "loaded": {
+            key: (
+                type(model.optimizer).__name__,
+                hasattr(model.optimizer, "register_local_var"),
+                int(model.optimizer.iterations),
+                np.asarray(model.optimizer.momentums[0])[:, 0],
+                _weights(model),
+            )
+            for key, model in loaded.items()
+        }
+    }
+
+
+def train_by_hand(
+    rows: np.ndarray,
+    targets: np.ndarray,
+    *,
+    start: float = 0.0,
+    steps: int = 4,
+    options: dict[str, Any] | None = None,
+    is_eager: bool = False,
+    is_scaled: bool = False,
+) -> dict[str, Any]:
+    """Trains a Keras model step by step, with a distributed optimizer."""
+    import keras
+
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
+    if is_scaled:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    optimizer = hvd.DistributedOptimizer(optimizer, **(options or {}))
+    model = make_model(start, optimizer)
+    optimizer.build(model.trainable_variables)
+    hvd.broadcast_variables(model.variables, root_rank=0)
+    hvd.broadcast_variables(optimizer.variables(), root_rank=0)
+
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = keras.losses.mean_squared_error(targets, model(rows)[:, 0])
+            scaled = optimizer.scale_loss(loss)
+        grads = tape.gradient(scaled, model.trainable_variables)
+        optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+
+    run_step = step if is_eager else tf.function(step)
+    weights = []
+    for _ in range(steps):
+        run_step()
+        weights.append(_weights(model))
+    # A LossScaleOptimizer shows this count as its own since Keras 3.9.
+    counts = getattr(optimizer, "inner_optimizer", optimizer).iterations
+    return {"weights": np.array(weights), "iterations": int(counts)}
+
+
+def warm_up(epochs: int, batches: int, momentum: float) -> list[float]:
+    """Returns the learning rates, the one logged last, and the last velocity."""
+    import keras
+
+    import tw_horovod.keras as hvd_keras
+
+    optimizer = keras.optimizers.SGD(0.8, momentum=momentum)
+    model = make_model(0.0, hvd_keras.DistributedOptimizer(optimizer))
+    rates: list[float] = []
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: rates.append(
+            float(model.optimizer.learning_rate)
+        )
+    )
+    warm = hvd_keras.callbacks.LearningRateWarmupCallback(0.8, warmup_epochs=epochs)
+    rows = np.ones([batches, 2], np.float32)
+    history = model.fit(
+        rows,
+        np.ones([batches, 1]),
+        batch_size=1,
+        epochs=epochs + 1,
+        callbacks=[warm, note],
+        verbose=0,
+    )
+    return [*rates, history.history["lr"][-1]]
+
+
+def schedule(momentum: float) -> list[float]:
+    """Returns weights after steps with gradient 1, whose rate a schedule changes."""
+    import keras
+
+    import tw_horovod.keras as hvd_keras
+
+    optimizer = keras.optimizers.SGD(0.5, momentum=momentum)
+    model = make_model(0.0, hvd_keras.DistributedOptimizer(optimizer))
+    model.compile(optimizer=model.optimizer, loss=lambda y, p: keras.ops.mean(p))
+    weights: list[float] = []
+    note = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: weights.append(float(_weights(model)[0]))
+    )
+    change = hvd_keras.callbacks.LearningRateScheduleCallback(0.5, 0.5)
+    rows = np.ones([1, 2], np.float32)
+    model.fit(rows, rows[:, :1], epochs=3, callbacks=[change, note], verbose=0)
+    return weights
+
+
+def normalize(rows: np.ndarray, shift: float) -> dict[str, Any]:
+    """Normalizes a batch with other ranks; returns gradients too."""
+    layer = hvd.SyncBatchNormalization(momentum=0.0, epsilon=0.0)
+    layer.build([None, rows.shape[1]])
+    given = tf.constant(rows)
+
+    @tf.function
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            normal = layer(given, training=True)
+            loss = tf.reduce_sum(normal * (given + shift))
+        return normal, tape.gradient(loss, given)
+
+    normal, grad = step()
+    return {
+        "normal": normal.numpy(),
+        "gradient": grad.numpy(),
+        "mean": np.asarray(layer.moving_mean),
+        "variance": np.asarray(layer.moving_variance),
+        "later": layer(given, training=False).numpy(),
+        "name": layer.name,
+    }
+
+
+def call_keras(name: str, value: Any, *arguments: Any) -> Any:
+    """Calls a collective of values."""
+    import tw_horovod.keras as hvd_keras
+
+    return np.asarray(getattr(hvd_keras, name)(value, *arguments))
+
+
+def take_partial_gradients() -> dict[str, float]:
+    """Takes the gradients of two layers, one of which is each rank's own."""
+    import keras
+
+    layers = [keras.layers.Dense(1, kernel_initializer="ones") for _ in range(2)]
+    given = tf.constant([[1.0 + hvd.rank()]])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layers[1](layers[0](given)))
+    tape = hvd.PartialDistributedGradientTape(
+        tape, local_layers=layers[1], scale_local_gradients=False
+    )
+    shared, local = tape.gradient(loss, [layer.kernel for layer in layers])
+    return {"shared": float(shared[0, 0]), "local": float(local[0, 0])}
+
+
+def reduce_by_name(
+    mode: str, names: list[str], hides: bool, times: int
+) -> list[dict[str, float]]:
+    """Averages a value per name, in the order given; "" is one without a name.
+
+    The value of a name is its length times the rank plus one. An op without a name
+    comes after those before it.
+    """
+
+    def build(*given: tf.Tensor) -> dict[str, tf.Tensor]:
+        results = {}
+        for name, own in zip(names, given, strict=True):
+            with tf.name_scope("metrics"):
+                results[name] = hvd.allreduce(own, name=name or None)
+        return results
+
+    def take(results: Any) -> dict[str, float]:
+        return {name: float(np.sum(value)) for name, value in results.items()}
+
+    arrays = [np.float32([len(name) * (hvd.rank() + 1)]) for name in names]
+    shape = [None] if hides else [1]
+    if mode == "session":
+        threads = v1.ConfigProto(
+            inter_op_parallelism_threads=1, use_per_session_threads=True
+        )
+        with tf.Graph().as_default(), v1.Session(config=threads) as session:
+            fed = [v1.placeholder(tf.float32, shape) for _ in names]
+            built = build(*fed)
+            feed = dict(zip(fed, arrays, strict=True))
+            return [take(session.run(built, feed)) for _ in range(times)]
+    step = build
+    if mode == "function":
+        step = tf.function(build, [tf.TensorSpec(shape, tf.float32)] * len(names))
+    return [take(step(*map(tf.constant, arrays))) for _ in range(times)]
+
+
+def reduce_shapes(mode: str, shape: list[int], signature: Any) -> float:
+    """Sums ones of a shape that is not known while tracing."""
+    total = run_with(mode, signature, lambda own: hvd.allreduce(own, op=hvd.Sum), shape)
+    return float(np.sum(total))
+
+
+def scatter_shapes(mode: str, shape: list[int], signature: Any) -> float:
+    """Leaves each rank a share of ones of such a shape."""
+    own = run_with(mode, signature, lambda t: hvd.reducescatter(t, op=hvd.Sum), shape)
+    return float(np.sum(own))
+
+
+def gather_shapes(mode: str, shape: list[int], signature: Any) -> float:
+    """Joins rows of such a shape."""
+    return float(np.sum(run_with(mode, signature, hvd.allgather, shape)))
+
+
+def run_with(mode: str, signature: Any, build: Any, shape: list[int]) -> Any:
+    """Runs something of ones, of whose shape the signature is known."""
+    if mode == "session":
+        with tf.Graph().as_default(), v1.Session() as session:
+            fed = v1.placeholder(tf.float32, signature)
+            return session.run(build(fed), {fed: np.ones(shape)})
+    step = tf.function(build, [tf.TensorSpec(signature, tf.float32)])
+    return step(tf.ones(shape))
+
+
+def use_in_order(kind: str, order: list[int]) -> list[float]:
+    """Runs two collectives that all ranks agree on in turn, then in the order given."""
+    ones = tf.ones([2])
+    calls = {
+        "eager": [lambda n=n: hvd.allreduce(ones, name=n) for n in ("loss", "part")],
+        "shape": [lambda n=n: hvd.allreduce(tf.ones([n])) for n in (3, 4)],
+        "root": [tf.function(lambda r=r: hvd.broadcast(ones, r)) for r in (0, 1)],
+        "name": [
+            tf.function(lambda n=n: hvd.allreduce(tf.ones([n]), name="x"))
+            for n in (5, 6)
+        ],
+    }[kind]
+    for call_ in calls:
+        call_()
+    return [float(calls[n]()[0]) for n in order]
+
+
+def average_metrics(logs: dict[str, float]) -> dict[str, float]:
+    """Averages metrics as ``fit`` does at the end of an epoch."""
+    import tw_horovod.keras as hvd_keras
+
+    logs = dict(logs)
+    hvd_keras.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
+    return logs
+
+
+def bring_new_shapes(shapes: int, kept: int) -> tuple[list[float], int]:
+    """Sums tensors of many shapes eagerly, twice; tells how many functions it keeps."""
+    from tw_ranks import _calls
+
+    _calls._MAX_COMPILED = kept
+    lengths = [*range(1, shapes + 1)] * 2
+    sums = [float(hvd.allreduce(tf.ones([n]), op=hvd.Sum)[0]) for n in lengths]
+    return sums, len(state.find_group().calls._compiled)
+
+
+def agree_on_keys(counts: list[int]) -> list[int]:
+    """Agrees on exchanges that need so many keys; returns how far from the first."""
+    from tw_ranks._agreement import Exchange
+
+    group = state.find_group()
+    firsts = [group.calls.agree(Exchange(f"number {n}", ()), n) for n in counts]
+    return [first - firsts[0] for first in firsts]
+
+
+def reduce_apart(count: int) -> list[set[float]]:
+    """Sums tensors of unlike lengths in two exchanges, the last with its last key too.
+
+    TensorFlow ends all collectives where another shape comes under a key.
+    """
+    from tw_ranks import _collectives
+    from tw_ranks._agreement import Exchange
+    from tw_ranks._running import run_collectives
+
+    group, last = state.find_group(), _collectives.KEYS_PER_TENSOR - 1
+
+    def body(brought: list[tf.Tensor], keys: list[int]) -> list[tf.Tensor]:
+        return [
+            _collectives.add_up(tensor, group, key + place, "Add")
+            for tensor, key in zip(brought, keys, strict=True)
+            for place in ((0, last) if key == keys[-1] else (0,))
+        ]
+
+    results = []
+    for first in (1, 500):
+        tensors = [tf.ones([first + n]) for n in range(count)]
+        specs = [tf.TensorSpec([None], tf.float32)] * count
+        exchange = Exchange(f"{count} tensors from {first}", ())
+        got = run_collectives(
+            body, tensors, group=group, exchange=exchange, specs=specs
+        )
+        results.append({float(t[0]) for t in got} | {float(t[-1]) for t in got})
+    return results

@@ -1,0 +1,100 @@
+"""What ``tw_horovod`` does not do is refused, by name."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tw_horovod as hvd
+import tw_horovod.keras as hvd_keras
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TF_CONFIG", raising=False)
+        hvd.init()
+    yield
+    hvd.shutdown()
+
+
+REFUSED = {
+    "hvd.allreduce(np.ones(2), op=hvd.Adasum)": "allreduce: .*op must be .*got Adasum",
+    "hvd.allreduce(np.ones(2), op=7)": "allreduce: op must be one of .*got 7",
+    "hvd.allreduce(np.ones(2), average=True, op=hvd.Sum)": "allreduce: op and average",
+    "hvd.allreduce(np.ones(2), process_set=[0])": "allreduce: .*process_set must be",
+    "hvd.allreduce(tf.constant(True))": "allreduce: tensors must be .*0 is bool",
+    "hvd.allreduce(tf.IndexedSlices(tf.ones([1, 2]), [0], [3, 2]), op=hvd.Max)": (
+        "allreduce: takes tf.IndexedSlices with op Average or Sum"
+    ),
+    "hvd.allgather(1.0)": r"allgather: tensors must have rows.*0 is \(\)",
+    "hvd.allgather(['a'])": "allgather: tensors must be .*0 is string",
+    "hvd.broadcast(1.0, 5)": "broadcast: root must be below",
+    "hvd.broadcast_object(1, 5)": "broadcast: root must be below",
+    "hvd.broadcast_global_variables(0)": "broadcast_global_variables: .*session graph",
+    "hvd.reducescatter(np.ones(2), op=hvd.Max)": "reducescatter: .*got Max",
+    "hvd.barrier(process_set=1)": "barrier: .*process_set must be",
+    "hvd.init(comm=[0])": r"init: .*comm: .*\[0\]",
+    "hvd.init(process_sets=[[0]])": "init: .*process_sets",
+    "hvd.init(stall_timeout_s=0)": "init: stall_timeout_s",
+    "hvd.ProcessSet([0])": "ProcessSet: not supported",
+    "hvd.add_process_set([0])": "add_process_set: not supported",
+    "hvd.remove_process_set(hvd.global_process_set)": "remove_process_set: not",
+    "hvd.size_op(1)": "size_op: .*process_set_id must be 0; got 1",
+    "hvd.start_timeline('x')": "start_timeline: .*tf.profiler",
+    "hvd.stop_timeline()": "stop_timeline: .*tf.profiler",
+    "hvd.elastic.run": "elastic.run: not supported",
+    "hvd.DistributedOptimizer('sgd')": "needs an optimizer of keras.*got 'sgd'",
+    "hvd.keras.DistributedOptimizer(SGD(), op=hvd.Max)": "op must be one of .*got Max",
+    "hvd.DistributedOptimizer(hvd.DistributedOptimizer(SGD()))": "reduces .*already",
+    "LossScaleOptimizer(hvd.DistributedOptimizer(SGD()))": "mixed_float16",
+    "hvd.DistributedOptimizer(SGD(), groups=0)": "groups must be .*got 0",
+    "hvd.DistributedOptimizer(SGD(), op=hvd.Sum, gradient_predivide_factor=2.0)": (
+        "gradient_predivide_factor is for op Average; got 2.0 with Sum"
+    ),
+    "hvd.DistributedOptimizer(SGD(), backward_passes_per_step=0)": (
+        "backward_passes_per_step"
+    ),
+    "hvd.DistributedGradientTape(1)": "needs a tf.GradientTape; got 1",
+    "hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=1)": (
+        r"local_layers must be Keras layers; got \[1\]"
+    ),
+    "hvd.SyncBatchNormalization(fused=True)": "fused must be False; got True",
+    "hvd.keras.load_model('x', legacy_opts=True)": "legacy_opts is not supported",
+    "hvd.keras.elastic.KerasState": "elastic.KerasState: not supported",
+    "hvd.keras.callbacks.CheckWeightsCallback(0)": "every must be at least 1; got 0",
+    "hvd.keras.callbacks.BroadcastGlobalVariablesCallback(0, '', [1])": (
+        "local_variables must be variables; got 1"
+    ),
+    "hvd.keras.callbacks.LearningRateScheduleCallback(None, 1.0)": "initial_lr must",
+    "hvd.keras.broadcast_global_variables(0)": "a session graph's",
+}
+
+
+def scaled(optimizer):
+    """Wraps an optimizer; before 3.10 Keras does not show it, and ``fit`` refuses."""
+    around = keras.optimizers.LossScaleOptimizer(optimizer)
+    if tuple(map(int, keras.__version__.split(".")[:2])) < (3, 10):
+        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        model.compile(around, "mse")
+        first = hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
+        model.fit(np.ones([1, 1]), np.ones([1, 1]), callbacks=[first], verbose=0)
+
+
+NAMES = {
+    "hvd": hvd,
+    "np": np,
+    "tf": tf,
+    "SGD": keras.optimizers.SGD,
+    "LossScaleOptimizer": scaled,
+}
+
+
+@pytest.mark.parametrize("statement", REFUSED)
+def test_what_is_refused_is_named(statement):
+    kinds = (NotImplementedError, RuntimeError, TypeError, ValueError)
+    with pytest.raises(kinds) as said:
+        exec(statement, dict(NAMES))
+    assert re.search(REFUSED[statement], str(said.value)), str(said.value)

@@ -1,0 +1,294 @@
+"""Programs that say ``import horovod`` run as they are, and train as one process."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import horovod_models
+import numpy as np
+import pytest
+import tensorflow as tf
+from syncrep_launches import finish, launch
+
+import tw_horovod as hvd
+import tw_horovod.keras as hvd_keras
+from tw_horovod._state import group as state
+from tw_horovod._unmodified import aliases, mpi_names
+from tw_ranks._calls import DifferenceError
+
+PROGRAMS = Path(__file__).parent / "unmodified"
+NAMES = Path(hvd.__file__).parent / "_unmodified" / "_python_path"
+DEADLINE_S = 150
+
+
+def run(command, **variables):
+    done = subprocess.run(
+        command,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **variables},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "kind", "is_keras_2"),
+    [
+        ("loop.py", "", False),
+        ("session.py", "", False),
+        ("fit.py", "", False),
+        ("fit.py", "", True),
+        ("fit.py", "legacy", True),
+        ("fit.py", "passes", True),
+        ("fit.py", "scaled", True),
+    ],
+)
+def test_a_program_of_horovod_trains_as_one_process(
+    tmp_path, program, kind, is_keras_2
+):
+    rows, targets = horovod_models.make_batch(2)
+    np.savez(tmp_path / "batch.npz", rows=rows, targets=targets)
+    launcher = [sys.executable, "-m", "tw_launch", "--horovod", "-np", "2"]
+    words = [str(PROGRAMS / program), str(tmp_path / "batch.npz"), str(tmp_path), kind]
+    keras = {"TF_USE_LEGACY_KERAS": "1"} if is_keras_2 else {}
+    status, said = run([*launcher, "--", sys.executable, *words], **keras)
+    assert status == 0, said
+    factor = 2.0 if kind == "passes" else 1.0  # gradients of passes are added
+    want = horovod_models.train(rows, targets, start=1.0, factor=factor)
+    for rank in range(2):
+        got = np.load(tmp_path / f"{rank}.npy")
+        np.testing.assert_allclose(got, want, rtol=1e-4)
+        if program == "fit.py" and kind != "passes":
+            starts = [np.full([2], 1.0), *want[:-1]]
+            losses = [np.mean((rows @ w - targets) ** 2) for w in starts]
+            found = np.load(tmp_path / f"loss{rank}.npy")
+            np.testing.assert_allclose(found, losses, rtol=1e-4)
+
+
+def test_programs_of_keras_2_clip_warm_up_and_resume(tmp_path):
+    launcher = [sys.executable, "-m", "tw_launch", "--horovod", "-np", "2"]
+    command = [*launcher, "--", sys.executable, str(PROGRAMS / "keras_2.py")]
+    command.append(str(tmp_path))
+    status, said = run(command, TF_USE_LEGACY_KERAS="1")
+    assert status == 0, said
+
+
+@pytest.mark.parametrize("words", [["FILE"], ["-m", "program"]])
+def test_any_launcher_can_start_it(tmp_path, words):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\n"
+        "import horovod.tensorflow as hvd, horovod.keras, horovod.tensorflow.keras\n"
+        "import tw_horovod as ours, horovod.tensorflow.mpi_ops as ops\n"
+        "assert hvd is ours is ops is hvd.functions, hvd\n"
+        "assert horovod.keras is horovod.tensorflow.keras is ours.keras\n"
+        "assert ours.__spec__.name == ours.__name__ == 'tw_horovod'\n"
+        "assert 'horovod.keras.callbacks' not in sys.modules\n"
+        "import horovod.keras.callbacks as callbacks\n"
+        "assert callbacks is ours.keras.callbacks is hvd.keras.callbacks\n"
+        "hvd.init()\n"
+        "import subprocess\n"
+        "child = 'import horovod; print(horovod.__version__)'\n"
+        "subprocess.run([sys.executable, '-c', child], check=True)\n"
+        "print(__name__, sys.argv[1:], hvd.size())\n"
+    )
+    command = [str(program) if word == "FILE" else word for word in words]
+    done = subprocess.run(
+        [sys.executable, "-m", "tw_horovod", *command, "--epochs", "3"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=DEADLINE_S,
+    )
+    assert done.stdout.splitlines() == [
+        aliases.VERSION,
+        "__main__ ['--epochs', '3'] 1",
+    ], done.stderr
+
+
+def test_a_program_is_asked_for():
+    status, said = run([sys.executable, "-m", "tw_horovod"])
+    assert status == 1 and "usage: python -m tw_horovod [-m MODULE" in said
+
+
+@pytest.fixture
+def horovod(monkeypatch):
+    monkeypatch.syspath_prepend(str(NAMES))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    before = dict(sys.modules)
+    import horovod
+
+    yield horovod
+    for name in set(sys.modules) - set(before):
+        if name.partition(".")[0] == "horovod":
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("torch", "use torch.nn.parallel.DistributedDataParallel"),
+        ("spark", "start the program with tw-launch --horovod on each machine"),
+        ("runner", "start the program with tw-launch --horovod -np N"),
+        ("common", "tw_horovod has what programs import"),
+    ],
+)
+def test_other_modules_of_horovod_are_refused_by_name(horovod, name, words):
+    message = rf"horovod.{name}: not supported by tw_horovod: {words}"
+    with pytest.raises(ModuleNotFoundError, match=message):
+        __import__(f"horovod.{name}.anything")
+    with pytest.raises(AttributeError, match=message):
+        getattr(horovod, name)
+
+
+def test_the_elastic_modules_are_refused_by_name(horovod):
+    import horovod.keras.elastic
+    import horovod.tensorflow.elastic
+    import horovod.tensorflow.keras.elastic
+
+    modules = (horovod.keras, horovod.tensorflow, horovod.tensorflow.keras)
+    for module in modules:
+        with pytest.raises(NotImplementedError, match=r"elastic\.run: not supported"):
+            _ = module.elastic.run
+        assert module.elastic is hvd.elastic
+
+
+def set_tf_config(monkeypatch, rank, **jobs):
+    cluster = {job: [f"{job}:{n}" for n in range(1, 1 + k)] for job, k in jobs.items()}
+    task = {"type": "worker", "index": rank}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+
+
+def stand_in(tmp_path, monkeypatch):
+    """Imports what stands where ``absent_mpi`` may be installed."""
+    folder = tmp_path / "names"
+    folder.mkdir()
+    (folder / "absent_mpi.py").write_text(
+        "from tw_horovod._unmodified import mpi_names\n"
+        "mpi_names.find(__name__, __file__)\n"
+    )
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "absent_mpi", raising=False)
+    monkeypatch.delitem(sys.modules, "absent_mpi.MPI", raising=False)
+    before = list(sys.path)
+    from absent_mpi import MPI
+
+    assert sys.path == before
+    return MPI
+
+
+def test_without_mpi_its_world_is_that_of_the_ranks(tmp_path, monkeypatch):
+    set_tf_config(monkeypatch, 1, worker=3)
+    world = stand_in(tmp_path, monkeypatch).COMM_WORLD
+    assert (world.Get_rank(), world.Get_size(), world.rank, world.size) == (1, 3, 1, 3)
+    with pytest.raises(AttributeError, match=r"MPI.Win: tw-launch --horovod has COMM_"):
+        _ = sys.modules["absent_mpi.MPI"].Win
+    monkeypatch.delenv("TF_CONFIG")
+    hvd.init()
+    try:
+        array = np.arange(3)
+        world.Bcast(array)
+        world.Barrier()
+        assert world.bcast("one") == "one" and world.allgather(2) == [2]
+        np.testing.assert_array_equal(array, [0, 1, 2])
+    finally:
+        hvd.shutdown()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_mpi_where_it_is_installed_is_itself(tmp_path, monkeypatch, caplog, size):
+    installed = tmp_path / "site" / "absent_mpi"
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").write_text("")
+    (installed / "MPI.py").write_text("COMM_WORLD = 'theirs'\n")
+    monkeypatch.syspath_prepend(str(installed.parent))
+    for name in mpi_names._LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+    set_tf_config(monkeypatch, 0, worker=size)
+    with caplog.at_level(logging.WARNING):
+        assert stand_in(tmp_path, monkeypatch).COMM_WORLD == "theirs"
+    assert ("is MPI's rank 0 on every rank" in caplog.text) == (size == 2)
+
+
+def test_init_under_parameter_servers_says_how_to_start(monkeypatch):
+    set_tf_config(monkeypatch, 0, ps=1, worker=2)
+    with pytest.raises(ValueError, match=r"tw-launch --horovod -np N.*--ps 0 --worke"):
+        hvd.init()
+
+
+def test_init_under_half_a_launcher_of_horovod_is_refused(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.setenv("HOROVOD_SIZE", "4")
+    with pytest.raises(ValueError, match="no HOROVOD_RANK and HOROVOD_SIZE=4"):
+        hvd.init()
+    assert not hvd.is_initialized()
+
+
+def test_variables_that_change_nothing_are_named_once(monkeypatch, caplog):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    for name in ("FUSION_THRESHOLD", "CYCLE_TIME", "START_TIMEOUT", "LOCAL_RANK"):
+        monkeypatch.setenv(f"HOROVOD_{name}", "1")
+    with caplog.at_level(logging.WARNING, "tw_syncrep"):
+        hvd.init()
+        hvd.init()
+    hvd.shutdown()
+    [record] = caplog.records
+    assert record.getMessage() == (
+        "init: these change nothing here: HOROVOD_CYCLE_TIME, HOROVOD_FUSION_THRESHOLD."
+    )
+
+
+def test_ranks_that_differ_raise_what_horovod_raises():
+    kinds = (tf.errors.FailedPreconditionError, ValueError)
+    for kind in kinds:
+        with pytest.raises(kind, match=r"^tensor 0 is another$"):
+            raise DifferenceError(None, None, "tensor 0 is another")
+
+
+def test_launched_programs_of_horovod_find_its_variables():
+    program = (
+        "names = ['HOROVOD_RANK', 'OMPI_COMM_WORLD_SIZE', 'HOROVOD_LOCAL_RANK']\n"
+        "print(job, [os.environ[name] for name in names], flush=True)\n"
+        "import horovod; print(horovod.__version__, flush=True)\n"
+    )
+    status, out, err = finish(launch(program, "--horovod", "-np", "3"))
+    assert status == 0, err
+    for rank in range(3):
+        assert f"[worker {rank}] worker ['{rank}', '3', '{rank}']\n" in out
+    assert out.count("0.28.1\n") == 3
+
+
+def test_the_path_goes_before_others():
+    program = "print(os.environ['PYTHONPATH'].split(os.pathsep)[1:], flush=True)"
+    before = os.environ.get("PYTHONPATH", "")
+    env = {**os.environ, "PYTHONPATH": f"{before}{os.pathsep}/own"}
+    _, out, _ = finish(launch(program, "--horovod", "--workers", "1", env=env))
+    assert out.startswith("[worker 0] [") and out.endswith("'/own']\n")
+
+
+def test_local_layers_that_are_none_are_refused():
+    says = r"PartialDistributedOptimizer: local_layers must be Keras layers; got \[3\]"
+    with pytest.raises(ValueError, match=says):
+        hvd_keras.PartialDistributedOptimizer(None, local_layers=3)
+
+
+def test_the_best_model_is_saved_to_a_path_that_is_set_later(tmp_path, monkeypatch):
+    import keras
+
+    monkeypatch.setattr(state, "_group", None)
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    best = hvd_keras.callbacks.BestModelCheckpoint(monitor="loss")
+    rows = np.ones([4, 2], "float32")
+    with pytest.raises(ValueError, match="BestModelCheckpoint: filepath is not set"):
+        model.fit(rows, rows[:, :1], verbose=0, callbacks=[best])
+    best.filepath = str(tmp_path / "best.keras")
+    model.fit(rows, rows[:, :1], epochs=3, verbose=0, callbacks=[best])
+    found = keras.models.load_model(best.filepath).evaluate(
+        rows, rows[:, :1], verbose=0
+    )
+    assert found <= best.best

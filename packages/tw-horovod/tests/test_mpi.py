@@ -1,0 +1,221 @@
+"""Exchanges over MPI: the programs of other tests, and what MPI alone has.
+
+``TW_TEST_ENGINE=mpi`` runs all tests of ranks over MPI.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import horovod_ranks
+import numpy as np
+import pytest
+from ranks import ENGINE, Raised, Ranks
+from syncrep_launches import finish, launch
+
+from tw_launch import main
+from tw_launch._launcher.pmi import World
+
+pytest.importorskip("mpi4py")
+HERE = Path(__file__).parent
+MODES = ["eager", "function", "session"]
+SAME = [
+    *("sums_across", "broadcast", "uneven_ends", "matching", "horovod_ops"),
+    *("lost_ranks", "rank_endings", "gradient_shapes", "weights"),
+    "horovod_lost_ranks",
+]
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request, processes):
+    group = Ranks(processes, request.param, engine="mpi").joined()
+    yield group
+    group.end()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", SAME)
+def test_programs_of_ranks_run_as_over_tensorflow(name):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    environment = {**os.environ, ENGINE: "mpi"}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    path = str(HERE / f"test_{name}.py")
+    ran = subprocess.run(
+        [*command, path], env=environment, capture_output=True, text=True, timeout=900
+    )
+    assert ran.returncode == 0, ran.stdout[-4000:]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "options", [{}, {"mean": True}, {"wire_dtype": "bfloat16"}], ids=str
+)
+def test_all_get_the_numpy_sum(ranks, mode, options):
+    size = len(ranks.all)
+    draw = np.random.default_rng(7)
+    shapes = [(3,), (), (0,), (70_001,), (1_000_000,)]
+    own = [
+        [draw.integers(-8, 8, s).astype(np.float32) * size for s in shapes]
+        for _ in ranks.all
+    ]
+    sparse = [
+        (np.full([r + 1, 2], r + 1.0, np.float32), np.arange(r + 1))
+        for r in range(size)
+    ]
+    calls = [
+        (mode, [[*dense, (*rows, np.array([9, 2]))]], options, 3)
+        for dense, rows in zip(own, sparse, strict=True)
+    ]
+    share = size if options.get("mean") else 1
+    for [[*sums, (values, indices)]] in ranks.call_each("reduce", calls):
+        for n, got in enumerate(sums):
+            want = np.sum([tensors[n] for tensors in own], axis=0) / share
+            np.testing.assert_array_equal(got, want)
+        want = np.concatenate([rows[0] for rows in sparse]) / share
+        np.testing.assert_allclose(values, want, rtol=2**-7)
+        np.testing.assert_array_equal(indices, np.concatenate([r[1] for r in sparse]))
+
+
+@pytest.mark.parametrize("mode", ["function", "session"])
+@pytest.mark.parametrize("threads", [0, 1])
+def test_named_ops_run_in_unlike_orders(processes, mode, threads):
+    group = horovod_ranks.make(processes, 2, engine="mpi", threads=threads)
+    try:
+        names = [f"metric{n}" for n in range(8)]
+        calls = [(mode, order, False, 3) for order in (names, names[::-1])]
+        want = {name: len(name) * 1.5 for name in names}
+        assert group.call_each("reduce_by_name", calls) == [[want] * 3] * 2
+    finally:
+        group.end()
+
+
+def test_smallest_and_largest_are_the_same_bits_on_all_ranks(processes):
+    group = horovod_ranks.make(processes, 2, engine="mpi")
+    try:
+        given = [np.array(a, np.float32) for a in ([0.0, np.nan, 1.0], [-0.0, 2, 3])]
+        for op, last in ((3, 1.0), (4, 3.0)):  # Min, Max
+            calls = [("allreduce", "function", array, {"op": op}) for array in given]
+            one, two = group.call_each("call", calls)
+            assert one.tobytes() == two.tobytes()
+            assert np.isnan(one[1])
+            assert one[2] == last
+    finally:
+        group.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("mode", ["function", "session"])
+def test_a_lost_rank_is_named_and_the_others_end(processes, mode, number):
+    group = Ranks(
+        processes, 3, engine="mpi", timeout_s=3.0, is_quiet=True, stall_timeout_s=60.0
+    ).joined()
+    try:
+        assert group.call("step_until", 3, mode) == [9] * 3
+        for rank in group.all:
+            rank.say("step_until", None, mode)
+        group.all[1].send(number)
+        for rank in (group.all[0], group.all[2]):
+            with pytest.raises(Raised, match=r"rank 1 \(.*\d+\) has ") as raised:
+                rank.hear(40)
+            if mode == "function":
+                assert raised.value.missing == [1]
+            rank.pipe.close()
+        for rank in (group.all[0], group.all[2]):  # MPI's end does not wait for it.
+            rank.process.join(30)
+            assert not rank.process.is_alive()
+    finally:
+        group.end()
+
+
+def test_eager_exchanges_of_ever_new_shapes_share_a_communicator(ranks):
+    size = float(len(ranks.all))
+    for sums, _ in ranks.call("reduce_new_shapes", 300):
+        assert sums == [size]
+
+
+PROGRAM = """
+import os, sys
+os.environ.pop("TF_CONFIG", None)
+import tensorflow as tf
+import tw_ranks
+group = tw_ranks.join()
+[[total]] = tw_ranks.sum_across([[tf.constant([group.rank + 1.0])]], group=group)
+line = f"{group.engine} {group.rank} {group.size} {int(total[0])}\\n"
+print(line, end="", flush=True)  # At once, so that lines do not mix.
+"""
+
+
+def test_mpiexec_starts_a_group_without_addresses(tmp_path):
+    mpiexec = shutil.which("mpiexec", path=Path(sys.executable).parent)
+    if mpiexec is None:
+        pytest.skip("the mpich wheel is not installed")
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = [mpiexec, "-n", "2", sys.executable, str(program)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert sorted(ran.stdout.splitlines()) == ["mpi 0 2 3", "mpi 1 2 3"]
+
+
+def test_tw_launch_makes_workers_an_mpi_world():
+    program = """
+    from mpi4py import MPI
+    world = MPI.COMM_WORLD
+    print(world.rank == index, world.size, world.allreduce(index + 1), flush=True)
+    """
+    status, out, err = finish(launch(program, "--mpi", "--workers", "3"))
+    assert status == 0, err
+    assert sorted(out.splitlines()) == [f"[worker {n}] True 3 6" for n in range(3)]
+
+
+def test_tw_launch_starts_an_mpi_world_again():
+    program = """
+    from mpi4py import MPI
+    MPI.COMM_WORLD.Barrier()
+    if start == 0 and index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    print(start, MPI.COMM_WORLD.allreduce(1), flush=True)
+    """
+    again = ("--restart", "group", "--max-restarts", "1", "--restart-delay", "0")
+    status, out, err = finish(launch(program, "--mpi", *again, "--grace", "2"))
+    assert status == 0, err
+    assert sorted(out.splitlines()) == [f"[worker {n}] 1 2" for n in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--ps", "1"], "drop --ps 1"),
+        (["--nnodes", "2", "--coordinator", "a:1"], "is for one machine"),
+        (["--max-restarts", "1"], "use --restart group"),
+        (["--min-workers", "1"], "cannot go on without a worker"),
+    ],
+)
+def test_what_mpi_cannot_do_is_refused(arguments, says, capsys):
+    with pytest.raises(SystemExit):
+        main(["--mpi", *arguments, "--", "true"])
+    assert says in capsys.readouterr().err
+
+
+def test_what_is_no_mpi_process_harms_no_world():
+    world = World(1)
+    host, port = world.variables(0)["PMI_PORT"].split(":")
+    for noise in (b"GET / HTTP/1.1\r\n\r\n", b"cmd=initack pmiid=x\n", b"\xff" * 9000):
+        with socket.create_connection((host, int(port)), 5) as stranger:
+            stranger.sendall(noise)
+    with socket.create_connection((host, int(port)), 5) as own:
+        own.sendall(b"cmd=initack pmiid=0\ncmd=put key=a value=b\ncmd=get key=a\n")
+        own.sendall(b"cmd=barrier_in\ncmd=finalize\n")
+        lines = own.makefile("r")
+        said = [lines.readline().strip() for _ in range(8)]
+    assert said[1:4] == ["cmd=set size=1", "cmd=set rank=0", "cmd=set debug=0"]
+    assert said[5:] == [
+        "cmd=get_result rc=0 msg=success value=b",
+        "cmd=barrier_out rc=0",
+        "cmd=finalize_ack rc=0",
+    ]
+    world.close()

@@ -1,0 +1,179 @@
+"""Accumulation by Keras's optimizers: towers add up, and reduce once per update.
+
+``gradient_accumulation_steps`` has an optimizer apply the mean of several batches'
+gradients. Each tower adds its part of them to sums of its own. When an update is due,
+these are reduced, once, and given to the optimizer; in all other steps it is given
+zeros, so that it counts and averages as ever. Its own accumulators, which are saved,
+get what towers have added up before anything can look at them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tw_core import Tower
+from tw_core.gradients import weigh
+from tw_core.variables import tf_variable
+from tw_keras import _batches
+
+Sums = list[list[Any]]  # [K][N]
+_NARROW = ("float16", "bfloat16")
+
+
+def accumulates(optimizer: Any) -> bool:
+    """Returns whether an optimizer accumulates as Keras's base class does."""
+    inner, base = _inner(optimizer), keras.optimizers.Optimizer
+    if not getattr(inner, "gradient_accumulation_steps", None):
+        return False
+    scaling = keras.optimizers.LossScaleOptimizer
+    names = ("apply", "_backend_apply_gradients")
+    return all(getattr(type(inner), n) is getattr(base, n) for n in names) and (
+        inner is optimizer or type(optimizer).apply is scaling.apply
+    )
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is known of a step in all towers and ranks, as scalars."""
+
+    divisor: Any  # of the gradients' sum
+    has_batch: Any = True  # in any rank
+    is_finite: Any = True  # what a ``LossScaleOptimizer`` would find
+
+
+class Accumulation:
+    """The sums of all towers, for each optimizer that accumulates."""
+
+    def __init__(self, towers: Sequence[Tower]) -> None:
+        self._towers = towers
+        self._made: dict[int, tuple[Any, Sums]] = {}
+        with tf.init_scope(), tf.device("/cpu:0"):
+            # Whether all steps reduce, for those who look at the optimizer in between.
+            self.at_once = tf.Variable(True, trainable=False)
+
+    def forget(self) -> None:
+        """Frees the sums of older optimizers."""
+        self._made.clear()
+
+    def collect(
+        self,
+        optimizer: Any,
+        variables: Sequence[Any],
+        parts: Sequence[Sequence[tf.Tensor]],
+        told: Told,
+        reduce: Callable[[Sums], Sequence[Sequence[Any]]],
+    ) -> Sums:
+        """Adds [K][M] ``parts`` up; returns [K][M] gradients to apply, mostly zeros.
+
+        ``variables`` are tower 0's, of a built optimizer. ``reduce`` returns [K][M]
+        sums, None where a tower needs none; its gradient has no meaning then.
+        """
+        sums, inner = self._sums(optimizer), _inner(optimizer)
+        places = [inner._get_variable_index(own) for own in variables]
+        held = [[own[place] for place in places] for own in sums[: len(parts)]]
+        counts = tf.logical_and(told.has_batch, told.is_finite)
+        with _batches.after(list(parts)):
+            is_update = _is_update(inner)
+            is_due = tf.logical_and(counts, tf.logical_or(is_update, self.at_once))
+            scale = _scale(optimizer)
+            divisor = tf.cast(told.divisor, tf.float64) * scale
+            factor = tf.math.divide_no_nan(tf.ones([], tf.float64), divisor)
+        for own, added, tower in zip(held, parts, self._towers, strict=False):
+            with tf.device(tower.device):
+                for total, part in zip(own, added, strict=True):
+                    more = weigh(part, factor)
+                    total.assign_add(tf.where(counts, more, tf.zeros_like(more)))
+
+        def reduced() -> tf.Tensor:
+            totals = reduce([[total.read_value() for total in own] for own in held])
+            for own, new in zip(held, totals, strict=True):
+                for total, value in zip(own, new, strict=True):
+                    if value is not None:
+                        with tf.device(total.device):
+                            total.assign(value)
+            return tf.constant(True)
+
+        # Only variables pass into the branch: their tensors stay on their devices.
+        is_reduced = tf.cond(is_due, reduced, lambda: tf.constant(False))
+        fill = tf.where(told.is_finite, 0.0, float("nan"))
+        grads: Sums = [[] for _ in held]
+        for own, given in zip(held, grads, strict=True):
+            for total, variable in zip(own, variables, strict=True):
+                with tf.device(total.device):
+                    value = total.read_value()
+                    scaled = value * tf.cast(scale, value.dtype)
+                    other = tf.fill(value.shape, tf.cast(fill, value.dtype))
+                    grad = tf.where(is_reduced, scaled, other)
+                    given.append(tf.cast(grad, tf.as_dtype(variable.dtype)))
+        self._clear(sums, held, is_reduced, tf.logical_and(is_reduced, is_update))
+        return grads
+
+    def _clear(self, sums: Sums, held: Sums, now: Any, is_update: Any) -> None:
+        """Empties sums that were reduced; Keras empties all when it updates."""
+        known = {id(total) for own in held for total in own}
+        for total in (total for own in sums for total in own):
+            with tf.device(total.device):
+                is_empty = now if id(total) in known else is_update
+                value = total.read_value()
+                total.assign(tf.where(is_empty, tf.zeros_like(value), value))
+
+    def settle(self, sum_ranks: Callable[..., Any] | None) -> bool:
+        """Adds all sums to tower 0's accumulators; returns whether there were any."""
+        has_changed = False
+        for optimizer, sums in self._made.values():
+            inner = _inner(optimizer)
+            if int(inner._iterations) % inner.gradient_accumulation_steps == 0:
+                continue
+            has_changed = True
+            totals = [
+                tf.add_n([total.read_value() for total in column])
+                for column in zip(*sums, strict=True)
+            ]
+            if sum_ranks is not None:
+                names = [f"accumulator {n}" for n in range(len(totals))]
+                totals = sum_ranks(totals, names=names)
+            for slot, total in zip(inner._accumulated_gradients, totals, strict=True):
+                own = tf_variable(slot)
+                own.assign_add(tf.cast(total, own.dtype))
+            for total in (total for own in sums for total in own):
+                total.assign(tf.zeros_like(total))
+        return has_changed
+
+    def _sums(self, optimizer: Any) -> Sums:
+        if id(optimizer) not in self._made:
+            trained = _inner(optimizer)._trainable_variables
+            with tf.init_scope():
+                made = [[_zeros(own, at) for own in trained] for at in self._towers]
+            self._made[id(optimizer)] = optimizer, made
+        return self._made[id(optimizer)][1]
+
+
+def _is_update(inner: Any) -> tf.Tensor:
+    count = tf_variable(inner._iterations).read_value() + 1
+    return tf.equal(count % inner.gradient_accumulation_steps, 0)
+
+
+def keeps_dtype(variables: Sequence[Any]) -> bool:
+    """Returns whether no variable is too narrow for several scaled gradients."""
+    return all(tf.as_dtype(own.dtype).name not in _NARROW for own in variables)
+
+
+def _zeros(variable: Any, tower: Tower) -> tf.Variable:
+    dtype = tf.as_dtype(variable.dtype)
+    dtype = tf.float32 if dtype.name in _NARROW else dtype
+    with tf.device(tower.device):
+        return tf.Variable(tf.zeros(variable.shape, dtype), trainable=False)
+
+
+def _inner(optimizer: Any) -> Any:
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _scale(optimizer: Any) -> Any:
+    """Returns what an optimizer divides by; a ``LossScaleOptimizer`` changes it."""
+    if _inner(optimizer) is optimizer:
+        return tf.constant(optimizer.loss_scale_factor or 1.0, tf.float64)
+    return tf.cast(tf_variable(optimizer.dynamic_scale), tf.float64)

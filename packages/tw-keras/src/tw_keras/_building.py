@@ -1,0 +1,150 @@
+"""What a model makes by its first batch, and the states of its random generators."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tw_core.flat_variables import flat_variable_of
+from tw_core.variables import is_variable, tf_variable
+from tw_keras._checks import layers_of, optimizers_of
+
+
+def is_seed(variable: Any) -> bool:
+    """Returns whether a Keras variable is the state of a random generator."""
+    return str(variable.path).endswith("seed_generator_state")
+
+
+def unlisted_of(model: Any) -> list[Any]:
+    """Lists the variables that a model holds and Keras does not list.
+
+    They are found wherever Keras or ``tf.Module`` would track them: in attributes of
+    layers, modules and TensorFlow's random generators, and in lists and dicts there.
+    """
+    flat = [flat_variable_of(own) for own in model.variables]
+    listed = [*model.variables, *(own for own in flat if own is not None)]
+    seen = {id(tf_variable(own)) for own in listed}
+    found: list[Any] = []
+    stack: list[Any] = [model]
+    while stack:
+        own = stack.pop()
+        own = own.state if isinstance(own, tf.random.Generator) else own
+        key = id(tf_variable(own)) if is_variable(own) else id(own)
+        if key in seen or isinstance(own, keras.optimizers.Optimizer):
+            continue
+        seen.add(key)
+        if is_variable(own):
+            found.append(own)
+        elif isinstance(own, dict):
+            stack += reversed(list(own.values()))
+        elif isinstance(own, list | tuple):
+            stack += reversed(own)
+        elif isinstance(own, _HOLDERS):
+            stack += [vars(own)[name] for name in sorted(vars(own), reverse=True)]
+    return found
+
+
+_HOLDERS = (keras.layers.Layer, keras.random.SeedGenerator, tf.Module)
+
+
+def states_of_rows(model: Any) -> list[Any]:
+    """Lists the states of stateful recurrent layers, which belong to batches' rows."""
+    stateful = [o for o in layers_of(model) if getattr(o, "stateful", False)]
+    every = [tf.nest.flatten(getattr(own, "states", None)) for own in stateful]
+    return [state for states in every for state in states if is_variable(state)]
+
+
+def is_random(variable: Any) -> bool:
+    """Returns whether a variable is the state of a random generator of any kind."""
+    is_keras = hasattr(variable, "path") and is_seed(variable)
+    return is_keras or str(variable.name).startswith("StateVar")
+
+
+def seeds_of(model: Any) -> list[Any]:
+    """Lists the [2] states of a model's random generators: a seed and a counter."""
+    every = (*model.variables, *unlisted_of(model))
+    return [v for v in every if hasattr(v, "path") and is_seed(v)]
+
+
+def global_seeds() -> Sequence[tf.Variable]:
+    """Lists the state of the generator that ``keras.random`` uses without a seed.
+
+    Makes it if needed, which a step may not do. Towers share it, and draw in turn.
+    """
+    with tf.init_scope():
+        draw = tf.function(lambda: keras.random.uniform([]), autograph=False)
+        return tuple(draw.get_concrete_function().variables)
+
+
+def has_metrics_built(model: Any, data: Any) -> bool:
+    """Returns whether the state of a compiled model's losses and metrics exists."""
+    stateful = list(model.metrics)
+    y = data[1] if isinstance(data, tuple) and len(data) in (2, 3) else None
+    outputs = getattr(model, "outputs", None) or ()
+    if not model.run_eagerly and max(len(outputs), len(tf.nest.flatten(y))) > 1:
+        # The loss of several outputs has metrics of its own, one per output.
+        stateful.append(getattr(model, "_compile_loss", None))
+    return all(getattr(own, "built", True) for own in stateful)
+
+
+def build_variables(batch: Any, model: Any) -> None:
+    """Calls a model on symbols, unless it is built or only has a ``train_step``.
+
+    A ``train_step`` of one's own may take other batches than ``(x, y, sample_weight)``,
+    and call the model or its parts otherwise: then it is traced.
+    """
+    own_step = _has_own_step(model)
+    if model.built or (own_step and type(model).call is keras.Model.call):
+        return
+    try:
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(_symbols(batch))
+        model(x)
+    except Exception:
+        if not own_step:
+            raise
+        _trace_step(batch, model)
+
+
+def build_metrics(batch: Any, model: Any) -> None:
+    """Creates the state of a compiled model's losses and metrics."""
+    optimizer, model.optimizer = model.optimizer, None  # its slots are placed elsewhere
+    try:
+        model._symbolic_build(data_batch=_symbols(batch))
+    except Exception:
+        if not _has_own_step(model):
+            raise
+        model.optimizer = optimizer
+        _trace_step(batch, model)
+    finally:
+        model.optimizer = optimizer
+
+
+def _has_own_step(model: Any) -> bool:
+    return type(model).train_step is not keras.Model.train_step
+
+
+def _trace_step(batch: Any, model: Any) -> None:
+    """Traces a model's own ``train_step``, so that it makes its variables.
+
+    Nothing runs. Optimizers make no slots, which are placed elsewhere.
+    """
+    optimizers = optimizers_of(model)
+
+    def step(data: Any) -> None:
+        model.train_step(data)
+
+    for own in optimizers:
+        own.apply = lambda *_, **__: None
+    try:
+        tf.function(step, autograph=False).get_concrete_function(batch)
+    finally:
+        for own in optimizers:
+            del own.apply
+
+
+def _symbols(batch: Any) -> Any:
+    def symbol(spec: tf.TensorSpec | None) -> Any:
+        return None if spec is None else keras.KerasTensor(spec.shape, spec.dtype.name)
+
+    return tf.nest.map_structure(symbol, batch)

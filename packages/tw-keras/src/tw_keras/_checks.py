@@ -1,0 +1,193 @@
+"""Checks of a ``TowerModel``, and how its losses are combined."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tw_keras._wrapped import WrappedOptimizer
+
+
+def check_choices(**choices: tuple[Any, Sequence[Any]]) -> None:
+    """Refuses values that are not among those known."""
+    for name, (value, known) in choices.items():
+        if value not in known:
+            raise ValueError(
+                f"TowerModel: {name} must be {' or '.join(map(repr, known))}; got "
+                f"{value!r}."
+            )
+
+
+def check_replicated(variables: str) -> None:
+    """Refuses a reducer where it would not be called."""
+    if variables != "replicated":
+        raise ValueError(
+            f"TowerModel: reducer is not called with variables={variables!r}, whose "
+            "gradients are added where they are applied; leave it out, or use "
+            "variables='replicated'."
+        )
+
+
+def check_outside() -> None:
+    """Refuses to make a model in a graph, or in the scope of a strategy."""
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            "TowerModel: trains in functions of its own, and must be made outside of "
+            "graphs and tf.function."
+        )
+    if tf.distribute.has_strategy():
+        raise ValueError(
+            "TowerModel: makes its own copies, and cannot be in the scope of a "
+            "tf.distribute strategy; leave that."
+        )
+
+
+def layers_of(model: Any) -> list[Any]:
+    """Lists a model and its layers, outer ones before those inside them."""
+    layers: list[Any] = model._flatten_layers()
+    return layers
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """Lists the Keras optimizers that a model or its layers hold, also in containers.
+
+    Those of the model itself come first, ordered by the attributes' names.
+    """
+    held: list[Any] = []
+    for layer in layers_of(model):
+        values = [value for _, value in sorted(vars(layer).items(), key=lambda i: i[0])]
+        held += [leaf for value in values for leaf in held_in(value)]
+    found = [own for own in held if isinstance(own, keras.optimizers.Optimizer)]
+    return list({id(own): own for own in found}.values())
+
+
+def held_in(value: Any) -> list[Any]:
+    """Lists what a container holds; a list of anything else."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [leaf for item in value for leaf in held_in(item)]
+    return [value]
+
+
+def check_adapted(models: Sequence[Any]) -> None:
+    """Refuses layers adapted in some copies only, whose state is not in variables."""
+    layers = zip(*map(layers_of, models), strict=False)
+    unlike = [
+        own[0].name
+        for own in layers
+        if hasattr(own[0], "adapt") and len({_adapted(layer) for layer in own}) > 1
+    ]
+    if unlike:
+        raise ValueError(
+            f"TowerModel: {', '.join(unlike)} was adapted in some towers only, and "
+            "keeps what it has learnt outside of variables; call adapt in make_model."
+        )
+
+
+def _adapted(layer: Any) -> str:
+    if hasattr(layer, "get_vocabulary"):
+        return str(layer.get_vocabulary())
+    names = ("mean", "variance", "bin_boundaries")
+    return str([np.asarray(getattr(layer, name, None)).tolist() for name in names])
+
+
+def check_optimizers(
+    optimizers: Sequence[Any], variables: str, *, num_towers: int, reduces: bool
+) -> None:
+    """Refuses optimizers that do not work with these variables, towers or a reducer.
+
+    ``reduces``: a reducer was given that only an optimizer's update would call.
+    """
+    over_towers = [o for o in optimizers if isinstance(o, WrappedOptimizer)]
+    for wrapped in [own.wrapped for own in over_towers]:
+        known = len(getattr(wrapped, "devices", ())) or num_towers
+        if known != num_towers:
+            raise ValueError(
+                f"TowerModel: {type(wrapped).__name__} was made for {known} towers, "
+                f"and the model has {num_towers}; pass each tower's variables to it, "
+                "or, where towers share them, towers=tw_core.towers(model.devices)."
+            )
+    if reduces and over_towers:
+        name = type(over_towers[0].wrapped).__name__
+        raise ValueError(
+            f"TowerModel: reducer is not called with {name}, which adds the towers' "
+            f"gradients itself; pass the reducer to {name}."
+        )
+    if variables != "sharded":
+        return
+    averaging = [own.name for own in optimizers if getattr(own, "use_ema", False)]
+    if averaging:
+        raise ValueError(
+            f"TowerModel: {', '.join(averaging)} keeps averages of the variables "
+            "(use_ema), which lie with their owners; use variables='replicated'."
+        )
+    if over_towers:
+        raise ValueError(
+            f"TowerModel: {type(over_towers[0].wrapped).__name__} updates all towers' "
+            "variables itself; use variables='replicated' or 'parameter_server'."
+        )
+
+
+def check_one(optimizers: Sequence[Any]) -> None:
+    """Refuses optimizers that cannot update the flat variables of a whole model."""
+    if len(optimizers) != 1 or isinstance(optimizers[0], WrappedOptimizer):
+        raise ValueError(
+            "TowerModel: flat variables need one optimizer of Keras, that of compile; "
+            f"got {[type(own).__name__ for own in optimizers]}. Use "
+            "flat_below_bytes=0."
+        )
+
+
+def _reductions(model: Any) -> set[str]:
+    losses = tf.nest.flatten(getattr(model, "loss", None))
+    return {
+        getattr(loss, "reduction", "sum_over_batch_size")
+        for loss in losses
+        if loss is not None
+    }
+
+
+def adds_rows(model: Any) -> bool:
+    """Returns whether the losses are added over rows."""
+    return _reductions(model) == {"sum"}
+
+
+def divides_by_weights(model: Any) -> bool:
+    """Returns whether the losses are divided by the sum of the sample weights."""
+    return _reductions(model) == {"mean_with_sample_weight"}
+
+
+def check_losses(model: Any) -> None:
+    """Refuses losses that cannot be combined over towers."""
+    reductions = _reductions(model)
+    if "none" in reductions or None in reductions or len(reductions) > 1:
+        raise ValueError(
+            "TowerModel: all losses must have one reduction, and not 'none', so that "
+            f"those of the towers can be combined; got {sorted(map(str, reductions))}."
+        )
+
+
+def synchronized_layers_of(model: Any) -> list[str]:
+    """Names the layers that are synchronised over towers."""
+    return [o.name for o in layers_of(model) if getattr(o, "synchronized", False)]
+
+
+def check_eager(synchronized: Sequence[str]) -> None:
+    """Refuses layers synchronised over ranks in eager mode, which has no sums."""
+    if synchronized:
+        raise ValueError(
+            f"TowerModel: {', '.join(synchronized)} are synchronised over ranks, "
+            "which needs run_eagerly=False; or make them with synchronized=False."
+        )
+
+
+def check_xla(variables: str) -> None:
+    """Refuses models that XLA cannot compile tower by tower."""
+    if variables == "parameter_server":
+        raise ValueError(
+            "TowerModel: XLA needs a tower's variables on its device; with "
+            "variables='parameter_server' use jit_compile=False."
+        )

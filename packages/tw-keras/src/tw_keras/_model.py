@@ -1,0 +1,692 @@
+"""``TowerModel``: a Keras model with a copy in every tower."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tw_core import Tower
+from tw_core import towers as make_towers
+from tw_core.checks import (
+    check_flag,
+    check_function,
+    check_whole_number,
+    public,
+)
+from tw_core.ranks import RankGroup
+from tw_keras._accumulation import accumulates
+from tw_keras._checks import check_choices, check_outside, check_replicated
+from tw_keras._copies import Copies, Weigh
+from tw_keras._following import (
+    back_up_at_once,
+    follower,
+    look_between_batches,
+    of_this_rank,
+    show_tower_0,
+)
+from tw_keras._over_ranks.agreement import settings_of
+from tw_keras._over_ranks.ranks import Ranks
+from tw_keras._steps import Steps
+from tw_keras._updates import APPLY
+from tw_reduce import Reducer
+from tw_reduce.reducers import check_adds
+
+
+class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
+    """Trains copies of a Keras model on several devices as one model.
+
+    ``compile``, ``fit``, ``evaluate``, ``predict`` and callbacks are Keras's. Each
+    batch is cut into the towers' parts, every tower runs the ``train_step`` of its
+    copy, overridden or not, and the towers' gradients are reduced before an optimizer
+    applies them. Metrics see the whole batch.
+
+    The trained model is ``model.towers[0]``, an ordinary Keras model; ``save``,
+    ``summary`` and the like act on it. Its state that does not train, such as moving
+    averages, is tower 0's.
+
+    >>> import keras
+    >>> import numpy as np
+    >>> def make_model():
+    ...     return keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+    >>> model = TowerModel(make_model, ["/cpu:0"] * 2)
+    >>> model.compile(keras.optimizers.SGD(0.1), loss="mse", metrics=["mae"])
+    >>> history = model.fit(np.ones([8, 3]), np.ones([8, 1]), verbose=0)
+    >>> sorted(history.history), model.towers[0].count_params()
+    (['loss', 'mae'], 4)
+    """
+
+    _evaluates = False  # Keras's fit evaluates between epochs.
+    _fits = _stops = _has_failed = False
+    _epoch_iterator: Any = None
+
+    @public
+    def __init__(
+        self,
+        make_model: Callable[[], keras.Model],
+        devices: Sequence[int | str | Tower],
+        *,
+        variables: str = "replicated",
+        flat_below_bytes: int = 0,
+        reducer: Reducer | None = None,
+        weights: Weigh | None = None,
+        loss_reduction: str | None = None,
+        inline: bool | None = None,
+        group: RankGroup | None = None,
+        data: str = "own",
+        uneven: str = "wait",
+        name: str | None = None,
+    ) -> None:
+        """Makes the copies, each on its tower's device.
+
+        Args:
+          make_model: returns a new Keras model, of the same structure in each call. Its
+            variables may be made by the first batch.
+          devices: ints (GPU numbers) and device strings, or the result of
+            ``tw_core.towers``.
+          variables: ``"replicated"``: every tower has variables and optimizer state;
+            ``"sharded"``: every tower has variables, each of which one tower updates
+            and the rest copy; ``"parameter_server"``: all towers share one model,
+            whose variables are on the host.
+          flat_below_bytes: trainable variables of fewer bytes are packed into one flat
+            variable per dtype and tower, updated as a whole
+            (``tw_core.flat_variables``); 0 for none. Not for shared variables.
+          reducer: adds gradients over towers, of replicated variables; called for one
+            tower too. None for ``tw_reduce.all_reduce``; a lone tower needs none.
+          weights: takes a tower's ``x``, ``y`` and ``sample_weight`` and returns the
+            weight of its mean loss, a scalar: where a loss is a mean over tokens, their
+            number. None for the number of rows; losses that ``compile`` divides by the
+            sum of their ``sample_weight`` count by that.
+          loss_reduction: ``"sum"`` where what is differentiated is a sum over rows, as
+            in a ``train_step`` that differentiates one loss per row: the towers'
+            gradients are added, not averaged. None for what the losses of ``compile``
+            say.
+          inline: as for ``tw_core.map_towers`` with ``trace="once"``: a step is traced
+            for tower 0 alone, and called for every tower with its own variables.
+          group: the processes that train together, as of
+            ``tw_ranks.join``: they train as one device on all their
+            batches, with one history. None for this process alone.
+          data: with ``group``. ``"own"``: every rank gets batches of its own;
+            ``"shared"``: all ranks get the same ones, and each takes its rows of them.
+          uneven: with ``group`` and data of their own: ``"wait"``: an epoch ends with
+            the last rank's batch; ``"stop"``: with the first rank's last one.
+          name: of the model.
+
+        Raises:
+          ValueError: unknown ``variables``, ``loss_reduction``, ``data`` or ``uneven``;
+            a reducer that averages, or for variables that are not replicated; no
+            device, copies that share variables or that differ; or inside the scope of a
+            ``tf.distribute`` strategy.
+          TypeError: ``make_model`` is not a function, or does not return a Keras model.
+          RuntimeError: in a graph or a ``tf.function``.
+        """
+        if isinstance(make_model, keras.Model):
+            raise TypeError(
+                "TowerModel: make_model must be a function that returns a new model "
+                f"for each tower; got the model {make_model.name!r}."
+            )
+        check_function(make_model=make_model)
+        if variables not in list(APPLY):  # Of what has no hash too.
+            raise ValueError(
+                f"TowerModel: variables must be one of {sorted(APPLY)}; got "
+                f"{variables!r}."
+            )
+        check_choices(
+            loss_reduction=(loss_reduction, ("sum", None)),
+            data=(data, ("own", "shared")),
+            uneven=(uneven, ("wait", "stop")),
+        )
+        if inline is not None:
+            check_flag(inline=inline)
+        check_whole_number(flat_below_bytes=flat_below_bytes, at_least=0)
+        if flat_below_bytes and variables == "parameter_server":
+            raise ValueError(
+                "TowerModel: flat variables are read by one tower each; with "
+                "variables='parameter_server' use flat_below_bytes=0."
+            )
+        check_outside()
+        super().__init__(name=name)
+        towers = make_towers(devices)
+        if reducer is not None:
+            check_adds(reducer=reducer)
+            check_replicated(variables)
+        if weights is not None:
+            check_function(weights=weights)
+        ranks = _ranks_of(group, data, uneven)
+        # Keras tracks, saves and counts models in a list, but not those in here.
+        self._own = Copies.make(
+            make_model,
+            towers,
+            variables,
+            flat_below_bytes=flat_below_bytes,
+            reducer=reducer,
+            weigh=weights,
+            adds=loss_reduction == "sum",
+            inline=inline,
+            ranks=ranks,
+        )
+        self._steps = Steps(self._own)
+        self.__dict__["_layers"] = self._own.main._layers  # without tracking them
+        self.jit_compile = False  # XLA compiles towers, never all of them together
+        if getattr(self._own.main, "compiled", False):  # a model that was loaded
+            self._own.adopt_optimizers()
+            super().compile(optimizer=self._own.main.optimizer, jit_compile=False)
+
+    @property
+    def towers(self) -> list[Any]:
+        """The K copies, of which the first is saved; one model K times if shared."""
+        return list(self._own.models)
+
+    @property
+    def stop_training(self) -> bool:
+        """Whether ``fit`` ends; with a ``group``, once all ranks have heard of it."""
+        ranks = self._ranks
+        return self._stops if ranks is None else ranks.stops
+
+    @stop_training.setter
+    def stop_training(self, value: bool) -> None:
+        ranks, self._stops = self._ranks, value
+        if ranks is not None and value:
+            ranks.ask_to_stop()
+        elif ranks is not None:
+            ranks.go_on()
+
+    @property
+    def _ranks(self) -> Ranks | None:
+        own = vars(self).get("_own")  # Keras asks before the copies are made.
+        return None if own is None else own.ranks
+
+    @property
+    def devices(self) -> list[str]:
+        """The K towers' devices."""
+        return [tower.device for tower in self._own.towers]
+
+    @public("TowerModel")
+    def copy_to_replicas(self) -> None:
+        """Copies the values of tower 0, its optimizer's included, to all towers.
+
+        ``fit``, ``evaluate`` and ``predict`` begin with it, and methods of this class
+        that load values end with it. Call it after changing ``towers[0]`` and
+        before ``train_on_batch`` and the like.
+        """
+        self._own.make_equal()
+
+    @public("TowerModel")
+    def compile(
+        self,
+        *args: Any,
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        jit_compile: str | bool = "auto",
+        **kwargs: Any,
+    ) -> None:
+        """Compiles every tower with its model's ``compile``, which may be overridden.
+
+        Args:
+          *args: optimizer, loss and so on, as the towers' ``compile`` takes them.
+            One optimizer serves all towers, each with variables of its own.
+            An optimizer may be a ``TowerOptimizerLike`` of ``tw_core.optimizers`` over
+            the towers' variables, such as ``tw_ampopt.TowerOptimizer``, which scales
+            losses and accumulates.
+          run_eagerly: as in Keras: tower 0 runs its step on the whole batch, and the
+            others copy what it has become.
+          steps_per_execution: as in Keras.
+          jit_compile: whether XLA compiles each tower's step, up to where gradients
+            are reduced and metrics updated. ``"auto"`` means no.
+          **kwargs: as ``args``.
+
+        Raises:
+          ValueError: losses whose reductions differ or are ``"none"``;
+            ``use_ema`` with sharded variables; ``jit_compile`` where XLA cannot compile
+            a tower; ``run_eagerly`` with layers synchronised over ranks.
+        """
+        own = self._own
+        own.check_compiled(run_eagerly=run_eagerly, by_xla=jit_compile is True)
+        if own.ranks is not None:
+            own.ranks.forget_steps()
+        own.compile(args, kwargs)
+        for model in own.distinct:
+            model.run_eagerly, model.jit_compile = run_eagerly, False
+        own.compiled_by_xla = jit_compile is True
+        super().compile(
+            optimizer=own.main.optimizer,
+            run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution,
+            jit_compile=False,
+            auto_scale_loss=False,
+        )
+
+    @public("TowerModel")
+    def train_step(self, data: Any) -> Any:
+        """Runs every tower's ``train_step`` on its part of a batch."""
+        return self._steps.step("train_step", data)
+
+    @public("TowerModel")
+    def test_step(self, data: Any) -> Any:
+        """Runs every tower's ``test_step`` on its part of a batch."""
+        return self._steps.step("test_step", data)
+
+    @public("TowerModel")
+    def predict_step(self, data: Any) -> Any:
+        """Runs every tower's ``predict_step``; the rows are in the batch's order."""
+        return self._steps.predict(data)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls tower 0's copy, which is also what becomes part of another model."""
+        return self._own.main(*args, **kwargs)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls tower 0's copy."""
+        return self._own.main(*args, **kwargs)
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains as ``keras.Model.fit`` does, over all towers.
+
+        Other towers follow what callbacks change in tower 0. With a ``group`` all ranks
+        call it; rank 0 shows progress and has the callbacks of Keras that write.
+        """
+        self.copy_to_replicas()
+        bound, ranks = _FIT.bind(self, *args, **kwargs), self._ranks
+        callbacks = bound.arguments.get("callbacks")
+        if ranks is not None:
+            callbacks = callbacks or []
+            if not ranks.is_first:
+                bound.arguments["verbose"] = 0
+            ranks.num_calls += 1
+            ranks.begin_fit(settings_of(self, bound.arguments))
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            if ranks is not None:
+                callbacks.append(follower(self._own, callbacks.callbacks))
+        elif callbacks or ranks is not None:
+            callbacks = [*tf.nest.flatten(callbacks)]
+            callbacks = of_this_rank(callbacks, ranks)
+            if ranks is not None:
+                back_up_at_once(callbacks)
+            show_tower_0(callbacks, self._own.main)
+            bound.arguments["callbacks"] = [*callbacks, follower(self._own, callbacks)]
+        self._fits = True
+        try:
+            with self._noting_failure(), self._accumulating(callbacks):
+                history = super().fit(*bound.args[1:], **bound.kwargs)
+        finally:
+            self._fits, self._epoch_iterator = False, None
+        self.copy_to_replicas()  # Averages replace weights when training ends.
+        return history
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluates as ``keras.Model.evaluate`` does, over all towers.
+
+        With a ``group`` all ranks call it, and get the results of all ranks' rows.
+        """
+        self.copy_to_replicas()
+        bound, ranks = _EVALUATE.bind(self, *args, **kwargs), self._ranks
+        self._follow(bound.arguments)
+        if ranks is not None:
+            ranks.num_calls += 1
+            if not ranks.is_first:
+                bound.arguments["verbose"] = 0
+        self._evaluates = True
+        try:
+            with self._noting_failure():
+                return super().evaluate(*bound.args[1:], **bound.kwargs)
+        finally:
+            self._evaluates = False
+
+    @contextmanager
+    def _accumulating(self, callbacks: Any) -> Iterator[None]:
+        """Has towers add up gradients, if nothing looks at optimizers in between."""
+        own = self._own
+        at_once = look_between_batches(callbacks)
+        if self._ranks is not None and any(map(accumulates, own.appliers)):
+            at_once = self._ranks.is_any(at_once)
+        own.accumulation.at_once.assign(at_once)
+        try:
+            yield
+        finally:
+            own.accumulation.at_once.assign(True)
+            # After an epoch there is nothing left; after an error ranks are apart.
+            own.settle(over_ranks=False)
+
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        self._has_failed = False
+        try:
+            with _naming_what_failed(self._steps):
+                yield
+        except BaseException:
+            self._has_failed = True
+            raise
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Predicts as ``keras.Model.predict`` does, over all towers."""
+        self.copy_to_replicas()
+        bound = _PREDICT.bind(self, *args, **kwargs)
+        self._follow(bound.arguments)
+        with _naming_what_failed(self._steps):
+            return super().predict(*bound.args[1:], **bound.kwargs)
+
+    def _follow(self, arguments: dict[str, Any]) -> None:
+        """Has towers follow the callbacks of a call outside of ``fit``."""
+        callbacks = arguments.get("callbacks")
+        if callbacks and not isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks = [*tf.nest.flatten(callbacks)]
+            arguments["callbacks"] = [*callbacks, follower(self._own, callbacks)]
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """Predicts a batch as ``keras.Model.predict_on_batch`` does, by all towers."""
+        with _naming_what_failed(self._steps):
+            return super().predict_on_batch(x)
+
+    def make_train_function(self, force: bool = False) -> None:
+        """Makes the function of a step; with a ``group`` its errors name lost ranks."""
+        before = vars(self).get("train_function")
+        super().make_train_function(force)
+        made, ranks = vars(self).get("train_function"), self._ranks
+        if ranks is not None and made is not None and made is not before:
+            self.train_function = ranks.running(made)
+
+    def _finish_epoch(self) -> None:
+        dataset = getattr(self._epoch_iterator, "_distributed_dataset", None)
+        ranks = self._ranks
+        if ranks is not None and dataset is not None and not ranks.results.has_stepped:
+            # Without any batch a trace tells what the other ranks exchange.
+            self._steps.trace(dataset.element_spec)
+        self._steps.finish_epoch()
+        self._own.take_state_of_ranks()
+
+    def reset_metrics(self) -> None:
+        """Resets the metrics."""
+        if self._ranks is not None:
+            self._ranks.results.part_metrics()
+        super().reset_metrics()
+
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains on a batch as ``keras.Model.train_on_batch`` does, over all towers.
+
+        With a ``group`` all ranks call it, and get the results of all ranks' rows.
+        """
+        return self._on_batch("train_on_batch", "train_step", args, kwargs)
+
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluates a batch as ``keras.Model.test_on_batch`` does, over all towers.
+
+        With a ``group`` all ranks call it, and get the results of all ranks' rows.
+        """
+        return self._on_batch("test_on_batch", "test_step", args, kwargs)
+
+    def _on_batch(self, name: str, step: str, args: Any, kwargs: Any) -> Any:
+        plain = getattr(keras.Model, name)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with _naming_what_failed(self._steps):
+                return plain(self, *args, **kwargs)
+
+        if (ranks := self._ranks) is None:
+            return run(*args, **kwargs)
+        ranks.num_calls += 1
+        bound = inspect.signature(plain).bind(self, *args, **kwargs)
+        as_dict = bound.arguments.get("return_dict", False)
+        bound.arguments["return_dict"] = True
+        logs = self._merged_logs(ranks, step, run(*bound.args[1:], **bound.kwargs))
+        logs = {key: np.asarray(value).tolist() for key, value in logs.items()}
+        return logs if as_dict else self._flatten_metrics_in_order(logs)
+
+    def _get_metrics_result_or_logs(self, logs: Any) -> Any:
+        # Keras calls this at the end of an epoch, and of an evaluation.
+        if not self._evaluates:
+            if self._ranks is not None:
+                self._finish_epoch()
+            self._own.settle(over_ranks=True)
+        if self._ranks is not None:
+            method = "test_step" if self._evaluates else "train_step"
+            logs = self._merged_logs(self._ranks, method, logs)
+        return super()._get_metrics_result_or_logs(logs)
+
+    def _merged_logs(self, ranks: Ranks, method: str, logs: Any) -> Any:
+        logs, shown = ranks.results.merge_logs(method, logs, self.get_metrics_result())
+        ranks.results.merge_metrics(self.metrics)
+        results = self.get_metrics_result()
+        if not logs or set(logs) == set(results):
+            return results
+        return {**logs, **{name: results[name] for name in shown}}
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """Computes tower 0's loss."""
+        return self._own.main.compute_loss(*args, **kwargs)
+
+    @public("TowerModel")
+    def set_weights(self, weights: Any) -> None:
+        """Sets all towers' weights."""
+        self._own.main.set_weights(weights)
+        self.copy_to_replicas()
+
+    @public("TowerModel")
+    def load_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Loads a plain model's saved weights into all towers."""
+        self._own.main.load_weights(*args, **kwargs)
+        self.copy_to_replicas()
+
+    def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Saves tower 0's weights, as the plain model does.
+
+        With a ``group``, rank 0 writes, and other ranks wait until the file is there
+        unless they are in ``fit``, or it has ended by an error or Ctrl-C; rank 0 waits
+        for nobody, and may save alone.
+        """
+        self._save(self._own.main.save_weights, filepath, *args, **kwargs)
+
+    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Saves tower 0, an ordinary model; loading it does not need this package.
+
+        An optimizer over towers, such as ``tw_ampopt.TowerOptimizer``, is not saved
+        with it; ``tf.train.Checkpoint`` saves that. With a ``group``, as
+        ``save_weights``.
+        """
+        self._save(self._own.main.save, filepath, *args, **kwargs)
+
+    def _save(self, write: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        ranks, what = self._ranks, f"that {filepath} is saved"
+        if ranks is not None:  # Rank 0 may have saved alone before the last call.
+            what += f" after {ranks.num_calls} calls of fit and the like"
+        if ranks is not None and not ranks.is_first:
+            # Rank 0 may be waiting for this one, whose fit has ended by an error.
+            if not (self._fits or self._has_failed):
+                ranks.group.wait_for(what)
+            return
+        with self._own.without_wrapped():
+            write(filepath, *args, **kwargs)
+        if ranks is not None and not self._fits:
+            ranks.group.tell(what)
+
+    def export(self, *args: Any, **kwargs: Any) -> None:
+        """Exports tower 0, as the plain model does."""
+        self._own.main.export(*args, **kwargs)
+
+    def summary(self, *args: Any, **kwargs: Any) -> None:
+        """Prints tower 0's summary."""
+        self._own.main.summary(*args, **kwargs)
+
+    def get_layer(self, *args: Any, **kwargs: Any) -> Any:
+        """Finds a layer of tower 0."""
+        return self._own.main.get_layer(*args, **kwargs)
+
+    def to_json(self, **kwargs: Any) -> str:
+        """Returns tower 0's configuration as JSON."""
+        return str(self._own.main.to_json(**kwargs))
+
+    def count_params(self) -> int:
+        """Counts the parameters of tower 0."""
+        return int(self._own.main.count_params())
+
+    def quantize(self, *args: Any, **kwargs: Any) -> None:
+        """Refuses: towers would be quantized apart."""
+        raise NotImplementedError(
+            "TowerModel: cannot be quantized; use model.towers[0].quantize(...), which "
+            "is an ordinary model."
+        )
+
+    @property  # type: ignore[misc] # and nobody sets it
+    def __class__(self) -> Any:
+        # What ``isinstance`` and Keras see: ``keras.saving.save_model`` writes the
+        # class of its model, and callbacks ask its name.
+        own = vars(self).get("_own")
+        return type(self) if own is None else type(own.main)
+
+    def __repr__(self) -> str:
+        return f"<TowerModel name={self.name}, built={self.built}>"
+
+    def __dir__(self) -> list[str]:
+        # Keras saves what these names are, and is to find tower 0's parts alone.
+        return dir(self._own.main)
+
+    def __reduce__(self) -> Any:
+        with self._own.without_wrapped():
+            return self._own.main.__reduce__()
+
+    def _run_through_graph(self, *args: Any, **kwargs: Any) -> Any:
+        # For ``keras.models.clone_model``, as ``_layers`` is.
+        return self._own.main._run_through_graph(*args, **kwargs)
+
+    def _obj_type(self) -> str:
+        return str(self._own.main._obj_type())
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns tower 0's configuration."""
+        return dict(self._own.main.get_config())
+
+    def get_compile_config(self) -> dict[str, Any] | None:
+        """Returns how tower 0 is compiled; None with an optimizer over towers."""
+        with self._own.without_wrapped():
+            config: dict[str, Any] | None = self._own.main.get_compile_config()
+        return config
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        """Returns for which inputs tower 0 was built."""
+        config: dict[str, Any] | None = self._own.main.get_build_config()
+        return config
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves tower 0's variables that are in no layer."""
+        self._own.main.save_own_variables(store)
+
+    def _maybe_symbolic_build(
+        self, iterator: Any = None, data_batch: Any = None
+    ) -> None:
+        # Keras calls this before it traces a step.
+        dataset = getattr(iterator, "_distributed_dataset", None)
+        data = getattr(dataset, "element_spec", data_batch)
+        if not self._evaluates:
+            self._epoch_iterator = iterator
+        if data is not None:
+            self._own.prepare(data)
+            if self._ranks is not None and self._fits and not self.run_eagerly:
+                self._steps.trace_beforehand(data)
+        ranks = self._ranks
+        is_evaluation = self._evaluates and not self._fits
+        if ranks is not None and (is_evaluation or not (self._fits or ranks.has_begun)):
+            self._own.take_from_rank_0()
+
+    def _trackable_children(self, *args: Any, **kwargs: Any) -> Any:
+        # A tf.train.Checkpoint of this holds what one of the plain model does.
+        return self._own.main._trackable_children(*args, **kwargs)
+
+    def _lookup_dependency(self, *args: Any, **kwargs: Any) -> Any:
+        main = self._own.main
+        main._maybe_initialize_trackable()  # TensorFlow does so when it tracks
+        return main._lookup_dependency(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only what nothing here defines: what the user's class has.
+        if name.startswith("_") or "_own" not in vars(self):
+            raise AttributeError(f"TowerModel has no attribute {name!r}.")
+        return getattr(self._own.main, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own: Any = vars(self).get("_own")
+        is_ours = name in vars(self) or hasattr(type(self), name)
+        is_ours = is_ours or own is None or name.startswith("_")
+        if not is_ours and hasattr(own.main, name):
+            for model in own.distinct:
+                setattr(model, name, value)
+            return
+        super().__setattr__(name, value)
+
+
+def _ranks_of(group: RankGroup | None, data: str, uneven: str) -> Ranks | None:
+    if group is None:
+        return None
+    if not isinstance(group, RankGroup):
+        raise TypeError(
+            "TowerModel: group must be that of tw_ranks.join, or have its "
+            f"methods (tw_core.ranks.RankGroup); got {group!r:.80}."
+        )
+    return Ranks(group, shares_data=data == "shared", ends_first=uneven == "stop")
+
+
+@contextmanager
+def _naming_what_failed(steps: Steps) -> Iterator[None]:
+    """Raises the error that TensorFlow has lost between devices.
+
+    What fails in the call of a function cancels what its device waits for before the
+    call has failed; that is the error that TensorFlow raises, unless calls are inlined.
+    """
+    try:
+        yield
+    except tf.errors.CancelledError as error:
+        if "RecvAsync is cancelled" not in str(error):
+            raise
+        try:
+            steps.run_again()
+        except (tf.errors.OpError, RuntimeError) as found:
+            found.add_note(
+                "TowerModel: TensorFlow raised the error of an operation that waited "
+                "for this one, which failed again when the towers' parts of the batch "
+                "ran one by one."
+            )
+            raise found from error
+        except Exception:  # of what cannot run eagerly
+            pass
+        error.add_note(
+            "TowerModel: an operation of a tower has failed, and TensorFlow raises "
+            "the error of one that waited for it. The towers' parts of the batch ran "
+            "again, one by one, without an error. TensorFlow's log on stderr has the "
+            "cause ('aborting with status'); with TowerModel(..., inline=True) the "
+            "error names the operation and its line."
+        )
+        raise
+    finally:
+        steps.forget_batch()
+
+
+_FIT = inspect.signature(keras.Model.fit)
+_EVALUATE = inspect.signature(keras.Model.evaluate)
+_PREDICT = inspect.signature(keras.Model.predict)
+
+
+def _of_main(name: str) -> property:
+    def get(self: TowerModel) -> Any:
+        # Keras asks some of these before the copies are made.
+        own = vars(self).get("_own")
+        return _BEFORE.get(name) if own is None else getattr(own.main, name)
+
+    def put(self: TowerModel, value: Any) -> None:
+        own = vars(self).get("_own")
+        if own is not None and name == "trainable":
+            for model in own.distinct:
+                model.trainable = value
+
+    return property(get, put, doc=f"Tower 0's ``{name}``.")
+
+
+_BEFORE: dict[str, Any] = {"built": False, "trainable": True, "layers": []}
+
+for _name in (
+    *("variables", "trainable_variables", "non_trainable_variables"),
+    *("weights", "trainable_weights", "non_trainable_weights", "trainable"),
+    *("layers", "metrics", "losses", "loss", "built"),
+    *("input", "output", "inputs", "outputs", "input_shape", "output_shape"),
+):
+    setattr(TowerModel, _name, _of_main(_name))

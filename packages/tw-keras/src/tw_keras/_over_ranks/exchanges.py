@@ -1,0 +1,171 @@
+"""What ranks exchange in a step, and how gradients travel.
+
+A rank without a batch knows the shapes and dtypes, and brings zeros.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core.gradients import join_rows, map_values, values_of, with_unique_rows
+from tw_keras._updates import Brought
+
+NARROW = ("float16", "bfloat16")
+Like = tuple[Any, tf.DType, tf.DType | None]  # shape, dtype, dtype of indices
+
+
+@dataclass(frozen=True)
+class SumExchange:
+    """A sum of a synchronised layer, as it was last built."""
+
+    place: str
+    like: Sequence[Like]
+
+
+@dataclass(frozen=True)
+class UpdateExchange:
+    """What an update exchanges, as it was last built."""
+
+    place: int  # of the optimizer
+    brought: Sequence[Brought]  # [K]
+    used: Sequence[int]  # places of the gradients that are not None
+    counts: Sequence[int]  # of the parts in which each of them travels
+    like: Sequence[Like]  # of the parts
+    unique: Sequence[bool]  # whether ranks repeat no row of a part
+    averages: bool
+
+
+@dataclass(frozen=True)
+class AccumulatedExchange:
+    """An update whose gradients towers add up, and exchange when it is due."""
+
+    place: int  # of the optimizer
+    brought: Sequence[Brought]  # [K]
+    used: Sequence[int]  # places of the gradients that are not None
+    averages: bool
+
+    @property
+    def variables(self) -> list[Any]:
+        """Tower 0's that have a gradient."""
+        return [self.brought[0].variables[n] for n in self.used]
+
+
+def make_parts(exchange: AccumulatedExchange) -> list[list[tf.Tensor]]:
+    """Returns what the towers of a rank without a batch add up."""
+    zeros = [
+        to_travel(tf.zeros(v.shape, tf.as_dtype(v.dtype)), v, True)
+        for v in exchange.variables
+    ]
+    return [zeros] * len(exchange.brought)
+
+
+def to_travel(grad: Any, variable: Any, has_same_rows: bool) -> Any:
+    """Prepares a gradient of a tower for the sum over ranks."""
+    if has_same_rows:  # a table that every tower and rank reads in the same order
+        grad = tf.convert_to_tensor(grad)
+    if tf.is_tensor(grad) and not isinstance(grad, tf.IndexedSlices):
+        grad = tf.ensure_shape(grad, variable.shape)  # which it must be without a batch
+    if values_of(grad).dtype.name in NARROW:  # a sum times rows may overflow
+        return map_values(lambda values: tf.cast(values, tf.float32), grad)
+    return grad
+
+
+def describe(grad: Any) -> tuple[Any, tf.DType, tf.DType | None]:
+    """Returns the shape and dtype of a tensor, and of its indices."""
+    if isinstance(grad, tf.IndexedSlices):
+        return [0, *grad.values.shape[1:]], grad.values.dtype, grad.indices.dtype
+    return grad.shape, grad.dtype, None
+
+
+def make_zeros(shape: Any, dtype: tf.DType, indices: tf.DType | None) -> Any:
+    """Returns what a rank without a batch brings."""
+    values = tf.zeros(shape, dtype)
+    if indices is None:
+        return values
+    return tf.IndexedSlices(values, tf.zeros([0], indices))
+
+
+def flatten(tensors: Sequence[Any]) -> list[Any]:
+    """Lists dense tensors, and values and indices of sparse ones."""
+    parts = [
+        [own.values, own.indices] if isinstance(own, tf.IndexedSlices) else [own]
+        for own in tensors
+    ]
+    return [part for own in parts for part in own]
+
+
+def unflatten(flat: Sequence[Any], are_sparse: Sequence[bool]) -> list[Any]:
+    """Undoes ``flatten``."""
+    parts = iter(flat)
+    return [
+        tf.IndexedSlices(next(parts), next(parts)) if is_sparse else next(parts)
+        for is_sparse in are_sparse
+    ]
+
+
+def divided(grad: Any, weight: tf.Tensor) -> Any:
+    """Divides a gradient, by 0 to 0."""
+
+    def divide(values: tf.Tensor) -> tf.Tensor:
+        return tf.math.divide_no_nan(values, tf.cast(weight, values.dtype))
+
+    return map_values(divide, grad)
+
+
+def joined(parts: Sequence[Any], exchange: UpdateExchange) -> list[Any]:
+    """Makes gradients of the reduced parts in which they have travelled."""
+    whole = iter(
+        with_unique_rows(part) if is_unique else part
+        for part, is_unique in zip(parts, exchange.unique, strict=True)
+    )
+    return [join_rows([next(whole) for _ in range(n)]) for n in exchange.counts]
+
+
+def for_towers(
+    reduced: Sequence[Sequence[Any]], exchange: UpdateExchange | AccumulatedExchange
+) -> list[Brought]:
+    """Puts reduced gradients, [K][N] or [1][N] for all, where towers had theirs."""
+    variables = exchange.brought[0].variables
+    rows = []
+    for own in reduced:
+        grads: list[Any] = [None] * len(variables)
+        for n, grad in zip(exchange.used, own, strict=True):
+            grads[n] = _as_of(variables[n], grad)
+        rows.append(grads)
+    if len(rows) == 1:
+        rows *= len(exchange.brought)
+    pairs = zip(rows, exchange.brought, strict=True)
+    return [Brought(grads, own.variables) for grads, own in pairs]
+
+
+def _as_of(variable: Any, grad: Any) -> Any:
+    """Gives a gradient the dtype and, where it is sparse, the shape of a variable."""
+    values = tf.cast(values_of(grad), tf.as_dtype(variable.dtype))
+    if not isinstance(grad, tf.IndexedSlices):
+        return values
+    return tf.IndexedSlices(values, grad.indices, tf.constant(list(variable.shape)))
+
+
+def check_all_or_none(active: tf.Tensor, size: int) -> tf.Operation:
+    """Fails where some of the ranks that share their data have no batch left."""
+    says = (
+        "TowerModel: with data='shared' all ranks must get the same batches; here the "
+        "data of some has ended. Give all ranks the same data, or use data='own'. "
+        "Ranks with a batch:"
+    )
+    good = tf.reduce_any(tf.equal(active, [0.0, float(size)]))
+    return tf.debugging.Assert(good, [says, active])
+
+
+def check_same(checksums: tf.Tensor) -> tf.Operation:
+    """Fails where ranks that must have one batch have several."""
+    some = tf.boolean_mask(checksums, checksums > 0)
+    same = tf.reduce_all(tf.equal(some, some[:1]))
+    says = (
+        "TowerModel: with data='shared' all ranks must get the same batches; here the "
+        "first ones of an epoch differ. Give all ranks one order and one seed, or use "
+        "data='own'. Their checksums by rank:"
+    )
+    return tf.debugging.Assert(same, [says, checksums], summarize=1 << 10)

@@ -1,0 +1,460 @@
+"""Keras's callbacks, files and errors know a ``TowerModel`` for a Keras model."""
+
+import functools
+import json
+import os
+import re
+import signal
+import tempfile
+import threading
+import traceback
+import zipfile
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tower_models import (
+    CPUS,
+    check_same,
+    check_same_weights,
+    cross_entropy,
+    data_for,
+    fit,
+    float64,
+    mlp,
+    on_one_device,
+    over_towers,
+    pair,
+)
+
+from tw_keras import TowerModel
+from tw_reduce import mean, sum_on_device
+
+
+@pytest.fixture(autouse=True)
+def in_float64():
+    with float64():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays():
+    yield
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith("tower")]
+
+
+CALLBACKS = {
+    "schedule": lambda _: keras.callbacks.LearningRateScheduler(
+        lambda epoch, rate: rate * 0.5
+    ),
+    "plateau": lambda _: keras.callbacks.ReduceLROnPlateau(
+        monitor="loss", factor=0.1, patience=0, min_delta=10.0
+    ),
+    "early": lambda _: keras.callbacks.EarlyStopping(
+        monitor="loss", patience=0, min_delta=10.0, restore_best_weights=True
+    ),
+    "terminate": lambda _: keras.callbacks.TerminateOnNaN(),
+    "tensorboard": lambda path: keras.callbacks.TensorBoard(
+        path, histogram_freq=1, update_freq=1, profile_batch=0
+    ),
+    "csv": lambda path: keras.callbacks.CSVLogger(path / "log.csv"),
+    "backup": lambda path: keras.callbacks.BackupAndRestore(
+        path, delete_checkpoint=False
+    ),
+    "checkpoint": lambda path: keras.callbacks.ModelCheckpoint(path / "{epoch}.keras"),
+}
+
+
+KINDS = {
+    "replicated": {},
+    "sharded": {"variables": "sharded"},
+    "parameter server": {"variables": "parameter_server"},
+    "flat": {"flat_below_bytes": 1_000},
+    "flat, sharded": {"flat_below_bytes": 1_000, "variables": "sharded"},
+}
+each_kind = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+
+
+@functools.cache
+def called_on_one_device(name):
+    """Returns the first weights, the model, its history and the names of its files."""
+    one = on_one_device("mlp")
+    first = one.get_weights()
+    with tempfile.TemporaryDirectory() as folder:
+        history = fit(one, "mlp", callbacks=[CALLBACKS[name](Path(folder))])
+        return first, one, history, sorted(os.listdir(folder))
+
+
+@each_kind
+@pytest.mark.parametrize("name", CALLBACKS)
+@pytest.mark.each_choice
+def test_callbacks_do_what_they_do_on_one_device(name, options, tmp_path):
+    first, one, history, written = called_on_one_device(name)
+    many = over_towers("mlp", 3, first, **options)
+    check_same(history, fit(many, "mlp", callbacks=[CALLBACKS[name](tmp_path)]))
+    check_same_weights(one, many)
+    assert sorted(os.listdir(tmp_path)) == written
+
+
+def test_nan_ends_training_as_users_know_it():
+    one, many = pair("mlp", 3)
+    x, y = data_for("mlp")
+    x[15] = np.nan
+    counts = []
+    for model in (one, many):
+        callbacks = [keras.callbacks.TerminateOnNaN()]
+        history = model.fit(x, y, batch_size=10, verbose=0, callbacks=callbacks)
+        counts.append(int(model.optimizer.iterations.numpy()))
+        assert np.isnan(history.history["loss"][0])
+    assert counts[0] == counts[1] or max(counts) <= 4
+
+
+@pytest.mark.full("replicated", "flat, sharded")
+@each_kind
+def test_what_is_saved_is_the_plain_model(options, tmp_path):
+    one, many = pair("mlp", 3, **options)
+    fit(one, "mlp")
+    fit(many, "mlp")
+    for model, name in ((one, "one"), (many, "many")):
+        model.save(tmp_path / f"{name}.keras")
+        model.save_weights(tmp_path / f"{name}.weights.h5")
+    with zipfile.ZipFile(tmp_path / "many.keras") as file:
+        config = json.loads(file.read("config.json"))
+    assert "tw_" not in json.dumps(config)
+    assert config["class_name"] == "Sequential"
+    loaded = keras.models.load_model(tmp_path / "many.keras")
+    check_same_weights(one, loaded)
+    assert int(loaded.optimizer.iterations) == int(one.optimizer.iterations) > 0
+    for own, plain in zip(
+        loaded.optimizer.variables, one.optimizer.variables, strict=True
+    ):
+        np.testing.assert_allclose(own.numpy(), plain.numpy(), rtol=1e-6, atol=1e-12)
+    # Each goes on with the other's file as if it had not stopped.
+    want = fit(one, "mlp")
+    loaded.jit_compile = False
+    check_same(want, fit(loaded, "mlp"))
+    other = TowerModel(mlp, CPUS[:2], **options)
+    other.compile(keras.optimizers.Adam(0.01, epsilon=1e-3), cross_entropy())
+    other.load_weights(tmp_path / "one.weights.h5")
+    check_same_weights(loaded_weights(tmp_path / "one.keras"), other)
+
+
+def loaded_weights(path):
+    return keras.models.load_model(path)
+
+
+@functools.cache
+def four_epochs():
+    """Returns the first weights, and the history on one device without a stop."""
+    one = on_one_device("mlp")
+    return one.get_weights(), fit(one, "mlp", epochs=4)
+
+
+@pytest.mark.full("flat", "parameter server")
+@each_kind
+def test_an_interrupted_run_goes_on_where_it_was(options, tmp_path):
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise KeyboardInterrupt
+
+    first, want = four_epochs()
+    cut = over_towers("mlp", 3, first, **options)
+    backup = keras.callbacks.BackupAndRestore(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        fit(cut, "mlp", epochs=4, callbacks=[backup, Stop()])
+    cut.save(tmp_path / "cut.keras")  # a model that can be saved
+    again = over_towers("mlp", 2, first, **options)
+    backup = keras.callbacks.BackupAndRestore(tmp_path)
+    got = fit(again, "mlp", epochs=4, callbacks=[backup])
+    for name, values in want.items():
+        np.testing.assert_allclose(got[name], values[2:], rtol=1e-7, err_msg=name)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_inside_fit_leaves_a_model_that_can_be_saved(tmp_path, request, number):
+    _, many = pair("mlp", 3)
+    before = signal.signal(number, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(number, before))
+
+    class Interrupt(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 2:
+                os.kill(os.getpid(), number)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(many, "mlp", callbacks=[Interrupt()])
+    many.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    check_same_weights(many, loaded, rtol=0, atol=0)
+    assert int(loaded.optimizer.iterations) == 2
+    fit(many, "mlp")
+
+
+def test_towers_follow_what_is_set_on_the_first():
+    one, many = pair("mlp", 2)
+    fit(many, "mlp")
+    many.towers[0].set_weights(one.get_weights())
+    many.copy_to_replicas()
+    for tower in many.towers:
+        check_same_weights(one, tower, rtol=0, atol=0)
+    many.towers[0].set_weights([w + 1 for w in one.get_weights()])
+    x, _ = data_for("mlp")
+    np.testing.assert_allclose(
+        many.predict(x, verbose=0), many.towers[0].predict(x, verbose=0), rtol=1e-9
+    )
+
+
+@pytest.mark.full("replicated", "parameter_server")
+@pytest.mark.parametrize("variables", ["replicated", "sharded", "parameter_server"])
+def test_towers_freeze_what_is_frozen_in_the_first(variables):
+    one, many = pair("mlp", 3, variables=variables)
+
+    def check_trains_alike():
+        for model in (one, many):
+            model.compile(keras.optimizers.Adam(0.01, epsilon=1e-3), cross_entropy())
+        one.jit_compile = False
+        check_same(fit(one, "mlp"), fit(many, "mlp"))
+        for tower in many.towers:
+            check_same_weights(one, tower)
+
+    for model in (one, many):
+        model.layers[0].trainable = False
+    check_trains_alike()
+    for model in (one, many):
+        model.layers[0].trainable = True
+        model.layers[2].kernel.trainable = False
+    check_trains_alike()
+
+
+def test_after_training_each_tower_is_an_ordinary_model():
+    one, many = pair("mlp", 2)
+    fit(one, "mlp")
+    fit(many, "mlp")
+    main = many.towers[0]
+    main.jit_compile = False
+    check_same(fit(one, "mlp"), fit(main, "mlp"))
+    assert "apply" not in vars(main.optimizer)
+    assert not [m for m in main.metrics if "update_state" in vars(m)]
+
+
+def test_the_summary_and_layers_are_tower_0s(capsys):
+    _, many = pair("mlp", 2)
+    many.summary()
+    shown = capsys.readouterr().out
+    assert "dense" in shown
+    assert many.count_params() == many.towers[0].count_params()
+    assert many.layers == many.towers[0].layers
+    assert many.get_layer(index=0) is many.towers[0].get_layer(index=0)
+
+
+# Wrong input.
+
+
+def refused(error, message, make=mlp, devices=CPUS[:2], **options):
+    with pytest.raises(error, match=message):
+        TowerModel(make, devices, **options)
+
+
+def test_what_cannot_be_copied_is_refused():
+    shared = keras.layers.Dense(3)
+    shared.build([None, 6])
+
+    def sharing():
+        return keras.Sequential([keras.Input([6]), shared])
+
+    refused(ValueError, "TowerModel: .* must have variables of its own", sharing)
+    widths = iter([3, 4])
+
+    def differing():
+        return keras.Sequential([keras.Input([6]), keras.layers.Dense(next(widths))])
+
+    refused(ValueError, "TowerModel: .* must agree in shape", differing)
+    one = mlp()
+    refused(ValueError, "TowerModel: .* must have variables of its own", lambda: one)
+    refused(TypeError, "must return a keras.Model; got NoneType", lambda: None)
+
+
+def test_a_layer_that_was_adapted_in_one_tower_only_is_refused():
+    def make(words=None):
+        lookup = keras.layers.StringLookup(vocabulary=words)
+        layers = [lookup, keras.layers.Embedding(9, 3), keras.layers.Flatten()]
+        return keras.Sequential([keras.Input([1], dtype="string"), *layers])
+
+    model = TowerModel(make, CPUS[:2])
+    model.towers[0].layers[0].adapt(np.array(["a", "b"]))
+    words = tf.constant([["a"], ["b"], ["c"]])
+    with pytest.raises(ValueError, match=r"string_lookup.* call adapt in make_model"):
+        model.predict(words, verbose=0)
+
+    def adapted():
+        layer = keras.layers.Normalization()
+        layer.adapt(np.array([[1.0], [3.0]]))
+        return keras.Sequential([keras.Input([1]), layer])
+
+    model = TowerModel(adapted, CPUS[:2])
+    got = model.predict(np.array([[1.0], [2.0], [3.0]]), verbose=0)
+    np.testing.assert_allclose(got, [[-1], [0], [1]], atol=1e-6)
+    model.towers[0].layers[0].adapt(np.array([[5.0], [6.0]]))
+    with pytest.raises(ValueError, match=r"normalization.* call adapt in make_model"):
+        model.predict(np.ones([3, 1]), verbose=0)
+
+
+def test_arguments_are_checked():
+    refused(TypeError, "make_model", make=3)
+    mine = keras.Sequential(name="mine")
+    refused(TypeError, r"returns a new model.*got the model 'mine'", make=mine)
+    refused(
+        ValueError, r"variables must be one of .*; got 'mirrored'", variables="mirrored"
+    )
+    refused(ValueError, "devices is empty", devices=[])
+    refused(TypeError, "reducer", reducer=3)
+    adds = functools.partial(sum_on_device, device=CPUS[0])
+    refused(ValueError, "reducer averages already", reducer=mean(adds))
+    for kind in ("sharded", SHARED):
+        says = f"reducer is not called with variables='{kind}'.*leave it out"
+        refused(ValueError, says, reducer=adds, variables=kind)
+    refused(TypeError, "weights", weights=3)
+    with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+        refused(ValueError, "cannot be in the scope of a tf.distribute strategy")
+
+
+def test_flat_variables_need_one_elementwise_optimizer():
+    refused(ValueError, "flat_below_bytes=0", flat_below_bytes=9, variables=SHARED)
+    refused(TypeError, "flat_below_bytes", flat_below_bytes="all")
+    model = TowerModel(mlp, CPUS[:2], flat_below_bytes=1_000)
+    with pytest.raises(ValueError, match="Lamb scales each variable's update"):
+        model.compile(keras.optimizers.Lamb(), cross_entropy())
+    used = keras.optimizers.SGD(0.1)
+    used.build([keras.Variable(1.0)])
+    with pytest.raises(ValueError, match="was built before, and its slots are not fl"):
+        model.compile(used, cross_entropy())
+
+    class Keeping(keras.optimizers.SGD):
+        """Keeps a slot where nothing says whose it is."""
+
+        def build(self, variables):
+            super().build(variables)
+            own = self.add_variable_from_reference(variables[0], "kept")
+            self.kept = {"first": own}
+
+    with pytest.raises(TypeError, match=r"Keeping keeps .*kept neither by itself"):
+        model.compile(Keeping(0.1), cross_entropy())
+
+    class Two(keras.Sequential):
+        def compile(self, optimizer, other):
+            super().compile(optimizer)
+            self.other = other
+
+    def make():
+        return Two([keras.Input([6]), keras.layers.Dense(3)])
+
+    players = TowerModel(make, CPUS[:2], flat_below_bytes=1_000)
+    with pytest.raises(ValueError, match="flat variables need one optimizer of Keras"):
+        players.compile(keras.optimizers.SGD(), keras.optimizers.Adam())
+
+
+SHARED = "parameter_server"
+
+
+def compiled(make, num_towers=2, **options):
+    model = TowerModel(make, CPUS[:num_towers])
+    model.compile(**{"optimizer": "sgd", "loss": cross_entropy(), **options})
+    return model
+
+
+def test_variables_made_in_a_step_are_refused():
+    class Late(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(3)
+            self.late = None
+
+        def call(self, inputs, training=None):
+            if training and self.late is None:
+                self.late = tf.Variable(1.0, name="late")
+            return self.dense(inputs)
+
+    x, y = data_for("mlp")
+    with pytest.raises(ValueError, match="'late' was to be made in a step"):
+        compiled(Late).fit(x, y, verbose=0)
+
+
+def test_losses_that_cannot_be_combined_are_refused():
+    def loss(reduction):
+        return keras.losses.MeanSquaredError(reduction=reduction)
+
+    with pytest.raises(ValueError, match="must have one reduction, and not 'none'"):
+        compiled(mlp, loss=loss("none"))
+    model = compiled(mlp, loss=loss("sum"))
+    x, _ = data_for("mlp")
+    with pytest.raises(ValueError, match="cannot be told from the regularizers"):
+        model.fit(x, x[:, :3], verbose=0)
+
+
+def test_what_xla_cannot_do_is_refused():
+    model = TowerModel(mlp, CPUS[:2], variables="parameter_server")
+    with pytest.raises(ValueError, match="XLA needs a tower's variables on its device"):
+        model.compile("sgd", cross_entropy(), jit_compile=True)
+
+
+def test_errors_of_keras_arrive_and_name_the_tower():
+    x, y = data_for("mlp")
+    model = compiled(mlp)
+    with pytest.raises(ValueError, match="expected axis -1 of input shape") as caught:
+        model.fit(x[:, :4], y, verbose=0)
+    assert any("tower0 of 2" in note for note in caught.value.__notes__)
+    with pytest.raises(ValueError, match="must call `compile"):
+        TowerModel(mlp, CPUS[:2]).fit(x, y)
+
+
+def test_synchronised_layers_need_weighed_losses_in_ones_own_step():
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+                if self.weighs:
+                    loss = self.optimizer.scale_loss(loss)
+            variables = self.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, variables), variables)
+            return {"loss": loss}
+
+    def make(weighs):
+        layers = [keras.Input([6]), keras.layers.BatchNormalization(synchronized=True)]
+        model = Own([*layers, keras.layers.Dense(3)])
+        model.weighs = weighs
+        return model
+
+    x, y = data_for("mlp")
+    with pytest.raises(ValueError, match=r"differentiate self.optimizer.scale_loss"):
+        compiled(lambda: make(False)).fit(x, y, verbose=0)
+    compiled(lambda: make(True)).fit(x, y, verbose=0)
+
+
+class Refusing(keras.layers.Layer):
+    """A layer that fails when it runs."""
+
+    def call(self, x):
+        check = tf.debugging.Assert(tf.reduce_all(x < 100), ["too large"])
+        with tf.control_dependencies([check]):
+            return tf.identity(x)
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_an_error_of_a_running_step_names_its_line(inline):
+    def make():
+        inner = [keras.Input([4]), Refusing(), keras.layers.Dense(1)]
+        return keras.Sequential(inner)
+
+    x = np.ones([8, 4])
+    x[-1] = 1000  # in tower 1
+    model = TowerModel(make, CPUS[:2], inline=inline)
+    model.compile("sgd", "mse")
+    with pytest.raises(tf.errors.OpError) as caught:
+        model.fit(x, x[:, :1], batch_size=8, verbose=0)
+    told = "".join(traceback.format_exception(caught.value))
+    assert re.search(rf'{Path(__file__).name}", line \d+, in call\b', told)

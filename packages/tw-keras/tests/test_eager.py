@@ -1,0 +1,114 @@
+"""``run_eagerly`` trains as one device, whatever a step does with the whole model."""
+
+from functools import cache
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tower_models import CPUS
+
+from tw_keras import TowerModel
+
+layers, optimizers = keras.layers, keras.optimizers
+X = np.random.default_rng(0).normal(size=(22, 5)).astype("float32")
+OPTIONS = {
+    "replicated": {},
+    "sharded": {"variables": "sharded"},
+    "shared": {"variables": "parameter_server"},
+    "flat": {"flat_below_bytes": 1_000},
+}
+
+
+class Steps(keras.Sequential):
+    """Applies in a loop of TensorFlow, which no trace for all towers can follow."""
+
+    def train_step(self, data):
+        x, y = data
+        losses = []
+        for _ in tf.range(2):
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            variables = self.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, variables), variables)
+            losses.append(loss)
+        return {"loss": losses[1], "rows": float(len(x))}
+
+
+def stepping():
+    norm = layers.BatchNormalization(synchronized=True)
+    dense = layers.Dense(3, "tanh", name="a")
+    return Steps([keras.Input([5]), dense, norm, layers.Dense(1)])
+
+
+def plain():
+    return keras.Sequential(
+        [
+            keras.Input([5]),
+            layers.Dense(3, "tanh", name="a", kernel_regularizer="l2"),
+            layers.BatchNormalization(),
+            layers.Dropout(0.2, seed=1),
+            layers.Dense(1),
+        ]
+    )
+
+
+@cache
+def of_one_device(make):
+    return trained(make, None)[1]
+
+
+def trained(make, kind, num_towers=None):
+    def seeded():
+        keras.utils.set_random_seed(1)
+        return make()
+
+    many = num_towers and TowerModel(seeded, CPUS[:num_towers], **OPTIONS[kind])
+    model = many or seeded()
+
+    def loss(y, p):
+        kernel = model.get_layer("a").kernel  # of the outer model
+        return keras.ops.mean((y - p) ** 2, -1) + 0.3 * keras.ops.sum(kernel**2)
+
+    metrics = ["mae"] if make is plain else None
+    model.compile(optimizers.Adam(0.01), loss, metrics=metrics, run_eagerly=True)
+    given = {
+        "batch_size": 9,
+        "epochs": 1 + (make is plain),
+        "shuffle": False,
+        "verbose": 0,
+    }
+    history = model.fit(X, X[:, :1], validation_split=0.1, **given).history
+    return model, [history, model.get_weights(), model.predict(X, verbose=0)]
+
+
+def check_same(results, wanted, tolerance=0.0):
+    tf.nest.map_structure(
+        lambda a, b: np.testing.assert_allclose(a, b, tolerance, tolerance),
+        results,
+        wanted,
+    )
+
+
+@pytest.mark.parametrize("num_towers", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", OPTIONS)
+@pytest.mark.parametrize("make", [plain, stepping])
+def test_eager_steps_are_those_of_one_device(make, kind, num_towers):
+    model, many = trained(make, kind, num_towers)
+    check_same(
+        many, of_one_device(make), 0.0 if kind in ("replicated", "shared") else 1e-6
+    )
+    for tower in model.towers[1:]:
+        check_same(tower.get_weights(), model.get_weights())
+
+
+def test_variables_of_a_model_are_not_made_in_an_eager_step():
+    class Late(keras.Sequential):
+        def train_step(self, data):
+            self.late = tf.Variable(1.0, name="late")
+            return super().train_step(data)
+
+    model = TowerModel(lambda: Late([keras.Input([5]), layers.Dense(1)]), CPUS[:2])
+    model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(ValueError, match="'late' was to be made in a step"):
+        model.fit(X, X[:, :1], verbose=0)

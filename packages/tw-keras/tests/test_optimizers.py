@@ -1,0 +1,93 @@
+"""Every optimizer of Keras trains towers as it trains one device."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras_optimizers import CASES, KINDS, make, present, unknown_options
+from tower_models import CPUS
+
+from tw_keras import TowerModel
+
+layers = keras.layers
+RANDOM = np.random.default_rng(0)
+ROWS = 24  # two batches of 10, and one of 4
+WORDS = RANDOM.integers(0, 50, size=(ROWS, 3))
+Y = RANDOM.normal(size=(ROWS, 2)).astype("float32")
+TOLERANCE = 2e-5
+BY_DAY = ["Adam amsgrad", "SGD nesterov", "RMSprop centered", "MultiOptimizer"]
+BY_DAY += ["Adafactor gradient_accumulation_steps", "Muon", "Ftrl use_ema"]
+
+
+def sparse_and_dense():
+    """Has sparse gradients, one that travels in a pack and one that travels alone."""
+    return keras.Sequential(
+        [
+            keras.Input([3], dtype="int64"),
+            layers.Embedding(50, 4, name="words"),
+            layers.Flatten(),
+            layers.Dense(400, "tanh", name="hidden"),
+            layers.Dense(2, name="out"),
+        ]
+    )
+
+
+def dense():
+    return keras.Sequential(
+        [
+            keras.Input([3]),
+            layers.Rescaling(0.02),
+            layers.Dense(1_400, "tanh", name="hidden"),
+            layers.Dense(2, name="out"),
+        ]
+    )
+
+
+def trained(case, num_towers=None):
+    """Returns the history, the optimizer's state, and the weights of all towers."""
+
+    def seeded():
+        keras.utils.set_random_seed(1)
+        # Keras divides no sparse gradients by a scale.
+        return dense() if "loss_scale_factor" in case else sparse_and_dense()
+
+    model = TowerModel(seeded, CPUS[:num_towers]) if num_towers else seeded()
+    model.compile(make(case), "mse", metrics=["mae"])
+    options = {"batch_size": 10, "epochs": 2, "shuffle": False, "verbose": 0}
+    history = model.fit(WORDS, Y, **options).history
+    state = [own.numpy() for own in model.optimizer.variables]
+    return [
+        history,
+        state,
+        [own.get_weights() for own in getattr(model, "towers", [model])],
+    ]
+
+
+def check_same(one, other, tolerance=0.0):
+    tf.nest.map_structure(
+        lambda a, b: np.testing.assert_allclose(a, b, tolerance, tolerance), one, other
+    )
+
+
+@pytest.mark.full(*(f"{case}-2" for case in present(*BY_DAY)), "LossScaleOptimizer-3")
+@pytest.mark.parametrize(
+    ("case", "num_towers"),
+    [
+        pytest.param(case, count, id=f"{case}-{count}")
+        for count, cases in ((2, CASES), (3, KINDS))
+        for case in cases
+    ],
+)
+def test_an_optimizer_trains_towers_as_one_device(case, num_towers):
+    one, many = trained(case), trained(case, num_towers)
+    assert all(map(np.all, map(np.isfinite, tf.nest.flatten(one))))
+    first, last = one[0]["loss"]
+    assert first != last
+    check_same(many[:2], one[:2], TOLERANCE)
+    check_same(many[2][:1], one[2], TOLERANCE)
+    for tower in many[2][1:]:
+        check_same(tower, many[2][0])
+
+
+def test_no_option_of_an_optimizer_is_left_out():
+    assert unknown_options() == []

@@ -1,0 +1,501 @@
+"""tw-launch on several machines, which are loopback addresses of this one.
+
+Node n has the address 127.0.0.<n + 1>. In ``test_launch_links`` they are network
+namespaces.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from queue import SimpleQueue
+
+import pytest
+from harness.ports import find_free_ports
+from syncrep_launches import Launches, is_alive, wait_until
+
+from tw_launch._launcher.meeting import open_port
+
+WAITING = "print('pid', os.getpid(), flush=True); time.sleep(60)"
+PID = r"pid (\d+)"
+
+
+@pytest.fixture
+def launches(tmp_path):
+    (port,) = find_free_ports(1)
+    launches = Launches(tmp_path, f"127.0.0.1:{port}")
+    yield launches
+    launches.kill()
+
+
+def start_waiting(launches, *arguments, nodes=(0, 1)):
+    """Starts launchers whose tasks wait; returns them and the tasks' process ids."""
+    started = [launches.start(n, WAITING, *arguments, nnodes=len(nodes)) for n in nodes]
+    return started, [int(launches.hear(one, PID)[1]) for one in started]
+
+
+def test_machines_make_one_cluster_in_the_order_of_their_ranks(launches):
+    program = """
+    names = "LOCAL_RANK", "LOCAL_SIZE", "NODE_RANK", "NUM_NODES", "START"
+    print(json.dumps([config, [os.environ.get(f"TW_{name}") for name in names]]))
+    sys.stdout.flush()
+    if job == "ps":
+        time.sleep(60)
+    time.sleep(0.3)
+    """
+    more = ("--ps", "1", "--evaluators", "1", "--workers")
+    # The last comes first, and node 0 second.
+    nodes = {
+        n: launches.start(n, program, *more, w, nnodes=3)
+        for n, w in [(2, 1), (0, 2), (1, 2)]
+    }
+    assert launches.finish() == [0, 0, 0]
+    told = {}
+    for node, process in nodes.items():
+        for name, text in re.findall(r"\[(\w+ \d)\] (.*)", launches.out(process)):
+            told[name] = (node, *json.loads(text))
+    assert sorted(told) == ["evaluator 0", "ps 0", *(f"worker {n}" for n in range(5))]
+    clusters = [config["cluster"] for _, config, _ in told.values()]
+    assert clusters == clusters[:1] * 7
+    hosts = [address.rpartition(":")[0] for address in clusters[0]["worker"]]
+    assert hosts == ["127.0.0.1"] * 2 + ["127.0.0.2"] * 2 + ["127.0.0.3"]
+    assert clusters[0]["ps"][0].startswith("127.0.0.1:")
+    places = {name: (node, own) for name, (node, _, own) in told.items()}
+    assert places == {
+        "ps 0": (0, [None, None, "0", "3", "0"]),
+        "evaluator 0": (0, [None, None, "0", "3", "0"]),
+        "worker 0": (0, ["0", "2", "0", "3", "0"]),
+        "worker 1": (0, ["1", "2", "0", "3", "0"]),
+        "worker 2": (1, ["0", "2", "1", "3", "0"]),
+        "worker 3": (1, ["1", "2", "1", "3", "0"]),
+        "worker 4": (2, ["0", "1", "2", "3", "0"]),
+    }
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_the_first_failure_decides_for_all_machines(launches, failing):
+    program = f"""
+    if index == {failing}:
+        print("what went wrong", flush=True)
+        sys.exit(7)
+    print("pid", os.getpid(), flush=True)
+    time.sleep(60)
+    """
+    processes = [launches.start(node, program) for node in (0, 1)]
+    assert launches.finish() == [7, 7]
+    where = f"node {failing} (127.0.0.{failing + 1})"
+    for process in processes:
+        err = launches.err(process)
+        assert f"worker {failing} failed with status 7 after 1 start(s)" in err
+        assert f"failed: worker {failing} on {where}, exit code 7" in err
+        assert "[tw-launch]   what went wrong" in err
+
+
+def test_a_failed_task_of_another_machine_is_restarted_there(launches, tmp_path):
+    program = f"""
+    if index == 1 and not os.path.exists({str(tmp_path / "again")!r}):
+        open({str(tmp_path / "again")!r}, "w").close()
+        sys.exit(4)
+    time.sleep(0.5)
+    """
+    processes = [launches.start(n, program, "--max-restarts", "1") for n in (0, 1)]
+    assert launches.finish() == [0, 0]
+    for process in processes:
+        assert "worker 1 failed with status 4; restart 1 of 1" in launches.err(process)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_all_tasks_of_all_machines_are_restarted_on_fresh_ports(launches, failing):
+    program = f"""
+    print("start", start, os.getpid(), json.dumps(config["cluster"]), flush=True)
+    print("run", os.environ["TW_RUN_ID"], flush=True)
+    if start == 0:
+        if index == {failing}:
+            time.sleep(1)
+            sys.exit(4)
+        time.sleep(60)
+    """
+    options = ("--restart", "group", "--restart-delay", "0", "--max-restarts", "1")
+    processes = [launches.start(node, program, *options) for node in (0, 1)]
+    assert launches.finish() == [0, 0]
+    told = [
+        re.findall(r"start (\d) (\d+) (.*)", launches.out(process))
+        for process in processes
+    ]
+    assert [[number for number, _, _ in one] for one in told] == [["0", "1"]] * 2
+    first, second = (
+        {cluster for _, _, cluster in pair} for pair in zip(*told, strict=True)
+    )
+    assert len(first) == len(second) == 1
+    assert first != second
+    out = "".join(map(launches.out, processes))
+    assert len(set(re.findall(r"run (\w{16})", out))) == 1
+    assert not any(is_alive(int(pid)) for one in told for _, pid, _ in one)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("hit", [0, 1])
+def test_a_signal_to_one_launcher_ends_all_machines(launches, hit, number):
+    processes, pids = start_waiting(launches)
+    processes[hit].send_signal(number)
+    assert launches.finish() == [128 + number] * 2
+    assert not any(map(is_alive, pids))
+    said = f"node {hit} (127.0.0.{hit + 1}) got {signal.Signals(number).name}"
+    assert said in launches.err(processes[1 - hit])
+
+
+@pytest.mark.parametrize("hit", [0, 1])
+def test_a_launcher_that_is_killed_ends_all_machines_at_once(launches, hit):
+    processes, pids = start_waiting(launches, "--node-timeout", "1000")
+    processes[hit].kill()
+    other = processes[1 - hit]
+    assert launches.finish(other) == [1]
+    assert f"node {hit} (127.0.0.{hit + 1}) is lost: its" in launches.err(other)
+    wait_until(lambda: not any(map(is_alive, pids)))
+
+
+@pytest.mark.parametrize("hit", [0, 1])
+def test_a_launcher_that_is_stopped_ends_the_others_in_time(launches, hit):
+    processes, pids = start_waiting(launches, "--node-timeout", "2", nodes=(0, 1, 2))
+    processes[hit].send_signal(signal.SIGSTOP)
+    others = [process for process in processes if process is not processes[hit]]
+    assert launches.finish(*others) == [1, 1]
+    for other in others:
+        said = f"node {hit} (127.0.0.{hit + 1}) is lost: nothing was heard of its"
+        assert said in launches.err(other)
+    assert not is_alive(pids[2])
+    processes[hit].send_signal(signal.SIGCONT)
+    assert launches.finish(processes[hit]) == [1]
+    assert not any(map(is_alive, pids))
+
+
+def test_machines_that_are_there_are_not_taken_for_lost(launches):
+    # Five times as long as a launcher may be silent.
+    program = "time.sleep(5); print('done', flush=True)"
+    for node in (0, 1):
+        launches.start(node, program, "--node-timeout", "1")
+    assert launches.finish() == [0, 0]
+
+
+def test_a_launcher_whose_output_is_not_read_is_not_taken_for_lost(launches):
+    program = """
+    if index == 1 and not os.path.exists("again"):
+        open("again", "w").close()
+        sys.exit(4)
+    time.sleep(4 * (1 - index))
+    """
+    options = ("--max-restarts", "1", "--node-timeout", "1")
+    settings = {"cwd": launches.folder}
+    launches.start(0, program, *options, **settings)
+    taken, given = os.pipe()
+    os.set_blocking(given, False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.write(given, bytes(4096))
+    os.set_blocking(given, True)
+    node_1 = launches.start(1, program, *options, **settings, stderr=given)
+    os.close(given)
+    wait_until(lambda: (launches.folder / "again").exists())
+    time.sleep(3)  # It is to say that it restarts the task, and cannot.
+    assert node_1.poll() is None
+    with open(taken, "rb") as pipe:
+        said = pipe.read()
+    assert b"restart 1 of 1" in said
+    assert launches.finish() == [0, 0]
+
+
+def test_a_hello_of_another_version_is_refused_in_words(launches):
+    launcher = [sys.executable, "-c", OTHER_HELLO]
+    launches.start(0, "pass", "--start-timeout", "5")
+    node_1 = launches.start(1, "pass", launcher=launcher)
+    assert launches.finish(node_1) == [2]
+    said = "node 0 takes this for no tw-launch of its version: what came is no message"
+    assert said in launches.err(node_1)
+
+
+def test_a_name_that_is_local_to_node_0_is_refused(monkeypatch):
+    monkeypatch.delenv("TW_LISTEN", raising=False)
+    [port] = find_free_ports(1)
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.1.1", port))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    says = rf"^--coordinator node0:{port}: node0 is 127\.0\.1\.1 to itself, .* node 0;"
+    with pytest.raises(ValueError, match=says):
+        open_port("node0", port, within_s=5.0, inbox=SimpleQueue())
+    for host in ("localhost", "127.0.1.1"):
+        open_port(host, port, within_s=5.0, inbox=SimpleQueue()).close()
+
+
+def test_an_address_that_is_unknown_is_refused_at_once(launches):
+    node_1 = launches.start(1, "pass", "--address", "tasks.invalid")
+    assert launches.finish() == [2]
+    said = "--address tasks.invalid has no address ("
+    assert said in launches.err(node_1)
+
+
+OTHER_HELLO = """
+import sys
+from tw_launch import _launcher as launch
+from tw_launch._launcher import link as _link
+real = _link.encode
+_link.encode = lambda message: real(message).replace(b'"workers"', b'"replicas"')
+sys.exit(launch.main())
+"""
+
+
+def test_a_run_goes_on_without_a_machine_if_enough_workers_are_left(launches, tmp_path):
+    program = f"""
+    print("pid", os.getpid(), flush=True)
+    while not os.path.exists({str(tmp_path / "over")!r}):
+        time.sleep(0.02)
+    """
+    options = ("--min-workers", "1")
+    processes = [launches.start(node, program, *options) for node in (0, 1)]
+    pid = int(launches.hear(processes[1], PID)[1])
+    launches.hear(processes[0], PID)
+    processes[1].kill()
+    launches.hear(processes[0], r"killed; going on with 1 workers")
+    (tmp_path / "over").touch()
+    assert launches.finish(processes[0]) == [0]
+    wait_until(lambda: not is_alive(pid))
+
+
+def test_a_machine_that_was_lost_first_is_named_first(launches, tmp_path):
+    program = f"""
+    print("pid", os.getpid(), flush=True)
+    while not os.path.exists({str(tmp_path / "fails")!r}):
+        time.sleep(0.02)
+    sys.exit(3)
+    """
+    processes = [launches.start(n, program, "--min-workers", "1") for n in (0, 1)]
+    for process in processes:
+        launches.hear(process, PID)
+    processes[1].kill()
+    launches.hear(processes[0], r"killed; going on with 1 workers")
+    (tmp_path / "fails").touch()
+    assert launches.finish(processes[0]) == [1]
+    err = launches.err(processes[0])
+    assert re.search(
+        r"first task that failed: worker 1 on node 1 .*, lost with its", err
+    )
+    assert "the task that ended the run: worker 0, exit code 3" in err
+
+
+def test_what_is_no_launcher_is_turned_away_and_the_run_begins(launches):
+    node_0 = launches.start(0, "pass")
+    launches.hear(node_0, "node 0 waits at 127.0.0.1:")
+    place = ("127.0.0.1", int(launches.coordinator.rpartition(":")[2]))
+    lines = [
+        b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"[" * 100_000 + b"\n",
+        os.urandom(1000) + b"\n",
+        b'["Beat", {}]\n',
+        b"",
+    ]
+    for line in lines:
+        with socket.create_connection(place, 5) as client:
+            client.sendall(line)
+    endless = socket.create_connection(place, 5)
+    with endless, contextlib.ExitStack() as silent:
+        for _ in range(150):
+            silent.enter_context(socket.create_connection(place, 5))
+        with pytest.raises(OSError):
+            for _ in range(1000):
+                endless.sendall(b"x" * (1 << 16))
+        node_1 = launches.start(1, "pass")
+        assert launches.finish() == [0, 0]
+    err = launches.err(node_0)
+    assert err.count("turned away a client that is no tw-launch") == 5
+    assert "what came is no message: b'GET / HTTP/1.1" in err
+    assert "Traceback" not in err + launches.err(node_1)
+
+
+OTHER_VERSION = """
+import sys
+from tw_launch import _launcher as launch
+real = launch.version_of
+launch.version_of = lambda name: "1.2.3" if name == "tensorflow" else real(name)
+sys.exit(launch.main())
+"""
+
+
+def test_other_versions_are_refused_on_every_machine(launches):
+    launcher = [sys.executable, "-c", OTHER_VERSION]
+    processes = [
+        launches.start(0, "pass", nnodes=3),
+        launches.start(1, "pass", nnodes=3),
+        launches.start(2, "pass", nnodes=3, launcher=launcher),
+    ]
+    assert launches.finish() == [2, 2, 2]
+    said = (
+        r"\[tw-launch\] node 0 \(127.0.0.1\) has TensorFlow [\w.]+, but node 2 "
+        r"\(127.0.0.3\) has TensorFlow 1.2.3; all machines need the same versions"
+    )
+    for process in processes:
+        assert re.search(said, launches.err(process))
+
+
+def test_other_options_are_refused_on_every_machine(launches):
+    processes = [
+        launches.start(0, "pass", "--max-restarts", "1"),
+        launches.start(1, "pass"),
+    ]
+    assert launches.finish() == [2, 2]
+    for process in processes:
+        said = "(127.0.0.1) has --max-restarts 1, but node 1 (127.0.0.2) has"
+        assert said in launches.err(process)
+
+
+def test_who_cannot_take_part_is_turned_away_and_the_run_begins(launches):
+    node_0 = launches.start(0, "time.sleep(5)", nnodes=3)
+    node_1 = launches.start(1, "time.sleep(5)", nnodes=3)
+    launches.hear(node_0, "2 of 3 are here")
+    twice = launches.start(1, "pass", nnodes=3)
+    other = launches.start(2, "pass", nnodes=4)
+    assert launches.finish(twice, other) == [2, 2]
+    assert "rank 1 is taken already, by 127.0.0.2" in launches.err(twice)
+    assert "it has --nnodes 4, but node 0 3" in launches.err(other)
+    node_2 = launches.start(2, "print('pid 1', flush=True); time.sleep(5)", nnodes=3)
+    launches.hear(node_2, PID)
+    late = launches.start(2, "pass", nnodes=3)
+    assert launches.finish(late) == [2]
+    assert "turned away: the run has begun" in launches.err(late)
+    assert launches.finish(node_0, node_1, node_2) == [0, 0, 0]
+
+
+def test_machines_that_do_not_come_are_named(launches):
+    node_0 = launches.start(0, "pass", "--start-timeout", "3", nnodes=4)
+    node_2 = launches.start(2, "pass", nnodes=4)
+    assert launches.finish() == [2, 2]
+    for process in (node_0, node_2):
+        said = "[tw-launch] node ranks 1, 3 of 4 did not come within 3 s"
+        assert said in launches.err(process)
+
+
+def test_a_node_0_that_does_not_come_is_named(launches):
+    node_1 = launches.start(1, "pass", "--start-timeout", "1")
+    assert launches.finish() == [2]
+    said = (
+        f"node rank 0 cannot be reached at {launches.coordinator} (Connection refused"
+    )
+    assert said in launches.err(node_1)
+
+
+def test_a_coordinator_that_is_no_launcher_is_reported(launches):
+    host, _, port = launches.coordinator.rpartition(":")
+    with socket.create_server((host, int(port))) as server:
+        node_1 = launches.start(1, "pass")
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b"220 smtp.example.org\r\n")
+            assert launches.finish() == [2]
+    said = "is not understood: what came is no message: b'220 smtp.example.org"
+    assert said in launches.err(node_1)
+
+
+@pytest.mark.parametrize("hit", [0, 1])
+def test_a_signal_in_the_meeting_ends_all_that_have_come(launches, hit):
+    node_0 = launches.start(0, "pass", nnodes=3)
+    node_1 = launches.start(1, "pass", nnodes=3)
+    launches.hear(node_0, "2 of 3 are here")
+    (node_0, node_1)[hit].send_signal(signal.SIGINT)
+    assert launches.finish() == [130, 130]
+
+
+def test_a_machine_may_leave_the_meeting_and_come_back(launches):
+    node_0 = launches.start(0, "pass", nnodes=3)
+    leaving = [sys.executable, "-c", LEAVES]
+    launches.start(1, "pass", nnodes=3, launcher=leaving)
+    launches.hear(node_0, r"node 1 \(127.0.0.2\) has left before the run began")
+    for node in (1, 2):
+        launches.start(node, "pass", nnodes=3)
+    assert launches.finish() == [0, 5, 0, 0]
+
+
+LEAVES = """
+import os, threading
+from tw_launch import _launcher as launch
+launch.follow = lambda *_, **__: os._exit(5)
+launch.main()
+"""
+
+
+def test_an_address_that_is_not_this_machines_is_refused(launches):
+    launches.coordinator = "192.0.2.1:1234"
+    node_0 = launches.start(0, "pass")
+    assert launches.finish() == [2]
+    said = "192.0.2.1:1234: node 0 cannot listen there: 192.0.2.1 is no address"
+    assert said in launches.err(node_0)
+
+
+def test_machines_without_a_worker_are_refused(launches):
+    processes = [launches.start(node, "pass", "--workers", "0") for node in (0, 1)]
+    assert launches.finish() == [2, 2]
+    for process in processes:
+        assert "0 workers on all machines" in launches.err(process)
+
+
+def test_a_tasks_output_is_whole_when_its_machine_ends(launches):
+    program = """
+    for number in range(2000):
+        print("line", number)
+    """
+    processes = [launches.start(node, program) for node in (0, 1)]
+    assert launches.finish() == [0, 0]
+    for process in processes:
+        assert launches.out(process).count("line") == 2000
+
+
+def test_a_stubborn_task_of_another_machine_is_killed_after_its_grace(launches):
+    program = """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("pid", os.getpid(), flush=True)
+    time.sleep(1)
+    if index == 0:
+        sys.exit(3)
+    time.sleep(60)
+    """
+    processes = [launches.start(n, program, "--grace", "1") for n in (0, 1)]
+    pids = [int(launches.hear(process, PID)[1]) for process in processes]
+    assert launches.finish() == [3, 3]
+    assert not any(map(is_alive, pids))
+
+
+def test_a_port_that_is_about_to_be_free_is_waited_for(launches):
+    host, _, port = launches.coordinator.rpartition(":")
+    with socket.create_server((host, int(port))):
+        node_0 = launches.start(0, "pass")
+        launches.hear(node_0, "cannot listen there: Address already in use; trying")
+    launches.start(1, "pass")
+    assert launches.finish() == [0, 0]
+
+
+def test_a_port_that_stays_taken_is_named(launches):
+    host, _, port = launches.coordinator.rpartition(":")
+    with socket.create_server((host, int(port))):
+        node_0 = launches.start(0, "pass", "--start-timeout", "1")
+        assert launches.finish() == [2]
+    said = f"--coordinator {launches.coordinator}: node 0 cannot listen there: Address"
+    assert launches.err(node_0).count(said) == 2
+
+
+def test_a_signal_ends_the_wait_for_a_port(launches):
+    host, _, port = launches.coordinator.rpartition(":")
+    with socket.create_server((host, int(port))):
+        node_0 = launches.start(0, "pass")
+        launches.hear(node_0, "trying again")
+        node_0.send_signal(signal.SIGINT)
+        assert launches.finish() == [130]
+
+
+def test_machines_meet_at_an_ipv6_address_and_share_the_runs_name(launches):
+    launches.coordinator = launches.coordinator.replace("127.0.0.1", "[::1]")
+    program = "print('run', os.environ['TW_RUN_ID'], config['cluster'], flush=True)"
+    nodes = [launches.start(n, program, "--address", "[::1]") for n in (0, 1)]
+    assert launches.finish() == [0, 0]
+    told = [re.search(r"run (\w{16}) (.*)", launches.out(one)) for one in nodes]
+    assert told[0].groups() == told[1].groups()
+    assert told[0][2].count("'[::1]:") == 2

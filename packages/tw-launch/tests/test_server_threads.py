@@ -1,0 +1,43 @@
+"""When a server's idle threads sleep at once.
+
+Private functions are imported, as a server does not show its settings.
+"""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tw_launch._servers import server_config, shares_processors
+
+LOCAL = {"ps": ("localhost:1",), "worker": ("localhost:2", "localhost:3")}
+SPREAD = {"ps": ("a:1",), "worker": ("b:1", "b:2", "c:1")}
+
+
+@pytest.mark.parametrize(
+    "addresses, own, processors, want",
+    [
+        (LOCAL, "localhost:1", 2, True),
+        (LOCAL, "localhost:1", 3, True),
+        (LOCAL, "localhost:1", 4, False),
+        (SPREAD, "b:2", 2, True),
+        (SPREAD, "b:2", 3, False),
+        (SPREAD, "a:1", 1, False),
+        ({"ps": ("[::1]:1",), "worker": ("[::1]:2",)}, "[::1]:2", 2, True),
+    ],
+)
+def test_tasks_of_one_machine_share_its_processors(addresses, own, processors, want):
+    assert shares_processors(addresses, own, processors=processors) is want
+
+
+@given(st.integers(2, 9), st.integers(1, 64))
+def test_more_processors_than_tasks_are_enough(tasks, processors):
+    addresses = {"worker": tuple(f"h:{n}" for n in range(tasks))}
+    shares = shares_processors(addresses, "h:0", processors=processors)
+    assert shares == (processors <= tasks)
+
+
+@pytest.mark.parametrize("tasks, sleeps", [(1, False), (10_000, True)])
+def test_threads_sleep_where_a_task_has_no_processor_to_spare(tasks, sleeps):
+    addresses = {"worker": tuple(f"h:{n}" for n in range(tasks))}
+    config = server_config(addresses, "h:0")
+    assert config.experimental.disable_thread_spinning is sleeps

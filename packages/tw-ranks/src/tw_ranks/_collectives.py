@@ -1,0 +1,276 @@
+"""Collectives of all ranks: TensorFlow's ops, and what is made of them.
+
+All but ``row_spec`` and ``check_dtypes`` are for the bodies that ``run_collectives``
+runs, which gives them their keys.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tw_core.checks import caller
+from tw_ranks import _tf_compat
+from tw_ranks._group import ProcessGroup
+
+GROUP_KEY = 6_144
+"""Other users of collectives in a process (``tf.distribute``) count from 1."""
+
+BUCKETS = tuple(
+    sorted({(8 + m << e) // 8 for e in range(31) for m in range(8)} - {2**31})
+)
+"""Padded lengths of tensors whose length changes from step to step.
+
+TensorFlow requires one shape per key. There are eight lengths per power of two, so that
+at most an eighth is padding.
+"""
+
+KEYS_PER_LENGTH = len(BUCKETS)
+
+KEYS_PER_TENSOR = 1 + 2 * KEYS_PER_LENGTH
+"""For a tensor whose length changes: one to compare lengths, then two per bucket."""
+
+
+_by_nccl: ContextVar[bool] = ContextVar("by_nccl", default=False)
+
+
+@contextlib.contextmanager
+def by_nccl(uses: bool) -> Iterator[None]:
+    """Scope of collectives that NCCL carries, if it ``uses`` NCCL.
+
+    They must start in one order on all ranks. So all take one resource, their ordering
+    token, by which TensorFlow chains them in a function, and in its branches.
+    """
+    token = _by_nccl.set(uses)
+    try:
+        yield
+    finally:
+        _by_nccl.reset(token)
+
+
+def check_dtypes(tensors: Sequence[tf.Tensor], known: Sequence[str]) -> None:
+    """Refuses tensors of other dtypes."""
+    others = [
+        f"{n} is {t.dtype.name}"
+        for n, t in enumerate(tensors)
+        if t.dtype.name not in known
+    ]
+    if others:
+        raise ValueError(
+            f"{caller()}: tensors must be {', '.join(known)}; of those given, "
+            f"{', '.join(others)}."
+        )
+
+
+def row_spec(tensor: tf.Tensor) -> tf.TensorSpec:
+    """Describes [R, ...] for ``run_collectives``, where R may differ between ranks."""
+    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+
+
+def add_up(
+    tensor: tf.Tensor, group: ProcessGroup, key: Any, op: str, *, divides: bool = False
+) -> tf.Tensor:
+    """Combines all ranks' tensors by "Add", "Mul", "Min" or "Max".
+
+    Takes 32- and 64-bit floats and integers; all ranks get the same bits.
+    """
+    if (mpi := group.mpi) is not None:
+        summed = mpi.add_up(_tf_compat.as_array(tensor), op, divides=divides)
+        return as_tensor(summed)
+    if tensor.dtype == tf.int32 and tf.config.get_visible_devices("GPU"):
+        # TensorFlow's all-reduce does not take int32 on GPUs.
+        wide = add_up(tf.cast(tensor, tf.int64), group, key, op, divides=divides)
+        return tf.cast(wide, tf.int32)
+    return tf.raw_ops.CollectiveReduceV2(
+        input=tensor,
+        merge_op=op,
+        final_op="Div" if divides else "Id",
+        **_in_order(group, key),
+    )
+
+
+def gather(tensor: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
+    """Concatenates all ranks' tensors, [R, ...], to [size R, ...] in rank order."""
+    if group.mpi is not None:
+        return as_tensor(group.mpi.gather(_tf_compat.as_array(tensor)))
+    if tensor.dtype == tf.bfloat16:  # The op does not take it, but only moves bits.
+        gathered = gather(tf.bitcast(tensor, tf.float16), group, key)
+        return tf.bitcast(gathered, tf.bfloat16)
+    return _run_with_elements(tf.raw_ops.CollectiveGatherV2, tensor, group, key)
+
+
+def swap(tensor: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
+    """Sends row r of [size, ...] to rank r; returns [size, ...], each rank's row."""
+    if group.mpi is not None:
+        return as_tensor(group.mpi.swap(_tf_compat.as_array(tensor)))
+    return _run_with_elements(tf.raw_ops.CollectiveAllToAllV2, tensor, group, key)
+
+
+def _run_with_elements(
+    op: Callable[..., tf.Tensor], tensor: tf.Tensor, group: ProcessGroup, key: Any
+) -> tf.Tensor:
+    """Moves rows by ``op``; empty rows travel with one element.
+
+    TensorFlow crashes on empty tensors, and ranks must wait for each other on these as
+    well.
+    """
+    known = tensor.shape[1:]
+    width: Any = known.num_elements() or tf.reduce_prod(tf.shape(tensor)[1:])
+    may_be_empty = tf.is_tensor(width)
+    # One shape per key: a matrix, even where more of the shape is known elsewhere.
+    flat = tf.reshape(tensor, [tf.shape(tensor)[0], width])
+    if may_be_empty:
+        flat = tf.pad(flat, [[0, 0], [0, tf.cast(tf.equal(width, 0), tf.int32)]])
+    got = op(input=flat, **_in_order(group, key))
+    if not may_be_empty:
+        return tf.reshape(got, [-1, *known])
+    shape = tf.concat([tf.shape(got)[:1], tf.shape(tensor)[1:]], axis=0)
+    return tf.ensure_shape(tf.reshape(got[:, :width], shape), [None, *known])
+
+
+def find_bucket(length: tf.Tensor) -> tf.Tensor:
+    """Returns the index of the smallest bucket that holds ``length``, int32 []."""
+    return tf.searchsorted(BUCKETS, [length], side="left")[0]
+
+
+def pad(tensor: tf.Tensor, bucket: tf.Tensor) -> tf.Tensor:
+    """Pads axis 0 of [R, ...] with zeros to a bucket's length."""
+    missing = tf.gather(BUCKETS, bucket) - tf.shape(tensor)[0]
+    return tf.pad(tensor, [[0, missing], *([[0, 0]] * (tensor.shape.rank - 1))])
+
+
+def compare_shapes(
+    tensor: tf.Tensor,
+    group: ProcessGroup,
+    key: Any,
+    *,
+    to: str,
+    axis: int = 0,
+    skips_empty: bool = False,
+) -> tf.Tensor:
+    """Fails on all ranks unless their tensors' shapes agree from ``axis`` on.
+
+    For shapes unknown before the graph runs; an axis above 0 needs a known rank. With
+    ``skips_empty``, empty tensors may have any shape. Returns the largest number of
+    elements, int32 [].
+    """
+    shape = tf.shape(tensor)
+    own = tf.concat([[tf.size(tensor)], tf.shape(shape), shape, [0] * 8], axis=0)
+    told = gather(own[None, :10], group, key)
+    sizes, shapes = told[:, 0], told[:, 1:]
+    compared = shapes[:, 1 + axis :] if axis else shapes
+    differs = tf.reduce_any(compared != compared[tf.argmax(sizes)], axis=1)
+    if skips_empty:
+        differs &= sizes > 0
+    says = f"all ranks must bring one shape to {to!r}; by rank they bring"
+    with tf.device("/cpu:0"):
+        known = shapes[:, 1 : 1 + tf.reduce_max(shapes[:, 0])]
+        alike = tf.logical_not(tf.reduce_any(differs))
+        if group.mpi is not None and not alike:
+            rows = "".join(str(row).replace(",", "") for row in known.numpy().tolist())
+            raise tf.errors.InvalidArgumentError(None, None, f"{says} [{rows}]")
+        check = tf.debugging.Assert(alike, [says, known], summarize=1 << 10)
+    with tf.control_dependencies([check]):
+        return tf.reduce_max(sizes)
+
+
+def combine_flat(
+    tensor: tf.Tensor,
+    combine: Callable[[tf.Tensor, Any], tf.Tensor],
+    group: ProcessGroup,
+    key: Any,
+    *,
+    to: str,
+    skips_empty: bool = False,
+) -> tf.Tensor:
+    """Combines tensors of any shape by a function of [R] and the first of two keys.
+
+    A shape not known before the graph runs is compared, and padded to the bucket of the
+    longest, which has its own keys.
+    """
+    flat, shape = tf.reshape(tensor, [-1]), known_shape(tensor, group)
+    is_padded = not shape.is_fully_defined()
+    if is_padded:
+        longest = compare_shapes(tensor, group, key, to=to, skips_empty=skips_empty)
+        bucket = find_bucket(longest)
+        flat, key = pad(flat, bucket), key + 1 + 2 * bucket
+    elif not shape.num_elements():  # TensorFlow's ring rejects empty tensors.
+        is_padded, flat = True, pad(flat, 0)
+    combined = combine(flat, key)
+    if is_padded:
+        combined = tf.slice(combined, [0], [tf.size(tensor)])
+    return tf.ensure_shape(tf.reshape(combined, tf.shape(tensor)), tensor.shape)
+
+
+def gather_rows(
+    tensors: Sequence[tf.Tensor], group: ProcessGroup, key: Any
+) -> list[tf.Tensor]:
+    """Concatenates [R, ...] of all ranks in rank order; R may differ by rank.
+
+    Returns [sum of R, ...] per tensor, then R of each rank, int32 [size]. Needs
+    1 + KEYS_PER_LENGTH * len(tensors) keys, of which ``key`` is the first.
+    """
+    own = tf.shape(tensors[0])[:1]
+    counts = gather(own, group, key)
+    bucket = find_bucket(tf.reduce_max(counts))
+    kept = tf.reshape(tf.sequence_mask(counts, tf.gather(BUCKETS, bucket)), [-1])
+    first = key + 1 + bucket
+    joined = [
+        tf.boolean_mask(
+            gather(pad(tensor, bucket), group, first + n * KEYS_PER_LENGTH), kept
+        )
+        for n, tensor in enumerate(tensors)
+    ]
+    return [*joined, counts]
+
+
+def send(tensor: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
+    """Sends a tensor to all other ranks, which ``receive`` it; returns it.
+
+    NCCL does not carry it, as the op takes no ordering token.
+    """
+    if group.mpi is not None:
+        return as_tensor(group.mpi.send(_tf_compat.as_array(tensor)))
+    return tf.raw_ops.CollectiveBcastSendV2(input=tensor, **_among(group, key))
+
+
+def receive(
+    spec: tf.TensorSpec, group: ProcessGroup, key: Any, *, root: int
+) -> tf.Tensor:
+    """Returns the tensor that rank ``root`` sends."""
+    shape, dtype = spec.shape, spec.dtype
+    if (mpi := group.mpi) is not None:
+        return as_tensor(mpi.receive(shape.as_list(), dtype.as_numpy_dtype, root))
+    return tf.raw_ops.CollectiveBcastRecvV2(shape=shape, T=dtype, **_among(group, key))
+
+
+def _in_order(group: ProcessGroup, key: Any) -> dict[str, Any]:
+    """Returns the arguments of ops that NCCL can carry."""
+    known = _among(group, key)
+    if not _by_nccl.get():
+        return {**known, "ordering_token": []}
+    handle = group.calls.ordering_token.handle
+    return {**known, "ordering_token": [handle], "communication_hint": "nccl"}
+
+
+def as_tensor(array: np.ndarray) -> tf.Tensor:
+    """Returns an eager tensor in an array's memory; ``tf.constant`` would copy it."""
+    return tf.raw_ops.Identity(input=array)
+
+
+def known_shape(tensor: tf.Tensor, group: ProcessGroup) -> tf.TensorShape:
+    """Returns a tensor's shape as far as ranks know each other's."""
+    return tensor.shape if group.mpi is None else group.mpi.known_shape(tensor)
+
+
+def _among(group: ProcessGroup, key: Any) -> dict[str, Any]:
+    """Returns the arguments of any collective op; by "auto" the ring carries it."""
+    return {
+        "group_size": group.size,
+        "group_key": GROUP_KEY,
+        "instance_key": key,
+        "communication_hint": "auto",
+    }

@@ -1,0 +1,357 @@
+"""One exchange of gradients: the collective that carries each, and the ops."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core import flat_packs
+from tw_core.flat_packs import PackPlan
+from tw_core.gradients import (
+    has_unique_rows,
+    join_rows,
+    map_values,
+    power_of_two,
+    split_rows,
+    sum_duplicate_rows,
+    values_of,
+    weigh,
+)
+from tw_ranks._agreement import GRADIENTS, Exchange, TensorSpec, describe_tensor
+from tw_ranks._collectives import (
+    add_up,
+    combine_flat,
+    gather,
+    gather_rows,
+    known_shape,
+    row_spec,
+    swap,
+)
+from tw_ranks._group import ProcessGroup
+from tw_ranks._running import run_collectives
+
+NARROW = ("float16", "bfloat16")
+"""Floats that are added in float32."""
+
+_ALONE_BYTES = 1 << 21
+_GATHERED_BYTES = 1 << 16
+"""Up to this many received bytes, gathering all tensors is faster than a reduction."""
+
+
+@dataclass(frozen=True)
+class ExchangePlan:
+    """How each gradient travels."""
+
+    dense: tuple[int, ...]  # Positions of the dense gradients, last first.
+    sparse: tuple[int, ...]  # Likewise.
+    packs: PackPlan  # Of the dense gradients, then the weight.
+    wire: str | None  # Narrow dtype in which wider floats travel.
+    divides: bool  # Sums are divided by the number of ranks.
+    weighs: bool  # Narrow gradients are weighed where they are added.
+
+    @property
+    def gathers_weights(self) -> bool:
+        """Whether all ranks get the weight of each; otherwise it is in a pack."""
+        return self.weighs or self.wire is not None
+
+
+def narrow_dtype(dtype: tf.DType, wire: str | None) -> tf.DType | None:
+    """Returns the narrow dtype in which gradients travel; None for their own."""
+    if dtype.name in NARROW:
+        return dtype
+    return tf.as_dtype(wire) if wire is not None and dtype.is_floating else None
+
+
+def exchange_gradients(
+    local: Sequence[Any],
+    weight: tf.Tensor,
+    group: ProcessGroup,
+    names: Sequence[str],
+    *,
+    wire: str | None,
+    divides: bool,
+    weighs: bool,
+    by_nccl: bool | None = None,
+) -> tuple[list[Any], tf.Tensor]:
+    """Returns the sums or means of [N] gradients and the weight, [1], of all ranks.
+
+    Rows that no rank repeats are not repeated in the result.
+    """
+    parts = [split_rows(grad) for grad in local]
+    counts = [len(own) for own in parts]
+    names = [name for name, n in zip(names, counts, strict=False) for _ in range(n)]
+    flat = [part for own in parts for part in own]
+    reduced, total = _exchange(
+        flat,
+        *(weight, group, names),
+        wire=wire,
+        divides=divides,
+        weighs=weighs,
+        by_nccl=by_nccl,
+    )
+    whole = iter(
+        _add_rows(part) if group.size > 1 and has_unique_rows(own) else part
+        for part, own in zip(reduced, flat, strict=True)
+    )
+    return [join_rows([next(whole) for _ in range(n)]) for n in counts], total
+
+
+def _add_rows(grad: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Adds rows that several ranks have, in float32 where they are narrower."""
+    dtype = grad.values.dtype
+    wide = tf.float32 if dtype.name in NARROW else dtype
+    values = tf.cast(grad.values, wide)
+    added = sum_duplicate_rows(tf.IndexedSlices(values, grad.indices))
+    return tf.IndexedSlices(
+        tf.cast(added.values, dtype), added.indices, grad.dense_shape
+    )
+
+
+def _exchange(
+    local: Sequence[Any],
+    weight: tf.Tensor,
+    group: ProcessGroup,
+    names: Sequence[str],
+    *,
+    wire: str | None,
+    divides: bool,
+    weighs: bool,
+    by_nccl: bool | None,
+) -> tuple[list[Any], tf.Tensor]:
+    plan = _plan(local, wire, divides=divides, weighs=weighs)
+    if group.size == 1:
+        share = tf.math.divide_no_nan(weight, weight)[0]
+        narrow = [narrow_dtype(values_of(g).dtype, wire) for g in local]
+        return [
+            weigh(grad, share) if plan.weighs and dtype else grad
+            for grad, dtype in zip(local, narrow, strict=True)
+        ], weight
+    dense = [*(local[n] for n in plan.dense), weight]
+    packed = flat_packs.pack(dense, plan.packs)
+    rows = [part for n in plan.sparse for part in (local[n].values, local[n].indices)]
+    # The group keeps what is called below, which must not keep the tensors' graph.
+    count, shapes = len(packed), [tensor.shape for tensor in dense]
+
+    def unpack(results: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return flat_packs.unpack(results[:count], plan.packs, shapes)
+
+    got = run_collectives(
+        lambda brought, keys: _body(brought, keys, count, plan, group),
+        [*packed, *rows],
+        specs=[
+            *(tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in packed),
+            *map(row_spec, rows),
+        ],
+        group=group,
+        exchange=_describe(local, plan, names),
+        find_weight=lambda results: unpack(results)[-1],
+        by_nccl=by_nccl,
+    )
+    *parts, total = unpack(got)
+    reduced: dict[int, Any] = dict(zip(plan.dense, parts, strict=True))
+    joined = got[count:]
+    for n, values, indices in zip(plan.sparse, joined[::2], joined[1::2], strict=True):
+        reduced[n] = tf.IndexedSlices(values, indices, local[n].dense_shape)
+    if plan.divides and not plan.gathers_weights:  # Its pack was divided.
+        total *= group.size
+    if plan.weighs:
+        spread = _in_units(total, total)[0]
+        reduced = {n: _divide_narrow(g, spread, wire) for n, g in reduced.items()}
+    return [reduced[n] for n in range(len(local))], total
+
+
+def _divide_narrow(grad: Any, weight: tf.Tensor, wire: str | None) -> Any:
+    """Divides a narrow gradient by the weight of its sum; others were not weighed."""
+
+    def divide(values: tf.Tensor) -> tf.Tensor:
+        if narrow_dtype(values.dtype, wire) is None:
+            return values
+        wide = tf.cast(values, tf.float32)
+        return tf.cast(tf.math.divide_no_nan(wide, weight), values.dtype)
+
+    return map_values(divide, grad)
+
+
+def _in_units(weights: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+    """Divides weights by the least power of two that is not below their total.
+
+    Then no sum overflows, and no sum of whole numbers is rounded.
+    """
+    total = tf.cast(total, tf.float64)
+    unit = power_of_two(total)
+    unit = tf.where(unit < total, 2 * unit, unit)
+    return tf.cast(
+        tf.math.divide_no_nan(tf.cast(weights, tf.float64), unit), tf.float32
+    )
+
+
+def _plan(
+    local: Sequence[Any], wire: str | None, *, divides: bool, weighs: bool
+) -> ExchangePlan:
+    order = range(len(local) - 1, -1, -1)
+    dense = tuple(n for n in order if not isinstance(local[n], tf.IndexedSlices))
+    sparse = tuple(n for n in order if isinstance(local[n], tf.IndexedSlices))
+    keys = [_pack_key(local[n]) for n in dense]
+    dtypes = [values_of(grad).dtype for grad in local]
+    weighs = weighs and any(narrow_dtype(dtype, wire) for dtype in dtypes)
+    is_alone = weighs or wire is not None
+    packs = flat_packs.plan_packs([*keys, None if is_alone else "float32"])
+    return ExchangePlan(dense, sparse, packs, wire, divides, weighs)
+
+
+def _pack_key(tensor: tf.Tensor) -> str | None:
+    """Returns the key that a pack's tensors share; None for one that travels alone."""
+    elements = tensor.shape.num_elements()
+    if not elements or elements * tensor.dtype.size >= _ALONE_BYTES:
+        return None
+    return str(tensor.dtype.name)
+
+
+def _describe(
+    local: Sequence[Any], plan: ExchangePlan, names: Sequence[str]
+) -> Exchange:
+    specs = []
+    for grad, name in zip(local, names or [""] * len(local), strict=True):
+        is_sparse = isinstance(grad, tf.IndexedSlices)
+        indices = grad.indices.dtype.name if is_sparse else ""
+        values = values_of(grad)
+        specs.append(describe_tensor(values, name, has_rows=is_sparse, indices=indices))
+    options = (
+        ("wire_dtype", str(plan.wire)),
+        ("divides", str(plan.divides)),
+        ("weighs", str(plan.weighs)),
+    )
+    return Exchange(GRADIENTS, tuple(specs), options)
+
+
+def follow_exchange(exchange: Exchange, group: ProcessGroup, graph: tf.Graph) -> None:
+    """Builds an exchange of other ranks' training step; adds it to ``calls.of_step``.
+
+    ``graph`` must be the same one for all exchanges that this rank follows.
+    """
+    if exchange.kind != GRADIENTS:
+        raise RuntimeError(
+            f"finish: other ranks have come to {exchange.kind!r}, in which a rank "
+            "without data cannot take part; have all ranks do it before their first "
+            "batch, or end the run for all with until_first_end."
+        )
+    options = dict(exchange.options)
+    names = [spec.name for spec in exchange.tensors]
+    with graph.as_default():
+        local = [_placeholder(spec) for spec in exchange.tensors]
+        weight = tf.compat.v1.placeholder(tf.float32, [1])
+        known = group.calls.num_agreed
+        while group.calls.num_agreed == known:  # A step may have several of one kind.
+            exchange_gradients(
+                local,
+                weight,
+                group,
+                names,
+                wire=options["wire_dtype"] if options["wire_dtype"] != "None" else None,
+                divides=options["divides"] == "True",
+                weighs=options["weighs"] == "True",
+                by_nccl=exchange.by_nccl,
+            )
+
+
+def _placeholder(spec: TensorSpec) -> Any:
+    values = tf.compat.v1.placeholder(spec.dtype, spec.shape)
+    if not spec.indices:
+        return values
+    indices = tf.compat.v1.placeholder(spec.indices, [None])
+    return tf.IndexedSlices(values, indices)
+
+
+def _body(
+    brought: list[tf.Tensor],
+    keys: list[int],
+    num_packed: int,
+    plan: ExchangePlan,
+    group: ProcessGroup,
+) -> list[tf.Tensor]:
+    """Builds the collectives of one exchange; see the diagram in ``_reducer.py``."""
+    dense, rows = brought[:num_packed], brought[num_packed:]
+    shares, total = None, []
+    if plan.gathers_weights:
+        *dense, weight = dense
+        weights = gather(weight, group, keys[num_packed - 1])
+        # Not reduce_sum, which starts from 0.0: a rank that is done weighs -0.0.
+        total = [tf.add_n(tf.split(weights, group.size))]
+        if plan.weighs:
+            shares = tf.unstack(_in_units(weights, total[0]), group.size)
+    sums = _Sums(plan, group, shares)
+    results = [sums.of(t, key) for t, key in zip(dense, keys, strict=False)] + total
+    own_keys = keys[num_packed::2]
+    for values, indices, key in zip(rows[::2], rows[1::2], own_keys, strict=True):
+        results += sums.of_rows(values, indices, key)
+    return results
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """The sums of one exchange."""
+
+    plan: ExchangePlan
+    group: ProcessGroup
+    shares: Sequence[tf.Tensor] | None  # By rank, of what is narrow.
+
+    def of(self, tensor: tf.Tensor, key: int) -> tf.Tensor:
+        elements = known_shape(tensor, self.group).num_elements()
+        if elements == 0:  # TensorFlow's ring does not take empty tensors.
+            return tensor
+        if elements is not None and not narrow_dtype(tensor.dtype, self.plan.wire):
+            bytes_received = elements * tensor.dtype.size * (self.group.size - 1)
+            if bytes_received <= _GATHERED_BYTES and self.group.mpi is None:
+                return self._gather_and_add(tensor, key)
+            return self._add(tensor, key)
+        # A length not known before is zero on a rank that is done.
+        return combine_flat(
+            tensor, self._add, self.group, key, to=GRADIENTS, skips_empty=True
+        )
+
+    def of_rows(
+        self, values: tf.Tensor, indices: tf.Tensor, key: int
+    ) -> list[tf.Tensor]:
+        narrow, size = narrow_dtype(values.dtype, self.plan.wire), self.group.size
+        sent = [tf.cast(values, narrow or values.dtype), indices]
+        joined, places, counts = gather_rows(sent, self.group, key)
+        joined = tf.cast(joined, values.dtype)
+        if self.shares is not None and narrow is not None:
+            own = tf.split(joined, counts, num=size)
+            own = [weigh(part, s) for part, s in zip(own, self.shares, strict=True)]
+            joined = tf.ensure_shape(tf.concat(own, axis=0), joined.shape)
+        return [joined / size if self.plan.divides else joined, places]
+
+    def _add(self, flat: tf.Tensor, key: Any) -> tf.Tensor:
+        narrow, divides = narrow_dtype(flat.dtype, self.plan.wire), self.plan.divides
+        if narrow is None:
+            return add_up(flat, self.group, key, "Add", divides=divides)
+        return self._add_narrow(flat, narrow, key)
+
+    def _add_narrow(self, flat: tf.Tensor, wire: tf.DType, key: Any) -> tf.Tensor:
+        """Adds [R] that travels in a narrow dtype: each rank adds a part in float32.
+
+        Gradients times their weights may overflow the narrow dtype, so the weights are
+        applied in float32, too.
+        """
+        size, sent = self.group.size, tf.cast(flat, wire)
+        count = tf.shape(sent)[0]
+        filled = tf.pad(sent, [[0, -count % size]])
+        parts = swap(tf.reshape(filled, [size, -1]), self.group, key)
+        wide = [tf.cast(part, tf.float32) for part in tf.unstack(parts, num=size)]
+        if self.shares is not None:
+            wide = [weigh(part, s) for part, s in zip(wide, self.shares, strict=True)]
+        added = tf.add_n(wide)
+        if self.plan.divides:
+            added /= size
+        # Not ``gather``, which copies large tensors slowly.
+        sums = tf.tile(tf.cast(added, wire)[tf.newaxis], [size, 1])
+        summed = tf.reshape(swap(sums, self.group, key + 1), [-1])[:count]
+        return tf.cast(summed, flat.dtype)
+
+    def _gather_and_add(self, tensor: tf.Tensor, key: int) -> tf.Tensor:
+        """Adds after gathering: half as many messages, each with a whole tensor."""
+        gathered = gather(tensor[tf.newaxis], self.group, key)
+        summed = tf.add_n(tf.unstack(gathered, num=self.group.size))
+        return summed / self.group.size if self.plan.divides else summed

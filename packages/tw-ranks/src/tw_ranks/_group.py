@@ -1,0 +1,279 @@
+"""A process group: the processes that train together, and this one's place among them.
+
+Every process is one rank. TensorFlow's eager runtime becomes a cluster of all ranks,
+over which its collectives run; the side channel knows which ranks are missing.
+"""
+
+import atexit
+import functools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+from tw_ranks._calls import Calls
+from tw_ranks._engines.choice import Engine
+from tw_ranks._engines.mpi import World
+from tw_ranks._interrupts import InterruptWatch
+from tw_ranks._side_channel._attendance import Deadlines
+from tw_ranks._side_channel._coordinator import Coordinator
+from tw_ranks._side_channel._introduction import Introduction, find_local_ranks
+from tw_ranks._side_channel._member import Member
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class ProcessGroup:
+    """The processes that train together, as one of them sees them.
+
+    Made by ``join``. A process is one rank, however many towers it has.
+
+    Attributes:
+      rank: of this process, from 0.
+      size: number of ranks.
+      local_rank: of this process among those on its machine, from 0.
+      local_size: number of ranks on this machine.
+      node_rank: of this machine among all, in the order of their first ranks.
+      num_nodes: number of machines.
+      node_ranks: ``node_rank`` of every rank.
+      tasks: "host, process 123" of every rank.
+      engine: what carries the exchanges: "tensorflow", "nccl" or "mpi".
+      engine_reason: why it was chosen.
+      falls_back: whether TensorFlow's ring takes over where NCCL adds wrongly.
+      has_left: whether this process has left the group.
+      mpi: this process in MPI, if that is the engine; not for programs.
+      calls: how far this rank is in its collectives; not for programs.
+    """
+
+    def __init__(
+        self,
+        introductions: Sequence[Introduction],
+        rank: int,
+        engine: Engine,
+        *,
+        member: Member | None,
+        coordinator: Coordinator | None,
+        limits: Deadlines,
+        start_runtime: Callable[[], None] | None = None,
+        mpi: World | None = None,
+    ) -> None:
+        """Called by ``join``, after which this rank reports its progress.
+
+        Args:
+          introductions: what each rank said of itself, in the ranks' order.
+          rank: this process's rank, from 0.
+          engine: what carries exchanges, and why it was chosen.
+          member: this rank's connection to rank 0; None on a rank that is alone.
+          coordinator: answers all ranks; on rank 0 alone.
+          limits: how long exchanges may take.
+          start_runtime: starts TensorFlow's collectives, before the first exchange;
+            None if they are not used.
+          mpi: MPI's ranks; None for another engine.
+        """
+        machines = list(dict.fromkeys(other.machine for other in introductions))
+        here = find_local_ranks(introductions, rank)
+        self.rank, self.size = rank, len(introductions)
+        self.local_rank, self.local_size = here.index(rank), len(here)
+        self.node_ranks = tuple(machines.index(o.machine) for o in introductions)
+        self.node_rank, self.num_nodes = self.node_ranks[rank], len(machines)
+        self.tasks = tuple(other.task for other in introductions)
+        self.engine, self.engine_reason = engine.name, engine.reason
+        self.falls_back = engine.falls_back
+        self.has_left = self._has_lost = False
+        self.mpi = mpi
+        self.calls = Calls(
+            *(rank, self.tasks),
+            member=member,
+            limits=limits,
+            start_runtime=start_runtime,
+            engine=f"{engine.name}, as {engine.reason}",
+            aborts=mpi is None,
+        )
+        self._coordinator = coordinator
+        self._exit = sys.exit
+        self._exits: tuple[Any, float] = (None, 0.0)
+        self._limits = limits
+        if mpi is not None:
+            atexit.register(self._end_mpi, os.getpid())
+        if member is not None:
+            member.start(self.calls.read_report, self.calls.abort)
+            # A function of ``atexit`` cannot find out otherwise how the program ends.
+            sys.exit = self._note_exit
+            self.calls.interrupts = InterruptWatch(
+                self.calls.is_inside,
+                member.give_up,
+                must_defer=mpi.is_in_exchange if mpi is not None else lambda: False,
+            )
+            os.register_at_fork(after_in_child=self._forget)
+        atexit.register(self._leave_at_exit, os.getpid())
+
+    def __repr__(self) -> str:
+        """Shows the rank and the size."""
+        return f"ProcessGroup(rank={self.rank}, size={self.size})"
+
+    def bounded(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
+        """Makes a function that runs collectives raise errors that name missing ranks.
+
+        TensorFlow's error for a collective whose peer is lost does not name the rank.
+        Wrap the function that calls collectives, e.g. the training step::
+
+            @group.bounded
+            @tf.function
+            def step(images, labels): ...
+
+        Args:
+          function: runs collectives of this group.
+
+        Returns:
+          The function, raising ``RankTimeoutError`` instead.
+        """
+
+        @functools.wraps(function)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            with self.calls.naming_missing("bounded call"):
+                return function(*args, **kwargs)
+
+        return call
+
+    def sum(self, tensors: Sequence[Any], *, names: Sequence[str] = ()) -> list[Any]:
+        """Adds tensors over the ranks; ``sum_across`` of one tower.
+
+        Args:
+          tensors: [N] as ``sum_across`` takes gradients.
+          names: [N] for messages; ranks must agree on them.
+
+        Returns:
+          [N] sums, the same bits on all ranks.
+
+        Raises:
+          ValueError: as ``sum_across``.
+          TypeError: as ``sum_across``.
+          RankTimeoutError: a rank is missing.
+        """
+        from tw_ranks._reducer import sum_across  # It is for a group.
+
+        return sum_across([tensors], group=self, names=names)[0]
+
+    def broadcast(self, variables: Sequence[Any]) -> None:
+        """Gives all ranks the values of rank 0's variables.
+
+        Args:
+          variables: as ``broadcast_variables`` takes them.
+
+        Raises:
+          ValueError: as ``broadcast_variables``.
+          RankTimeoutError: a rank is missing.
+        """
+        from tw_ranks._variables import broadcast_variables
+
+        broadcast_variables(variables, group=self)
+
+    def tell(self, what: str) -> None:
+        """Tells all ranks that rank 0 has done something, and waits for nobody.
+
+        Args:
+          what: was done. What is told several times can be waited for as often.
+        """
+        if self.calls.member is not None:
+            self.calls.member.tell(what)
+
+    def wait_for(self, what: str) -> None:
+        """Waits until rank 0 has told something, once for each call.
+
+        Args:
+          what: was told.
+
+        Raises:
+          RankTimeoutError: a rank is missing, or rank 0 has told nothing within
+            ``stall_timeout_s``.
+        """
+        if self.calls.member is not None:
+            self.calls.wait_for(what)
+
+    def explain(self, message: str) -> str:
+        """Returns an error's message, and the missing ranks, if there are any.
+
+        For programs that do not wrap functions that run collectives in ``bounded``.
+
+        Args:
+          message: of the ``UnavailableError`` that a collective raises if it loses its
+            peer or is aborted.
+        """
+        missing = self.calls.find_missing(is_unavailable=True)
+        if missing is None or str(missing) in message:
+            return message
+        return "\n".join([message, str(missing), *missing.__notes__])
+
+    def leave(self, *, timeout_s: float = 5.0) -> None:
+        """Leaves the group; a process that ends leaves it automatically.
+
+        Args:
+          timeout_s: how long the others may take to complete the last exchange, and
+            rank 0 to answer; seconds.
+        """
+        if sys.exit == self._note_exit:
+            sys.exit = self._exit
+        self._stop_watching()
+        if self.calls.member is not None:
+            self._has_lost |= bool(self.calls.member.missing)
+            self.calls.member.leave(timeout_s=timeout_s)
+        if self._coordinator is not None:
+            self._coordinator.stop(timeout_s=timeout_s)
+        self.calls.member = self._coordinator = None
+
+    def _note_exit(self, status: Any = None, /) -> NoReturn:
+        """Notes the status, in place of ``sys.exit``."""
+        if threading.current_thread() is threading.main_thread():
+            self._exits = status, time.monotonic()
+        self._exit(status)
+
+    def _leave_at_exit(self, process: int) -> None:
+        """Leaves the group; reports a failure first unless the program ended well."""
+        if os.getpid() != process:
+            return
+        why, _ = self._find_failure()
+        if why and self.calls.member is not None:
+            self.calls.member.fail(why, timeout_s=2.0)
+            self._has_lost = True
+        self.leave()
+
+    def _find_failure(self) -> tuple[str, int]:
+        """Returns why the program fails, "" if it does not, and its status."""
+        error, (status, exited_s) = getattr(sys, "last_value", None), self._exits
+        has_gone_on = self.calls.moved_s > exited_s + 0.5  # Beats notice moves late.
+        if error is not None and not hasattr(sys, "ps1"):  # A prompt survives errors.
+            return f"has ended by an error of its own ({type(error).__name__})", 1
+        if status not in (None, 0) and not has_gone_on:
+            code = status if isinstance(status, int) else 1
+            return "has ended by sys.exit with an error", code
+        return "", 0
+
+    def _end_mpi(self, process: int) -> None:
+        """Ends MPI when the process ends, after this rank has left."""
+        if self.mpi is not None and os.getpid() == process:
+            self.mpi.end(
+                is_lost=self._has_lost,
+                status=self._find_failure()[1],
+                within_s=self._limits.stall_timeout_s,
+            )
+
+    def _stop_watching(self) -> None:
+        atexit.unregister(self._leave_at_exit)
+        self.has_left = True
+        if self.calls.interrupts is not None:
+            self.calls.interrupts.close()
+
+    def _forget(self) -> None:
+        """Makes a forked child drop everything that belongs to this rank.
+
+        Otherwise it would say goodbye for the rank when it exits, and keep the rank's
+        connections open after the rank is killed.
+        """
+        self._stop_watching()
+        for end in (self.calls.member, self._coordinator):
+            if end is not None:
+                end.close_sockets()
+        self.calls.member = self._coordinator = None

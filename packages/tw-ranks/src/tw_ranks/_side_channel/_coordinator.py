@@ -1,0 +1,545 @@
+"""Rank 0's end of the side channel: a thread that answers all ranks."""
+
+import contextlib
+import logging
+import selectors
+import socket
+import threading
+import time
+from dataclasses import asdict
+from typing import Any
+
+from tw_launch._addresses import split_address
+from tw_launch._channel import MAX_BYTES, LineSocket, read_as, write_line
+from tw_ranks._agreement import FOLLOWED, Exchange, find_difference
+from tw_ranks._side_channel._attendance import (
+    Attendance,
+    Deadlines,
+    Report,
+    describe_finished,
+)
+from tw_ranks._side_channel._connections import PROBE_S, Link, retry_often
+from tw_ranks._side_channel._introduction import (
+    Introduction,
+    describe_failure,
+    find_interval_s,
+)
+
+_log = logging.getLogger(__name__)
+_FIRST_KEY = 1 << 18
+"""Other users of collectives in a process (``tf.distribute``) count from 1."""
+
+_TOGETHER_S = 0.1
+"""When a machine dies, its ranks are lost one after another, but almost at once."""
+
+_ANSWER_S = 0.5
+"""How long rank 0 waits after asking all other ranks to confirm that they are there."""
+
+_PROBED_S = PROBE_S + 1.0
+"""How long rank 0 waits for what ranks see of their connections to each other."""
+
+_GREETING_S = 10.0
+_GREETING_BYTES = 1 << 16
+_LONGEST_TEXT = 1_000
+_MOST_STRANGERS = 128
+"""Connections without a greeting; the oldest makes room, and may reconnect."""
+
+_STRANGERS_SAID = 5
+
+
+class Coordinator:
+    """Rank 0's end: a thread that answers all ranks."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        size: int,
+        limits: Deadlines,
+        *,
+        own: Introduction,
+    ) -> None:
+        """Starts the thread, which closes ``listener`` when it ends.
+
+        All ranks must agree with ``own``, rank 0's.
+        """
+        self.size = size
+        self._limits = limits
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._own = own
+        self._unknown: dict[LineSocket, float] = {}
+        self._num_turned_away = 0
+        self._sockets: dict[int, LineSocket] = {}
+        self._ranks: dict[LineSocket, int] = {}  # Those of ``_sockets``.
+        self._introductions: dict[int, Introduction] = {}
+        self._is_complete = False  # All ranks have joined.
+        self._attendance = Attendance(size, limits, time.monotonic())
+        self._agreeing: dict[int, dict[int, Exchange | None]] = {}  # None: follows.
+        self._agreeing_since: dict[int, float] = {}
+        self._paired: dict[str, dict[int, Exchange]] = {}  # Named ones.
+        self._keys: dict[int | str, int] = {}
+        self._next_key = _FIRST_KEY
+        self._missing_since: float | None = None
+        self._asked_s: float | None = None
+        self._probed_s: float | None = None
+        self._warned_s: float | None = None
+        self._leaving: dict[int, float] = {}  # The latest time at which each goes.
+        self._has_followers = False  # A rank has finished, and follows the others.
+        self._must_look = self._must_ask = self._has_comer = False  # Before it waits.
+        self._ended = threading.Event()
+        self._thread = threading.Thread(
+            target=self._serve, name="tw-ranks-coordinator", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self, *, timeout_s: float) -> None:
+        """Stops the thread, and waits for it for at most ``timeout_s``."""
+        self._ended.set()
+        self._thread.join(timeout_s)
+
+    def close_sockets(self) -> None:
+        """Closes all connections in a forked child; they stay open in the parent."""
+        for line in [*self._sockets.values(), *self._unknown]:
+            line.close()
+        self._listener.close()
+
+    def _serve(self) -> None:
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        interval_s = min(find_interval_s(self._limits.timeout_s), 0.05)
+        looked_s = -interval_s
+        try:
+            while not self._ended.is_set():
+                for key, _ in self._selector.select(interval_s):
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    else:
+                        self._read(key.fileobj)
+                # A look takes as long as there are ranks: not one per message, unless
+                # each may be the answer that is awaited.
+                now_s = time.monotonic()
+                is_due = now_s - looked_s >= interval_s
+                if is_due or self._must_look or self._asked_s is not None:
+                    self._must_look, looked_s = False, now_s
+                    self._look()
+        except Exception as error:
+            _log.exception("Rank 0's thread for the side channel has ended.")
+            self._tell({0: describe_failure(error)})
+        finally:
+            self.close_sockets()
+            self._selector.close()
+
+    def _accept(self) -> None:
+        try:
+            connection = self._listener.accept()[0]
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError:  # No file descriptor is left; the connection stays pending.
+            self._ended.wait(0.05)
+            return
+        if len(self._unknown) >= _MOST_STRANGERS:
+            self._drop(next(iter(self._unknown)))
+        with contextlib.suppress(OSError):
+            line = LineSocket(connection, max_bytes=_GREETING_BYTES)
+            self._unknown[line] = time.monotonic()
+            self._selector.register(line, selectors.EVENT_READ)
+
+    def _read(self, line: Any) -> None:
+        try:
+            messages = line.receive()
+            for message in messages or ():
+                if line.fileno() >= 0:  # An earlier message may have had it dropped.
+                    self._answer(line, message)
+            if messages is not None:
+                return
+        except Exception as error:  # No peer's message may end the run of the others.
+            # A process that has said goodbye and ends, with messages unread, resets it.
+            rank = self._ranks.get(line)
+            has_left = rank is None or self._attendance.ranks[rank].left
+            _log.log(
+                logging.DEBUG if has_left else logging.WARNING,
+                "A connection to rank 0 is dropped: %r",
+                error,
+            )
+        self._drop(line)
+
+    def _drop(self, line: LineSocket) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(line)
+        self._unknown.pop(line, None)
+        rank = self._ranks.pop(line, None)
+        if rank is not None:
+            del self._sockets[rank]
+            self._must_look = True
+            if self._is_complete:
+                self._attendance.close(rank)
+            else:
+                del self._introductions[rank]  # May reconnect.
+        line.close()
+
+    def _answer(self, line: LineSocket, message: dict[str, Any]) -> None:
+        if line in self._unknown:
+            self._greet(line, message)
+            return
+        rank = self._ranks[line]
+        now_s = time.monotonic()
+        if "report" in message:
+            report = read_as(Report, message["report"])
+            self._attendance.hear(rank, report, now_s)
+            self._send(rank, {"do": "beat"})
+        if message["do"] == "agree":
+            number = message["number"]  # Name and place, if it is matched by name.
+            number = read_as(str if isinstance(number, str) else int, number)
+            exchange = read_as(Exchange | None, message["exchange"])
+            self._attendance.ranks[rank].finished = exchange is None
+            if exchange is not None and number not in self._keys:
+                self._keys[number] = self._next_key
+                self._next_key += read_as(int, message["keys"])
+            if exchange is not None and isinstance(number, str):
+                self._pair(number, rank, exchange)
+                return
+            self._agreeing.setdefault(number, {})[rank] = exchange
+            if exchange is not None:
+                self._agreeing_since.setdefault(number, now_s)
+            self._has_followers = self._has_followers or exchange is None
+            if self._has_followers or len(self._agreeing[number]) == self.size:
+                self._agree(number)
+                self._tell_followers()
+        if message["do"] == "unfollow":
+            self._agreeing.get(read_as(int, message["number"]), {}).pop(rank, None)
+        if message["do"] == "tell":
+            self._send_all({"do": "told", "what": read_as(str, message["what"])})
+        if message["do"] == "bye" and self._is_complete:
+            self._attendance.leave(rank)
+            self._leaving[rank] = now_s + float(message["wait_s"])
+            self._must_look = self._must_ask = True
+        if message["do"] == "links":
+            links = read_as(dict[str, Link], message["links"])
+            found = {int(peer): link for peer, link in links.items()}
+            self._attendance.ranks[rank].links = found
+            self._must_look = True
+        if message["do"] == "failed":
+            self._attendance.ranks[rank].failed = True
+            self._have_probed(now_s)
+        if message["do"] == "lost":
+            self._attendance.fail(rank, str(message["why"]))
+            # It will have ended before the others could be asked.
+            self._missing_since, self._asked_s = now_s - _TOGETHER_S, now_s - _ANSWER_S
+            self._must_look = True
+            if rank != 0 and message.get("ends"):  # Rank 0 must inform all first.
+                self._send(rank, {"do": "bye"})
+
+    def _greet(self, line: LineSocket, message: dict[str, Any]) -> None:
+        """Admits a rank, or replies why not."""
+        if message["do"] == "knock":
+            self._hear_knock(line, message)
+            return
+        may_come_again = False
+        try:
+            comer = _read_introduction(message)
+        except ValueError as error:
+            refusal = f"rank 0 takes this for no rank of its tw-ranks: {error}"
+        else:
+            may_come_again = self._may_come_again(comer)
+            refusal = self._find_refusal(comer)
+        if not refusal:
+            self._welcome(line, comer)
+            return
+        self._num_turned_away += 1
+        if self._num_turned_away <= _STRANGERS_SAID:
+            _log.warning("Rank 0 turned a connection away: %s.", refusal)
+        told = {"do": "refused", "why": refusal, "again": may_come_again}
+        with contextlib.suppress(OSError):  # No one waits for it.
+            line.send(told, timeout_s=0.0)
+        self._drop(line)
+
+    def _hear_knock(self, line: LineSocket, message: dict[str, Any]) -> None:
+        """Answers a rank whose own connection is silent, though it still exists."""
+        comer = _read_introduction(message)
+        known = self._introductions.get(comer.rank)
+        if self._is_complete and comer.rank in self._sockets and comer == known:
+            report = read_as(Report, message["report"])
+            self._attendance.hear(comer.rank, report, time.monotonic())
+            line.send({"do": "beat"}, timeout_s=0.0)
+
+    def _welcome(self, line: LineSocket, comer: Introduction) -> None:
+        del self._unknown[line]
+        line.max_bytes = MAX_BYTES
+        retry_often(line.connection, 2 * self._limits.timeout_s)
+        self._sockets[comer.rank], self._ranks[line] = line, comer.rank
+        self._introductions[comer.rank] = comer
+        if len(self._introductions) < self.size:
+            self._has_comer = True
+            return
+        self._is_complete = True
+        self._attendance = Attendance(self.size, self._limits, time.monotonic())
+        ranks = [asdict(self._introductions[rank]) for rank in range(self.size)]
+        self._send_all({"do": "welcome", "ranks": ranks})
+
+    def _may_come_again(self, comer: Introduction) -> bool:
+        """Whether this group is about to make room for the newcomer's.
+
+        It is if the newcomer belongs to a later start of the same run, or replaces a
+        lost rank.
+        """
+        if comer.run != self._own.run:
+            return False
+        is_later = comer.start > self._own.start
+        is_lost = self._is_complete and comer.rank not in self._sockets
+        return is_later or (is_lost and 0 <= comer.rank < self.size == comer.size)
+
+    def _find_refusal(self, comer: Introduction) -> str:
+        own = self._own
+        if (comer.run, comer.start) != (own.run, own.start):
+            return _describe_other_run(own, comer)
+        if self._is_complete:
+            return (
+                f"the ranks are complete, and {comer.task} comes too late as rank "
+                f"{comer.rank}; a rank that was lost comes back when all start again"
+            )
+        if comer.size != self.size:
+            return (
+                f"rank 0 expects {self.size} ranks, rank {comer.rank} ({comer.task}) "
+                f"{comer.size}"
+            )
+        if not 0 <= comer.rank < self.size:
+            return f"rank must be 0 to {self.size - 1}; {comer.task} has {comer.rank}"
+        other = self._introductions.get(comer.rank)
+        if other is None and comer.rank == 0 and comer != own:
+            other = own
+        if other is not None:
+            return f"{other.task} and {comer.task} both are rank {comer.rank}"
+        for name, version in own.versions.items():
+            if comer.versions.get(name) != version:
+                return (
+                    f"rank 0 ({own.task}) has {name} {version}, rank {comer.rank} "
+                    f"({comer.task}) {comer.versions.get(name)}"
+                )
+        return ""
+
+    def _agree(self, number: int) -> None:
+        brought = self._agreeing[number]
+        described = _find_described(brought)
+        if described or len(brought) == self.size:
+            first = next(map(asdict, described.values()), None)
+            for rank in set(brought) - set(described):
+                told = {"do": "followed", "number": number, "exchange": first}
+                self._send(rank, told)
+        if len(described) < self.size:
+            return
+        del self._agreeing[number], self._agreeing_since[number]
+        key, difference = self._keys.pop(number), find_difference(described)
+        told = {"do": "agreed", "number": number, "key": key, "why": difference}
+        for rank in reversed(range(self.size)):  # As to all.
+            is_renamed = not difference and described[rank] != described[0]
+            names = [t.name for t in described[0].tensors] if is_renamed else []
+            self._send(rank, {**told, "names": names})
+
+    def _pair(self, name: str, rank: int, exchange: Exchange) -> None:
+        """Compares a named exchange with other ranks' descriptions under its name.
+
+        No rank waits: ranks that build named exchanges in different orders would wait
+        for each other. A rank that has gone on cannot finish an exchange without the
+        ranks that have not described it.
+        """
+        described = self._paired.setdefault(name, {})
+        described[rank] = exchange
+        is_same = exchange == next(iter(described.values()))  # As all others are.
+        difference = "" if is_same else find_difference(described)
+        told = {"do": "agreed", "number": name, "key": self._keys[name]}
+        for other in described if difference else ():
+            if other != rank:
+                self._send(other, {"do": "missing", "missing": {rank: difference}})
+        self._send(rank, {**told, "why": difference})
+        if len(described) == self.size:
+            del self._paired[name], self._keys[name]
+        if self._has_followers:
+            self._tell_followers()
+
+    def _tell_followers(self) -> None:
+        """Hands named exchanges to following ranks that have not described them."""
+        for number, brought in self._agreeing.items():
+            for rank in set(brought) - set(_find_described(brought)):
+                for described in self._paired.values():
+                    if rank not in described:
+                        one = asdict(next(iter(described.values())))
+                        told = {"do": "followed", "number": number, "exchange": one}
+                        self._send(rank, told)
+
+    def _look(self) -> None:
+        """Drops connections without a greeting, and reports missing ranks to all."""
+        now_s = time.monotonic()
+        for line, since_s in list(self._unknown.items()):
+            if now_s - since_s > _GREETING_S:
+                self._drop(line)
+        if not self._is_complete:
+            if self._has_comer:
+                absent = sorted(set(range(self.size)) - set(self._introductions))
+                self._send_all({"do": "wait", "absent": absent})
+                self._has_comer = False
+            return
+        self._let_go(now_s)
+        awaited = {
+            rank
+            for brought in self._agreeing.values()
+            if brought
+            for rank in range(self.size)
+            if brought.get(rank) is None
+        }
+        missing = self._attendance.find_missing(now_s, awaited) or self._find_unasked(
+            now_s, self._limits.first_timeout_s
+        )
+        if not missing:
+            self._missing_since = None
+            self._warn(now_s)
+        elif self._missing_since is None:
+            self._missing_since = now_s
+        elif now_s - self._missing_since >= _TOGETHER_S and self._have_answered(now_s):
+            limit_s = self._limits.stall_timeout_s
+            doubts_links = self._attendance.doubts_links(now_s, limit_s)
+            if not doubts_links or self._have_probed(now_s):
+                self._tell(missing)
+                self._ended.set()
+
+    def _let_go(self, now_s: float) -> None:
+        """Answers goodbyes once all others have completed their last exchange.
+
+        Data that a process has sent in it may still be in that process's memory.
+        """
+        slowest = self._attendance.find_slowest() if self._leaving else 0
+        for rank, until_s in list(self._leaving.items()):
+            completed = self._attendance.ranks[rank].report.completed
+            if now_s < until_s and slowest < completed:  # By the latest reports.
+                if self._must_ask:
+                    self._send_all({"do": "report"})
+                    self._must_ask = False
+                continue
+            del self._leaving[rank]
+            self._send(rank, {"do": "bye"})
+            if rank == 0:  # This thread is about to end with it.
+                entered = self._attendance.ranks[0].report.entered
+                self._send_all({"do": "over", "entered": entered})
+
+    def _warn(self, now_s: float) -> None:
+        """Warns all ranks about those that report, but hold the others up."""
+        warning_s, limit_s = self._limits.warning_s, self._limits.stall_timeout_s
+        slow = self._attendance.find_slow(now_s)
+        if not slow:
+            slow = self._find_unasked(now_s, warning_s)
+            limit_s = self._limits.first_timeout_s
+        if not slow:
+            self._warned_s = self._asked_s = None
+            if not self._attendance.has_failed:
+                self._probed_s = None
+        elif self._warned_s is None or now_s - self._warned_s >= warning_s:
+            if not self._have_answered(now_s):
+                return
+            doubts_links = self._attendance.doubts_links(now_s, warning_s)
+            if doubts_links and not self._have_probed(now_s):
+                return
+            self._warned_s, self._asked_s, self._probed_s = now_s, None, None
+            states = self._attendance.describe(now_s)
+            told = {rank: f"{slow[rank]}; it {states[rank]}" for rank in slow}
+            self._send_all({"do": "slow", "slow": told, "limit_s": limit_s})
+
+    def _tell(self, missing: dict[int, str]) -> None:
+        """Reports to all ranks which are missing, and where every rank is."""
+        self._send_all(
+            {
+                "do": "missing",
+                "missing": missing,
+                "states": self._attendance.describe(time.monotonic()),
+                "arrived": self._attendance.find_arrived(),
+            }
+        )
+
+    def _have_answered(self, now_s: float) -> bool:
+        """Whether all ranks but those gone have reported since they were asked.
+
+        Ranks that fall silent together pass the deadline one after another, and a
+        killed process keeps its connections until the kernel has ended it. The others
+        tell the line that they are in.
+        """
+        if self._asked_s is None:
+            self._asked_s = now_s
+            self._send_all({"do": "report"})
+        is_late = now_s - self._asked_s >= _ANSWER_S
+        return is_late or not self._attendance.find_unheard(self._asked_s, now_s)
+
+    def _have_probed(self, now_s: float) -> bool:
+        """Whether all ranks have looked at their connections since they were asked."""
+        if self._probed_s is None:
+            self._probed_s = now_s
+            self._attendance.forget_links()
+            self._send_all({"do": "probe"})
+        return now_s - self._probed_s >= _PROBED_S or self._attendance.has_links
+
+    def _find_unasked(self, now_s: float, limit_s: float) -> dict[int, str]:
+        """Finds ranks that have not described a collective that others wait for."""
+        for number, since_s in self._agreeing_since.items():
+            brought = self._agreeing[number]
+            kinds = {rank: one.kind for rank, one in _find_described(brought).items()}
+            needing_all = [rank for rank in kinds if kinds[rank] not in FOLLOWED]
+            finished = [rank for rank in brought if rank not in kinds]
+            if needing_all and finished:
+                waiting = min(needing_all)
+                told = describe_finished(waiting, repr(kinds[waiting]))
+                return dict.fromkeys(finished, told)
+            if now_s - since_s >= limit_s:
+                kind = next(iter(kinds.values()))
+                return {
+                    rank: f"has not come to {kind!r} for {now_s - since_s:.1f} s, to "
+                    f"which rank {min(kinds)} has"
+                    for rank in range(self.size)
+                    if rank not in kinds
+                }
+        return {}
+
+    def _send_all(self, message: dict[str, Any]) -> None:
+        """Sends to all, last to rank 0, whose process may end by what it hears."""
+        written = write_line(message)
+        for rank in sorted(self._sockets, reverse=True):
+            self._send_line(rank, written)
+
+    def _send(self, rank: int, message: dict[str, Any]) -> None:
+        self._send_line(rank, write_line(message))
+
+    def _send_line(self, rank: int, written: bytes) -> None:
+        """Sends a message; a rank that does not take it at once is lost."""
+        line = self._sockets.get(rank)
+        if line is not None:
+            try:
+                line.send_line(written, timeout_s=0.2)
+            except OSError:
+                self._drop(line)
+
+
+def _find_described(brought: dict[int, Exchange | None]) -> dict[int, Exchange]:
+    """Returns the descriptions by rank, leaving out ranks that follow."""
+    return {rank: one for rank, one in brought.items() if one is not None}
+
+
+def _read_introduction(message: dict[str, Any]) -> Introduction:
+    """Reads a greeting, which any peer may send; raises ValueError."""
+    comer: Introduction = read_as(Introduction, message.get("hello"))
+    if comer.address:
+        split_address(comer.address)
+    for text in (comer.task, comer.machine, comer.run, *comer.versions.values()):
+        if len(text) > _LONGEST_TEXT or not text.isprintable():
+            raise ValueError(f"what came is no name: {text[:60]!r}")
+    return comer
+
+
+def _describe_other_run(own: Introduction, comer: Introduction) -> str:
+    """Explains why a rank of another run, or of another start of it, is refused."""
+    if comer.run == own.run:
+        return (
+            f"rank {comer.rank} ({comer.task}) is of start {comer.start} of {own.run}, "
+            f"but rank 0 ({own.task}) of start {own.start}; end the one of the lower "
+            "start, which is left over"
+        )
+    return (
+        f"rank {comer.rank} ({comer.task}) is of {comer.run or 'no named run'}, but "
+        f"rank 0 ({own.task}) is of {own.run or 'no named run'}; give each job a "
+        "coordinator address of its own, and all ranks of one job the same TW_RUN_ID"
+    )

@@ -1,0 +1,543 @@
+"""Who is missing: the rules, from what ranks say of themselves, without processes."""
+
+import sys
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tw_ranks._side_channel._attendance import (
+    Attendance,
+    Deadlines,
+    Report,
+    describe_missing,
+    describe_slow,
+)
+from tw_ranks._side_channel._connections import Link
+
+LIMITS = Deadlines(10.0, 100.0, stall_timeout_s=40.0, warning_s=5.0)
+
+
+def attendance(size=3):
+    return Attendance(size, LIMITS, now_s=0.0)
+
+
+def all_say(found, now_s, *entered, completed=None):
+    for rank, count in enumerate(entered):
+        done = count if completed is None else completed[rank]
+        found.hear(rank, Report(entered=count, completed=done), now_s)
+
+
+def test_nobody_is_missing_at_first():
+    assert attendance().find_missing(9.9) == {}
+
+
+def test_silent_ranks_are_missing_from_the_deadline_on():
+    found = attendance()
+    found.hear(1, Report(), 5.0)
+    assert found.find_missing(9.9) == {}
+    assert sorted(found.find_missing(10.0)) == [0, 2]
+    assert "silent for 10.0 s" in found.find_missing(10.0)[0]
+
+
+def test_a_closed_connection_is_missing_at_once():
+    found = attendance()
+    found.close(2)
+    assert list(found.find_missing(0.0)) == [2]
+
+
+def test_who_answers_and_stays_behind_is_warned_of_and_has_the_longer_deadline():
+    found = attendance()
+    all_say(found, 1.0, 5, 5, 5)
+    all_say(found, 2.0, 6, 5, 6)
+    for now_s in (6.9, 7.0, 16.0, 25.0, 34.0, 41.9):
+        all_say(found, now_s, 6, 5, 6)
+        assert found.find_missing(now_s) == {}
+        assert list(found.find_slow(now_s)) == ([1] if now_s >= 7.0 else [])
+    all_say(found, 42.0, 6, 5, 6)
+    assert found.find_missing(42.0) == {
+        1: "has not entered collective 6 for 40.0 s, which others have"
+    }
+
+
+def test_who_stays_behind_and_falls_silent_has_the_short_deadline():
+    found = attendance()
+    all_say(found, 1.0, 6, 5, 6)
+    for rank in (0, 2):
+        found.hear(rank, Report(6, 5), 11.0)
+    assert found.find_missing(11.0) == {1: "has been silent for 10.0 s"}
+
+
+def test_who_comes_late_is_not_warned_of_any_more():
+    found = attendance(2)
+    all_say(found, 1.0, 6, 5)
+    all_say(found, 9.0, 6, 5)
+    assert list(found.find_slow(9.0)) == [1]
+    all_say(found, 9.5, 6, 6)
+    assert found.find_slow(9.5) == {}
+
+
+def test_the_first_collective_has_a_deadline_of_its_own():
+    found = attendance()
+    for now_s in (1.0, 50.0, 99.0, 100.9):
+        all_say(found, now_s, 1, 0, 1, completed=[0, 0, 0])
+        assert found.find_missing(now_s) == {}
+    all_say(found, 101.0, 1, 0, 1, completed=[0, 0, 0])
+    assert list(found.find_missing(101.0)) == [1]
+
+
+def test_who_has_just_traced_has_the_longer_deadline():
+    found = attendance(2)
+    found.hear(0, Report(entered=5, completed=4), 0.0)
+    for now_s in (0.0, 40.0, 99.0):
+        found.hear(1, Report(entered=4, completed=4, traced=4), now_s)
+        found.hear(0, Report(entered=5, completed=4), now_s)
+        assert found.find_missing(now_s) == {}
+
+
+def test_who_catches_up_starts_anew():
+    found = attendance(2)
+    all_say(found, 0.0, 3, 1)
+    all_say(found, 9.0, 3, 2)  # Still behind, but it moves.
+    all_say(found, 48.0, 3, 2)
+    assert found.find_missing(48.0) == {}
+    all_say(found, 49.0, 3, 2)
+    assert list(found.find_missing(49.0)) == [1]
+
+
+def test_a_rank_that_left_is_missing_when_others_wait_for_it():
+    found = attendance(2)
+    all_say(found, 0.0, 4, 4)
+    found.leave(1)
+    found.close(1)
+    assert found.find_missing(1_000.0).get(1) is None
+    found.hear(0, Report(entered=5, completed=4), 1_000.0)
+    assert "has ended" in found.find_missing(1_000.0)[1]
+
+
+def test_a_rank_that_left_is_missing_when_others_wait_to_agree_with_it():
+    """Before the first collective none is behind."""
+    found = attendance(2)
+    found.leave(1)
+    found.close(1)
+    assert found.find_missing(0.0) == {}
+    assert found.find_missing(0.0, awaited={1}) == {
+        1: "has ended, and others wait for it"
+    }
+    assert found.find_missing(0.0, awaited={0}) == {}
+
+
+@pytest.mark.parametrize("then", [Attendance.close, Attendance.leave])
+def test_who_says_that_it_fails_is_missing_at_once_and_stays_so(then):
+    found = attendance()
+    found.fail(2, "has ended by an error")
+    then(found, 2)
+    assert found.find_missing(0.0) == {2: "has ended by an error"}
+
+
+def test_all_inside_and_none_gets_out():
+    found = attendance(2)
+    all_say(found, 0.0, 7, 7, completed=[6, 7])
+    for now_s in (4.9, 5.0, 14.0, 23.0, 32.0, 39.9):
+        all_say(found, now_s, 7, 7, completed=[6, 7])
+        assert found.find_missing(now_s) == {}
+        assert list(found.find_slow(now_s)) == ([0] if now_s >= 5.0 else [])
+    all_say(found, 40.0, 7, 7, completed=[6, 7])
+    assert list(found.find_missing(40.0)) == [0]
+    assert found.find_missing(40.0)[0] == (
+        "has been inside collective 7 for 40.0 s, which all have entered: a connection "
+        "between ranks is lost or slow"
+    )
+
+
+def test_ranks_inside_of_different_collectives_are_told_apart():
+    found = attendance(3)
+    for rank, inside in enumerate(["a sum", "a sum", "a broadcast"]):
+        found.hear(rank, Report(7, 6, inside=inside), 0.0)
+    says = (
+        "has been inside {!r}, its collective 7, for 5.0 s, and others inside another "
+        "one: the programs of the ranks differ"
+    )
+    assert found.find_slow(5.0) == {
+        0: says.format("a sum"),
+        1: says.format("a sum"),
+        2: says.format("a broadcast"),
+    }
+
+
+def test_what_ranks_are_inside_of_counts_more_than_what_they_traced_last():
+    found = attendance(2)
+    for rank, what in enumerate(["a sum of w", "a sum of v"]):
+        found.hear(rank, Report(7, 6, inside="a sum", what=what), 0.0)
+    assert "inside a sum of w, its collective 7" in found.find_slow(5.0)[0]
+    found = attendance(2)
+    for rank, inside in enumerate(["a sum", "a broadcast"]):
+        found.hear(rank, Report(7, 6, inside=inside, what="a sum of w"), 0.0)
+    assert "a connection between ranks is lost or slow" in found.find_slow(5.0)[0]
+
+
+def test_the_last_exchange_is_over_when_all_who_are_left_have_completed_it():
+    found = attendance(5)
+    all_say(found, 0.0, 3, 3, 3, 2, 3, completed=[3, 2, 2, 2, 2])
+    assert found.find_slowest() == 2
+    found.leave(2)
+    found.close(3)
+    found.fail(4, "has ended by an error")
+    assert found.find_slowest() == 2
+    found.hear(1, Report(3, 3), 1.0)
+    assert found.find_slowest() == 3
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_who_is_held_up_inside_a_collective_does_not_stay_behind(is_silent):
+    """Rank 2 is lost in collective 5, of which ranks 0 and 3 have their results."""
+    found = attendance(4)
+    all_say(found, 0.9, 5, 5, 5, 5, completed=[4, 4, 4, 4])
+    for now_s in (1.0, 5.0, 14.0, 23.0, 32.0, 41.0):
+        for rank, (entered, completed) in {0: (6, 5), 1: (5, 4), 3: (6, 5)}.items():
+            found.hear(rank, Report(entered, completed), now_s)
+        if not is_silent:
+            found.hear(2, Report(6, 5), now_s)
+    missing = found.find_missing(41.0)
+    if is_silent:
+        assert list(missing) == [2]
+        assert "silent" in missing[2]
+    else:  # Nobody is silent: something between ranks is lost.
+        assert list(missing) == [1]
+        assert "has been inside collective 5" in missing[1]
+
+
+def test_who_waits_for_one_that_is_gone_does_not_stay_behind():
+    """Rank 1 waits, outside, for what it and rank 2 are to agree on."""
+    found = attendance()
+    all_say(found, 0.0, 3, 3, 3)
+    for now_s in (0.0, 8.0, 200.0):
+        found.hear(0, Report(entered=4, completed=3), now_s)
+        found.hear(1, Report(entered=3, completed=3), now_s)
+    assert list(found.find_missing(200.0)) == [2]
+
+
+def test_the_unheard_are_those_that_said_nothing_since():
+    found = attendance(4)
+    all_say(found, 3.0, 1, 1, 1, 1)
+    found.hear(1, Report(), 5.0)
+    found.leave(3)
+    assert found.find_unheard(3.0, 5.0) == []
+    assert found.find_unheard(4.0, 5.0) == [0, 2]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.floats(0.01, 2.0), st.booleans()), max_size=80
+    )
+)
+def test_ranks_that_speak_and_move_are_never_missing(moves):
+    """Whoever speaks within the deadline, and follows the others in time, is there."""
+    found, counts, now_s = attendance(), [0, 0, 0], 0.0
+    behind_s = [0.0, 0.0, 0.0]  # For how long others have been ahead.
+    for mover, later_s, moves_on in moves:
+        now_s += later_s
+        for rank in range(3):
+            is_behind = counts[rank] < max(counts)
+            behind_s[rank] = behind_s[rank] + later_s if is_behind else 0.0
+            # A collective ends when all have entered it; none may wait for too long.
+            may_move = counts[rank] == min(counts)
+            if (rank == mover and moves_on and may_move) or behind_s[rank] > 5.0:
+                counts[rank] += 1
+                behind_s[rank] = 0.0
+        for rank in range(3):
+            found.hear(rank, Report(counts[rank], min(counts)), now_s)
+        if min(counts):  # Before the first, nobody moves for longer than the deadline.
+            stuck = len(set(counts)) == 1
+            assert stuck or found.find_missing(now_s) == {}
+
+
+@given(st.integers(0, 2), st.floats(10.0, 1e6))
+def test_one_that_falls_silent_is_found_and_only_that_one(victim, later_s):
+    found = attendance()
+    all_say(found, 0.0, 3, 3, 3)
+    for rank in {0, 1, 2} - {victim}:
+        found.hear(rank, Report(entered=3, completed=3), later_s)
+    assert list(found.find_missing(later_s)) == [victim]
+
+
+def test_the_sentence_names_all():
+    text = describe_missing({2: "is gone", 0: "is silent"}, ["a", "b", "c"], own=1)
+    assert text == (
+        "rank 1 of 3 cannot go on and ends: rank 0 (a) is silent; rank 2 (c) is gone"
+    )
+
+
+def test_the_warning_names_all_and_says_how_long_they_are_waited_for():
+    text = describe_slow({1: "is late"}, ["a", "b"], own=0, limit_s=600.0)
+    assert text == (
+        "rank 0 of 2 reports a stall: rank 1 (b) is late. A rank that answers is "
+        "waited for up to 600 s."
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_attendance_knows_every_rank(size):
+    assert len(attendance(size).ranks) == size
+
+
+def test_what_every_rank_is_inside_of_is_told_with_when_it_last_moved():
+    found = attendance(4)
+    all_say(found, 1.0, 5, 5, 5, 5)
+    found.hear(0, Report(entered=6, completed=5, inside="the sum"), 2.0)
+    found.hear(2, Report(entered=6, completed=5, at="train.evaluate:47"), 3.0)
+    found.hear(3, Report(entered=5, completed=5), 4.0)
+    found.leave(3)
+    found.close(1)
+    assert found.find_arrived() == [0, 2]
+    assert found.describe(5.0) == {
+        0: "is inside collective 6 (traced last: 'the sum') for 3.0 s; heard 3.0 s ago",
+        1: "is outside, 5 collectives completed, for 4.0 s; heard 4.0 s ago; its "
+        "connection has closed",
+        2: "is inside collective 6 for 2.0 s; heard 2.0 s ago; main thread in "
+        "train.evaluate:47",
+        3: "has left after 5 collectives",
+    }
+
+
+SUM, LOSS = ("'an allreduce' of sum", "'an allreduce' of loss")
+
+
+def in_collective(found, rank, now_s, number, what, order=""):
+    inside = Report(entered=4, completed=3, number=number, what=what, order=order)
+    found.hear(rank, inside, now_s)
+
+
+def test_ranks_in_different_collectives_are_named_with_both():
+    found = attendance()
+    for tenth in range(20):
+        in_collective(found, 0, tenth / 2, 7, SUM)
+        in_collective(found, 1, tenth / 2, 9, LOSS)
+        in_collective(found, 2, tenth / 2, 7, SUM)
+        missing = found.find_missing(tenth / 2)
+        assert bool(missing) == (tenth >= 2)
+    assert list(missing) == [1]
+    assert f"is in {LOSS}, rank 0 in {SUM}" in missing[1]
+
+
+@pytest.mark.parametrize("second", [(7, ""), (0, ""), (9, "loss")])
+def test_ranks_that_can_still_meet_are_not_named(second):
+    found = attendance(2)
+    for now_s in range(9):
+        in_collective(found, 0, now_s, 7, SUM)
+        in_collective(found, 1, now_s, second[0], LOSS, second[1])
+        assert found.find_missing(now_s) == {}
+
+
+def test_an_old_report_is_compared_with_none():
+    """A rank that is not heard for a while may have gone on with the others."""
+    found = attendance(2)
+    for now_s in range(3):
+        in_collective(found, 0, now_s, 7, SUM)
+    for now_s in range(3, 9):
+        in_collective(found, 1, now_s, 9, LOSS)
+        assert found.find_missing(now_s) == {}
+
+
+def test_one_name_is_described_alike():
+    found = attendance(2)
+    for now_s in range(3):
+        in_collective(found, 0, now_s, 7, SUM, "loss")
+        in_collective(found, 1, now_s, 9, LOSS, "loss")
+    assert sorted(found.find_missing(2)) == [1]
+
+
+def test_a_finished_rank_is_missing_where_all_are_needed():
+    found = attendance(2)
+    found.ranks[1].finished = True
+    found.hear(0, Report(entered=1), 1.0)
+    assert found.find_missing(1.0) == {}
+    found.hear(0, Report(entered=2, needing_all=1), 1.0)
+    [(missing, why)] = found.find_missing(1.0).items()
+    assert missing == 1
+    assert "rank 0 has come to a collective, which needs all ranks" in why
+
+
+@example([(n % 4, 1 + n % 3) for n in range(500)])  # Of which it forgets.
+@example([(n % 3, 1) for n in range(500)])
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 3)), max_size=300))
+def test_a_rank_is_behind_from_the_first_report_of_one_that_is_ahead(moves):
+    """As by comparing all ranks with the front at each report."""
+    found, behind_s = attendance(4), [None] * 4
+    for now_s, (rank, more) in enumerate(moves, start=1):
+        before = [other.report.entered for other in found.ranks]
+        found.hear(rank, Report(max(0, before[rank] + more)), now_s)
+        entered = [other.report.entered for other in found.ranks]
+        for other in range(4):
+            if entered[other] == max(entered):
+                behind_s[other] = None
+            elif behind_s[other] is None or entered[other] != before[other]:
+                behind_s[other] = now_s
+        assert [found._find_behind_s(other) for other in found.ranks] == behind_s
+
+
+def count_lines(size):
+    """Counts the lines that run for the beats and looks of a quarter of a second."""
+    found, lines = attendance(size), 0
+
+    def trace(frame, event, _):
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for look in range(5):
+            for rank in range(look, size, 5):
+                found.hear(rank, Report(look * size + rank + 1, 0), look / 20)
+            found.find_missing(look / 20)
+            found.find_slow(look / 20)
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+def test_the_work_grows_with_the_ranks_and_not_with_their_square():
+    assert count_lines(400) < 5 * count_lines(100)
+
+
+def stuck(links, size=4, **completed):
+    """Ranks inside of collective 5, that have looked at their connections."""
+    found = attendance(size)
+    for rank in range(size):
+        done = completed.get(f"rank_{rank}", 4)
+        found.hear(rank, Report(entered=5, completed=done), 1.0)
+        found.hear(rank, Report(entered=5, completed=done), 40.0)
+        found.ranks[rank].links = links.get(rank, {})
+    return found
+
+
+SILENT = Link("a does not answer b (a:1: timed out)")
+
+
+def test_of_two_ranks_that_do_not_reach_each_other_both_are_named_and_no_others():
+    found = stuck({1: {0: Link(), 2: SILENT, 3: Link()}, 2: {1: SILENT, 0: Link()}})
+    assert found.doubts_links(41.0, 40.0)
+    assert found.has_links
+    assert found.find_missing(41.0) == {
+        1: "has been inside collective 5 for 40.0 s and does not reach rank 2: "
+        f"{SILENT.fault}",
+        2: "has been inside collective 5 for 40.0 s and waits for rank 1: "
+        f"{SILENT.fault}",
+    }
+    assert list(found.find_slow(6.0)) == [1, 2]
+    found.forget_links()
+    assert not found.has_links
+    assert list(found.find_missing(41.0)) == [0, 1, 2, 3]
+
+
+def test_who_is_reached_in_one_direction_alone_is_named_too():
+    found = stuck({2: {1: SILENT}})
+    missing = found.find_missing(41.0)
+    assert list(missing) == [1, 2]
+    assert missing[1] == f"is not reached by rank 2: {SILENT.fault}"
+
+
+def test_of_several_connections_the_rank_that_all_have_is_named():
+    found = stuck({0: {3: SILENT}, 2: {3: SILENT}})
+    missing = found.find_missing(41.0)
+    assert missing == {
+        3: f"is not reached by rank 0: {SILENT.fault}, and is not reached by rank 2: "
+        f"{SILENT.fault}"
+    }
+
+
+def test_a_connection_that_the_ring_does_not_need_is_not_blamed():
+    parted = {0: {2: SILENT}, 2: {0: SILENT}}
+    assert list(stuck(parted).find_missing(41.0)) == [0, 2]  # For want of a better.
+    assert list(stuck({**parted, 1: {2: SILENT}}).find_missing(41.0)) == [1, 2]
+
+
+def test_the_ring_has_ranks_in_the_order_of_their_names():
+    """TensorFlow sorts tasks by name: 0, 1, 10, 11, 2, ..."""
+    found = stuck({11: {2: SILENT, 10: SILENT, 5: SILENT}}, size=12)
+    missing = found.find_missing(41.0)
+    assert list(missing) == [11]
+    assert "waits for rank 10" in missing[11]
+    assert "does not reach rank 2" in missing[11]
+    assert "rank 5" not in missing[11]
+
+
+def test_the_ends_of_a_slow_connection_are_named_though_one_is_through():
+    slow, idle = Link("", 9_800.0), Link("", 12.0)
+    found = stuck({0: {1: idle, 2: slow}, 1: {0: idle}}, size=3, rank_2=5)
+    assert found.find_slow(6.0) == {
+        0: "is at the connection that collective 5 waits for: it receives 9.8 kB/s "
+        "from rank 2",
+        2: "is at the connection that collective 5 waits for: rank 0 receives 9.8 kB/s "
+        "from it",
+    }
+
+
+def test_who_is_at_all_slow_connections_is_named_alone():
+    slow = Link("", 9_800.0)
+    found = stuck({0: {3: slow}, 3: {2: slow}})
+    assert list(found.find_slow(6.0)) == [3]
+
+
+def test_where_all_connections_are_in_use_none_is_slow():
+    busy = Link("", 1e8)
+    found = stuck({0: {2: busy}, 1: {0: busy}, 2: {1: busy}}, size=3)
+    assert all("which all have entered" in why for why in found.find_slow(6.0).values())
+    assert list(found.find_slow(6.0)) == [0, 1, 2]
+
+
+def test_a_failed_collective_names_the_pair_at_once_and_not_once_it_goes_on():
+    found = stuck({2: {1: SILENT}, 1: {2: SILENT}})
+    found.hear(3, Report(entered=6, completed=5), 40.0)
+    assert found.find_missing(40.5) == {}
+    found.ranks[2].failed = True
+    assert found.has_failed
+    assert found.find_missing(40.5) == {
+        1: f"does not reach rank 2: {SILENT.fault}",
+        2: f"waits for rank 1: {SILENT.fault}",
+    }
+    found.close(0)  # Whose connections nobody needs to look at.
+    assert list(found.find_missing(40.5)) == [0]
+    assert not found.doubts_links(40.5, 40.0)
+    found.hear(2, Report(entered=6, completed=5), 41.0)
+    assert not found.has_failed
+
+
+def test_an_older_report_over_another_connection_is_ignored():
+    found = attendance()
+    found.hear(1, Report(entered=3, completed=3, made=9), 2.0)
+    found.hear(1, Report(entered=1, completed=1, made=4), 3.0)
+    assert found.ranks[1].report.entered == 3
+    assert found.ranks[1].heard_s == 2.0
+
+
+@pytest.mark.parametrize("ends_by", ["closing", "failing"])
+def test_of_a_rank_that_is_lost_after_an_outage_this_is_told(ends_by):
+    found = attendance()
+    found.hear(1, Report(), 1.0)
+    found.hear(1, Report(), 5.5)
+    if ends_by == "closing":
+        found.close(1)
+    else:
+        found.fail(1, "has ended by an error")
+    told = "; it was silent for 4.5 s before: its process had stopped, or its network"
+    assert told in found.find_missing(5.9)[1]
+    found.hear(0, Report(), 20.0)
+    found.hear(2, Report(), 20.0)
+    found.ranks[1].heard_s = 20.0
+    assert "silent" not in found.find_missing(20.0)[1]
+
+
+def test_rank_0_without_any_other_rank_says_that_it_may_be_cut_off():
+    found, itself = attendance(), "so rank 0 may be cut off itself"
+    found.hear(0, Report(), 10.0)
+    assert all(itself in why for why in found.find_missing(10.0).values())
+    assert list(found.find_missing(10.0)) == [1, 2]
+    found.close(2)
+    assert all(itself not in why for why in found.find_missing(10.0).values())
+    found = attendance()
+    found.hear(0, Report(), 10.0)
+    found.hear(2, Report(), 10.0)
+    assert found.find_missing(10.0) == {1: "has been silent for 10.0 s"}

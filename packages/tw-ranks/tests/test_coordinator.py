@@ -1,0 +1,510 @@
+"""Rank 0's end of the side channel, and ranks that are lost almost at once."""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import resource
+import socket
+import struct
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rank_faults import NOISES, send_raw
+
+from tw_launch._channel import LineSocket
+from tw_ranks._agreement import Exchange
+from tw_ranks._side_channel import _member
+from tw_ranks._side_channel._attendance import Attendance, Deadlines, Report
+from tw_ranks._side_channel._coordinator import _FIRST_KEY, Coordinator
+from tw_ranks._side_channel._introduction import Introduction
+from tw_ranks._side_channel._member import Member
+
+LIMITS = Deadlines(timeout_s=1.5, first_timeout_s=30.0, warning_s=0.3)
+SIZE = 4
+
+
+class HandDriven:
+    """A rank that says only what a test has it say."""
+
+    def __init__(self, address, own):
+        self.line = LineSocket(socket.create_connection(address, 10))
+        self.line.send({"do": "hello", "hello": asdict(own)}, timeout_s=10)
+
+    def beat(self, *counts):
+        report = asdict(Report(*counts))
+        self.line.send({"do": "beat", "report": report}, timeout_s=10)
+
+
+def introduction(rank):
+    return Introduction(rank, SIZE, f"h{rank}:1", f"h{rank}, process 1", "m", {})
+
+
+@pytest.fixture
+def channel():
+    """Ranks 0 and 1, which live, and 2 and 3, which are driven by hand."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    coordinator = Coordinator(listener, SIZE, LIMITS, own=introduction(0))
+    driven = [HandDriven(address, introduction(rank)) for rank in (2, 3)]
+    with ThreadPoolExecutor(2) as pool:
+        living = list(
+            pool.map(
+                lambda rank: Member(
+                    address, introduction(rank), LIMITS, start_timeout_s=20
+                ),
+                (0, 1),
+            )
+        )
+    for member in living:
+        member.start(Report, lambda missing: None)
+    yield living, driven
+    for member in living:
+        member.leave(timeout_s=1.0)
+    coordinator.stop(timeout_s=5.0)
+    for rank in driven:
+        rank.line.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("tw-syncrep")]
+
+
+def missing_by(living):
+    return [sorted(member.wait_for_missing(20.0)) for member in living]
+
+
+def test_ranks_that_fall_silent_together_are_named_together(channel):
+    living, (two, three) = channel
+    two.beat()
+    time.sleep(0.3)
+    three.beat()
+    assert missing_by(living) == [[2, 3], [2, 3]]
+
+
+def test_ranks_whose_connections_close_together_are_named_together(channel):
+    living, (two, three) = channel
+    two.line.close()
+    time.sleep(0.3)  # The kernel is slow in ending this one.
+    three.line.close()
+    assert missing_by(living) == [[2, 3], [2, 3]]
+
+
+def test_rank_0_is_the_last_to_hear_who_is_missing(channel, monkeypatch):
+    living, (_, three) = channel
+    told, send_line = [], Coordinator._send_line
+
+    def sent(self, rank, written):
+        if json.loads(written)["do"] == "missing":
+            told.append(rank)
+        send_line(self, rank, written)
+
+    monkeypatch.setattr(Coordinator, "_send_line", sent)
+    three.line.close()
+    assert missing_by(living) == [[3], [3]]
+    assert told == [2, 1, 0]  # Its process may end then, and the thread that sends.
+
+
+def test_a_rank_among_thousands_is_sent_to():
+    """``select.select`` takes no descriptor from 1,024 on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            low = socket.create_connection(listener.getsockname(), 10)
+            theirs = listener.accept()[0]
+        with low, theirs:
+            number = fcntl.fcntl(low.fileno(), fcntl.F_DUPFD, 2048)
+            high = LineSocket(socket.socket(fileno=number))
+            high.send({"do": "beat"}, timeout_s=1.0)
+            assert json.loads(theirs.recv(100)) == {"do": "beat"}
+            with pytest.raises(TimeoutError, match=r"took nothing for 0.1 s"):
+                high.send({"do": "x" * (1 << 25)}, timeout_s=0.1)
+            high.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_who_answers_is_not_named(channel):
+    living, (two, three) = channel
+    two.line.close()
+    time.sleep(0.15)  # Until rank 0 asks.
+    three.beat()
+    time.sleep(0.05)
+    three.line.close()
+    assert missing_by(living) == [[2], [2]]
+
+
+def test_who_does_not_answer_in_time_is_not_waited_for(channel):
+    living, (two, _) = channel
+    began_s = time.monotonic()
+    two.line.close()
+    assert missing_by(living) == [[2], [2]]
+    assert time.monotonic() - began_s < LIMITS.timeout_s  # Rank 3 is silent later.
+
+
+VERSIONS = {"TensorFlow": "2.21"}
+PATIENT = Deadlines(timeout_s=20.0, first_timeout_s=30.0)
+
+
+def of_run(rank, **changes):
+    """What a rank of a group of two says of itself."""
+    own = Introduction(rank, 2, f"h{rank}:1", f"p{rank}", "m", VERSIONS, "r", 1)
+    return replace(own, **changes)
+
+
+def hello(introduction):
+    return {"do": "hello", "hello": asdict(introduction)}
+
+
+@contextlib.contextmanager
+def listening(own=None, place=("127.0.0.1", 0)):
+    """A coordinator of two ranks, of which none has come."""
+    listener = socket.create_server(place, backlog=512)
+    coordinator = Coordinator(listener, 2, PATIENT, own=own or of_run(0))
+    try:
+        yield listener.getsockname()
+    finally:
+        coordinator.stop(timeout_s=5.0)
+
+
+@contextlib.contextmanager
+def joined(address, others=(0, 1)):
+    """Ranks that have come; they agree when they are asked to."""
+    with ThreadPoolExecutor(2) as pool:
+
+        def come(rank):
+            return Member(address, of_run(rank), PATIENT, start_timeout_s=20)
+
+        members = list(pool.map(come, others))
+        for member in members:
+            member.start(Report, lambda missing: None)
+        first, exchange = _FIRST_KEY, Exchange("sum", ())
+        yield lambda: list(
+            pool.map(lambda one: one.agree(exchange, 1)[0] - first, members, timeout=9)
+        )
+        for member in reversed(members):
+            assert not member.missing
+            member.leave(timeout_s=1.0)
+
+
+def ask(address, introduction):
+    """Returns what a rank is told that greets, up to the connection's end."""
+    line = json.dumps(hello(introduction)).encode() + b"\n"
+    with send_raw(address, line) as client, client.makefile("rb") as answers:
+        return [json.loads(answer) for answer in answers]
+
+
+LINES = [
+    *NOISES,
+    json.dumps(hello(of_run(5))).encode() + b'\n{"do": "beat", "report": {}}\n',
+    json.dumps(hello(of_run(1, run="s"))).encode() + b'\n{"do": "bye"}\n' * 3,
+]
+
+
+@pytest.mark.parametrize("when", ["forming", "complete"])
+def test_what_strangers_send_ends_no_run(when):
+    with listening() as address, contextlib.ExitStack() as stack:
+        if when == "complete":
+            agree = stack.enter_context(joined(address))
+            assert agree() == [0, 0]
+        for line in LINES:
+            send_raw(address, line).close()
+            send_raw(address, line[:-1]).close()
+            stack.enter_context(send_raw(address, line[:-1]))
+        if when == "forming":
+            agree = stack.enter_context(joined(address))
+        first = agree()
+        assert agree() == [first[0] + 1] * 2
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner)
+    ),
+    max_leaves=6,
+)
+NUMBERS = st.sampled_from([-1, 2, 1 << 63, 1 << 64, 10**400, 1e308, float("nan")])
+
+
+@st.composite
+def greetings(draw):
+    """A greeting of which a field, or the whole, is wrong; or of a taken rank."""
+    fields = asdict(of_run(draw(st.sampled_from([0, 1]))))
+    name = draw(st.sampled_from([*fields, "other"]))
+    fields[name] = draw(VALUES | NUMBERS)
+    return draw(st.sampled_from([{"do": "hello", "hello": fields}, fields]))
+
+
+NOISE = st.binary(max_size=200) | (greetings() | VALUES | NUMBERS).map(
+    lambda value: json.dumps(value).encode() + b"\n"
+)
+
+
+def test_random_noise_ends_no_run():
+    with listening() as address, joined(address) as agree:
+        numbers = iter(range(1_000_000))
+
+        @settings(
+            max_examples=120,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow],
+        )
+        @given(st.lists(st.lists(NOISE, max_size=3), min_size=1, max_size=4))
+        def check(connections):
+            opened = [send_raw(address, *parts) for parts in connections]
+            number = next(numbers)
+            assert agree() == [number, number]
+            for one in opened:
+                one.close()
+
+        check()
+
+
+def test_random_messages_of_a_rank_end_no_other_connection():
+    """A rank that sends what is no message counts as lost, and is named."""
+    with listening() as address:
+        with send_raw(address, json.dumps(hello(of_run(1))).encode() + b"\n") as rank:
+            own = Member(address, of_run(0), PATIENT, start_timeout_s=20)
+            own.start(Report, lambda missing: None)
+            report = {**asdict(Report()), "entered": "2"}
+            message = {"do": "beat", "report": report}
+            rank.sendall(json.dumps(message).encode() + b"\n")
+            assert list(own.wait_for_missing(10.0)) == [1]
+        own.leave(timeout_s=1.0)
+
+
+def test_thousands_of_connections_keep_no_rank_out():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(8192, hard), hard))
+    try:
+        with listening() as address, contextlib.ExitStack() as stack:
+            before = len(os.listdir("/proc/self/fd"))
+            for _ in range(1_000):
+                stack.enter_context(send_raw(address, b'{"do": '))
+            agree = stack.enter_context(joined(address))
+            assert agree() == [0, 0]
+            for _ in range(1_000):
+                stack.enter_context(send_raw(address))
+            assert agree() == [1, 1]
+            # 2,000 of this test, and few of the coordinator's.
+            assert len(os.listdir("/proc/self/fd")) - before < 2_200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("comer", "says", "again"),
+    [
+        (of_run(1, run="s"), "rank 1 (p1) is of s, but rank 0 (p0) is of r", False),
+        (of_run(1, run=""), "is of no named run, but rank 0 (p0) is of r", False),
+        (of_run(1, run="s"), "of one job the same TW_RUN_ID", False),
+        (of_run(1, start=0), "is of start 0 of r, but rank 0 (p0) of start 1", False),
+        (of_run(1, start=2), "end the one of the lower start", True),
+        (of_run(1, versions={"TensorFlow": "1"}), "has TensorFlow 2.21, rank 1", False),
+        (of_run(0, task="x"), "p0 and x both are rank 0", False),
+        (of_run(7), "rank must be 0 to 1", False),
+        (of_run(1, size=3), "rank 0 expects 2 ranks", False),
+        (of_run(1, address="x"), "takes this for no rank of its tw-syncrep", False),
+        (of_run(1, task="a\n"), "takes this for no rank of its tw-syncrep", False),
+    ],
+)
+def test_who_does_not_belong_here_is_refused_and_the_others_meet(comer, says, again):
+    with listening() as address:
+        [answer] = ask(address, comer)
+        assert (answer["do"], answer["again"]) == ("refused", again)
+        assert says in answer["why"]
+        with joined(address) as agree:
+            assert agree() == [0, 0]
+            [answer] = ask(address, comer)
+            assert answer["do"] == "refused"
+            assert agree() == [1, 1]
+
+
+def test_a_rank_of_the_next_start_waits_for_its_rank_0():
+    with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as stack:
+        with listening() as address:
+            later = of_run(1, start=2)
+            coming = pool.submit(Member, address, later, PATIENT, start_timeout_s=20)
+            [answer] = ask(address, later)
+            assert answer["again"]
+        stack.enter_context(listening(of_run(0, start=2), address))
+        own = Member(address, of_run(0, start=2), PATIENT, start_timeout_s=20)
+        for member in (coming.result(20), own):
+            assert [one.start for one in member.introductions] == [2, 2]
+            member.leave(timeout_s=1.0)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"220 smtp\r\n", b'{"x": 1}\n', b'{"do": "welcome"}\n', b"[" * 9999 + b"\n"],
+)
+def test_what_is_no_rank_0_is_named(answer):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        address = server.getsockname()
+        coming = pool.submit(Member, address, of_run(1), PATIENT, start_timeout_s=20)
+        with server.accept()[0] as connection:
+            connection.sendall(answer)
+            with pytest.raises(ValueError, match=r"127\.0\.0\.1:\d+ is not rank 0 "):
+                coming.result(20)
+
+
+def test_a_greeting_that_is_dropped_is_repeated():
+    with listening() as place, ThreadPoolExecutor(2) as pool:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            address = server.getsockname()
+            coming = pool.submit(
+                Member, address, of_run(1), PATIENT, start_timeout_s=20
+            )
+            server.accept()[0].close()
+            with server.accept()[0] as connection:
+                connection.sendall(
+                    b'{"do": "refused", "why": "not yet", "again": true}\n'
+                )
+        with listening(place=address):
+            own = Member(address, of_run(0), PATIENT, start_timeout_s=20)
+            for member in (coming.result(20), own):
+                member.leave(timeout_s=1.0)
+        assert place != address
+
+
+def test_beats_do_not_look_at_frames_of_the_running_program(monkeypatch):
+    looked, has_beaten = [], threading.Semaphore(0)
+    monkeypatch.setattr(_member, "_find_place", lambda: looked.append(1) or "here")
+    own = replace(introduction(0), size=1)
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    coordinator = Coordinator(listener, 1, PATIENT, own=own)
+    member = Member(address, own, PATIENT, start_timeout_s=20)
+
+    def read():
+        has_beaten.release()
+        return Report()
+
+    member.start(read, lambda missing: None)
+    has_come = [has_beaten.acquire(timeout=20.0) for _ in range(5)]
+    member.leave(timeout_s=1.0)
+    coordinator.stop(timeout_s=5.0)
+    assert all(has_come) and not looked
+
+
+def assert_lost_by(member, rank, fail):
+    line = fail.__code__.co_firstlineno + 1
+    says = "has lost its thread for the side channel (LookupError: of nothing; "
+    where = f"test_coordinator.py, line {line}, in fail)"
+    assert member.wait_for_missing(20.0) == {rank: f"{says}{where}"}
+
+
+def test_an_error_in_the_thread_of_a_rank_is_named_by_all(channel):
+    living, _ = channel
+
+    def fail():
+        raise LookupError("of nothing")
+
+    living[1].start(fail, lambda missing: None)
+    for member in living:
+        assert_lost_by(member, 1, fail)
+    with pytest.raises(TimeoutError):
+        living[1].agree(Exchange("a sum", ()))
+
+
+def test_an_error_in_the_thread_of_rank_0_is_named_by_all(channel, monkeypatch):
+    def fail(*_):
+        raise LookupError("of nothing")
+
+    monkeypatch.setattr(Attendance, "find_missing", fail)
+    for member in channel[0]:
+        assert_lost_by(member, 0, fail)
+
+
+def test_an_agreement_has_a_deadline_though_rank_0_only_beats(channel, caplog):
+    living, driven = channel
+    living[1]._limits = Deadlines(1.5, first_timeout_s=0.5)
+    with ThreadPoolExecutor(1) as pool:
+        agreement = pool.submit(living[1].agree, Exchange("a sum", ()))
+        while not agreement.done():
+            for rank in driven:
+                rank.beat()
+            time.sleep(0.1)
+    with pytest.raises(TimeoutError):
+        agreement.result()
+    assert living[1].missing == {0: "has not answered for 1 s"}
+    assert re.search(
+        r"rank 1 of 4 reports a stall: rank 0 \(h0, process 1\) has not come to "
+        r"'a sum' for 0\..* s, to which rank 1 has; it is outside, "
+        r".* waited for up to 30 s\.",
+        caplog.text,
+    )
+
+
+@pytest.mark.parametrize(("has_left", "level"), [(True, "DEBUG"), (False, "WARNING")])
+def test_a_process_that_resets_its_connection_after_a_goodbye_has_ended_well(
+    channel, caplog, has_left, level
+):
+    _, (two, three) = channel
+    caplog.set_level("DEBUG")
+    if has_left:
+        bye = {"do": "bye", "report": asdict(Report()), "wait_s": 0.1}
+        two.line.send(bye, timeout_s=10)
+        heard = []
+        while {"do": "bye"} not in heard:  # So that rank 0 sends it nothing more.
+            assert two.line.wait(10)
+            heard += two.line.receive()
+    # The kernel does so where a process ends with messages unread.
+    linger = struct.pack("ii", 1, 0)
+    two.line.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    two.line.close()
+    end_s = time.monotonic() + 10
+    while "is dropped" not in caplog.text and time.monotonic() < end_s:
+        three.beat()
+        time.sleep(0.02)
+    [record] = [r for r in caplog.records if "is dropped" in r.getMessage()]
+    assert "ConnectionResetError" in record.getMessage()
+    assert record.levelname == level
+
+
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_who_leaves_waits_until_all_have_completed_its_last_exchange(channel, leaver):
+    living, driven = channel
+    other = living[1 - leaver]
+    for member in living:
+        member.start(lambda: Report(3, 3), lambda missing: None)
+    for rank in driven:
+        rank.beat(3, 2)
+    with ThreadPoolExecutor(1) as pool:
+        leaving = pool.submit(living[leaver].leave, timeout_s=20.0)
+        for rank, counts in zip(driven, [(3, 3), (3, 2)], strict=True):
+            time.sleep(0.2)
+            assert not leaving.done()
+            rank.beat(*counts)
+        time.sleep(0.2)
+        assert not leaving.done()
+        driven[1].beat(3, 3)
+        leaving.result(10)
+    assert other.missing == {}
+
+
+def test_who_leaves_does_not_wait_for_long(channel):
+    living, driven = channel
+    for member in living:
+        member.start(lambda: Report(3, 3), lambda missing: None)
+    driven[0].beat(3, 2)
+    began_s = time.monotonic()
+    living[1].leave(timeout_s=0.5)
+    assert time.monotonic() - began_s >= 0.5
+    assert living[0].missing == {}
+
+
+def test_who_has_left_is_named_by_those_who_wait_for_all_to_finish(channel):
+    living, _ = channel
+    living[1].leave(timeout_s=5.0)
+    with pytest.raises(TimeoutError):
+        living[0].follow(lambda: False, is_idle=True)
+    assert living[0].missing == {1: "has ended, and others wait for it"}

@@ -1,0 +1,362 @@
+"""Joining a group: who comes, who is refused, what a rank knows then."""
+
+import contextlib
+import json
+import socket
+import time
+from multiprocessing import connection
+
+import pytest
+import tensorflow as tf
+from harness.ports import find_free_ports
+from rank_faults import NOISES, run_drill
+from ranks import Raised
+from syncrep_launches import wait_until
+
+import tw_ranks
+from tw_launch._addresses import split_address
+from tw_launch._network_exposure import UserLine
+from tw_ranks import _tf_compat
+from tw_ranks._joining import joining
+from tw_ranks._joining.seats import Seat
+from tw_ranks._side_channel._member import AbsentError
+
+
+def test_ranks_know_their_numbers(make_ranks):
+    ranks = make_ranks(3).joined()
+    for rank, told in enumerate(ranks.call("place")):
+        assert told == {
+            "rank": rank,
+            "size": 3,
+            "local_rank": rank,
+            "local_size": 3,
+            "node_rank": 0,
+            "num_nodes": 1,
+        }
+    for text in ranks.call("join_again"):
+        assert text.startswith("join: this process has joined a group already")
+    ranks.call("leave")
+
+
+def test_tf_config_tells_the_ranks(make_ranks):
+    ports = find_free_ports(3)
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    ranks = make_ranks(3, tf_config={"chief": addresses[:1], "worker": addresses[1:]})
+    ranks.joined()
+    assert [told["rank"] for told in ranks.call("place")] == [0, 1, 2]
+    assert ranks.call("step_until", 2) == [6, 6, 6]
+
+
+def test_a_launcher_tells_the_ranks(make_ranks):
+    [port] = find_free_ports(1)
+    by_rank = {
+        rank: {
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        for rank in range(2)
+    }
+    ranks = make_ranks(2, alone=True, environment=by_rank).joined()
+    assert [told["rank"] for told in ranks.call("place")] == [0, 1]
+    assert ranks.call("step_until", 2) == [4, 4]
+
+
+def test_a_name_that_is_local_to_rank_0_is_refused_on_several_machines():
+    seat = Seat(0, 2, ("node1", 1), "node1", None, spans_machines=True)
+    says = r"node1 is 127\.0\.0\.1 to itself, .* set TW_LISTEN"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with pytest.raises(ValueError, match=says):
+            joining._check_reachable(seat, listener)
+        assert listener.fileno() < 0
+    with socket.create_server(("", 0)) as listener:
+        assert joining._check_reachable(seat, listener) == ""
+
+
+@pytest.mark.parametrize(
+    ("host", "told", "is_said"),
+    [
+        ("node1", "", True),
+        ("node1", "127.0.0.1", False),  # Somebody forwards connections there.
+        ("localhost", "", False),
+        ("127.0.1.1", "", False),
+    ],
+)
+def test_a_name_that_is_local_is_said_where_it_is_unknown_if_there_are_other_machines(
+    monkeypatch, caplog, host, told, is_said
+):
+    monkeypatch.setenv("TW_LISTEN", told)
+    seat = Seat(0, 2, (host, 1), host, None)
+    with socket.create_server(("127.0.1.1", 0)) as listener:
+        fault = joining._check_reachable(seat, listener)
+    says = f"{host} is 127.0.1.1 to itself, where other machines do not reach rank 0"
+    assert bool(fault) == (says in fault) == is_said
+    assert (f"ranks can join from this machine alone: {says}" in caplog.text) == is_said
+    if is_said:
+        absent = AbsentError("rank 1 did not come within 2 s", (1,))
+        late = joining._as_start_error(absent, seat, 2.0, fault)
+        assert f"rank 1 did not come within 2 s: {says}" in str(late)
+
+
+def test_ranks_whose_place_only_mpi_knows_are_refused_over_another_engine(monkeypatch):
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "4")
+    monkeypatch.setattr(joining, "_has_mpi4py", lambda: True)
+    says = "an MPI launcher has started 4 processes, which only MPI can tell where"
+    with pytest.raises(ValueError, match=says):
+        tw_ranks.join(engine="tensorflow")
+    monkeypatch.setattr(joining, "_has_mpi4py", lambda: False)
+    with pytest.raises(ValueError, match="pip install"):
+        tw_ranks.join()
+
+
+def test_who_does_not_come_is_named(make_ranks):
+    ranks = make_ranks(4, start_timeout_s=3.0, absent=[1, 3])
+    for rank in ranks.all:
+        with pytest.raises(Raised) as raised:
+            rank.hear()
+        assert raised.value.kind == "StartTimeoutError"
+        assert "ranks 1, 3 did not come within 3 s" in raised.value.text
+        assert raised.value.missing == [1, 3]
+        assert "arrived   rank 0, rank 2\n" in raised.value.report
+        assert "missing   rank 3: has not come" in raised.value.report
+
+
+def test_rank_0_that_does_not_come_is_named(make_ranks):
+    ranks = make_ranks(2, start_timeout_s=1.0, absent=[0])
+    with pytest.raises(Raised, match=r"rank 0 does not answer at 127.0.0.1") as raised:
+        ranks.all[0].hear(20)
+    assert raised.value.kind == "StartTimeoutError"
+
+
+def test_two_of_rank_0_are_refused(make_ranks):
+    first = make_ranks(2, absent=[1])
+    host, port = split_address(first.address)
+    wait_until(lambda: _answers(host, port))
+    second = make_ranks(2, absent=[1], address=first.address, start_timeout_s=1.0)
+    with pytest.raises(Raised, match=rf"rank 0 cannot listen at .*:{port}: .* in use"):
+        second.all[0].hear()
+
+
+def test_two_of_another_rank_are_refused(make_ranks):
+    both = make_ranks(3, renumbered={2: 1}).all[1:]
+    refused = connection.wait([rank.pipe for rank in both], 60)
+    (later,) = [rank for rank in both if rank.pipe in refused]
+    with pytest.raises(
+        Raised, match=r"process \d+ and .*, process \d+ both are rank 1"
+    ):
+        later.hear()
+
+
+def _answers(host, port):
+    with contextlib.suppress(OSError), socket.create_connection((host, port), 1.0):
+        return True
+    return False
+
+
+def test_other_sizes_are_refused(make_ranks):
+    ranks = make_ranks(2, start_timeout_s=5.0, resized={1: 3})
+    with pytest.raises(Raised, match=r"rank 0 expects 2 ranks, rank 1 .* 3"):
+        ranks.all[1].hear()
+    with pytest.raises(Raised, match=r"rank 1 did not come within 5 s"):
+        ranks.all[0].hear()
+
+
+def test_other_versions_are_refused(make_ranks):
+    ranks = make_ranks(2, start_timeout_s=5.0, versions={1: "2.99.1"})
+    with pytest.raises(Raised, match=r"has TensorFlow 2\.\d.*\) 2\.99\.1"):
+        ranks.all[1].hear()
+
+
+def test_a_started_runtime_is_refused(make_ranks):
+    ranks = make_ranks(2, start_timeout_s=5.0, starts_early=[1])
+    with pytest.raises(Raised, match=r"TensorFlow's runtime has started already"):
+        ranks.all[1].hear()
+
+
+@pytest.mark.parametrize(
+    ("mode", "changes"), [("function", True), ("session", True), ("eager", False)]
+)
+def test_the_runtime_starts_with_its_first_op(make_ranks, mode, changes):
+    ranks = make_ranks(2, timeout_s=2.0, towers=1 if changes else 2).joined()
+    calls = [(mode, changes, 3.0 * rank) for rank in range(2)]
+    for rank, got in enumerate(ranks.call_each("set_up", calls)):
+        place = f"/job:worker/replica:0/task:{rank}/device:CPU:"
+        assert got == {"total": [2.0, 2.0], "devices": [place + "0", place + "1"]}
+    if mode == "session":
+        assert ranks.call("sum_in_the_global_graph") == [[2.0, 4.0]] * 2
+
+
+def test_a_child_forked_before_the_first_op_takes_no_rank(make_ranks):
+    ranks = make_ranks(2).joined()
+    for device in ranks.call("place_in_child"):
+        assert device == "/job:localhost/replica:0/task:0/device:CPU:0"
+    assert ranks.call("step_until", 2) == [4, 4]
+
+
+def test_noise_at_the_coordinators_port_is_survived(make_ranks):
+    [port] = find_free_ports(1)
+    ranks = make_ranks(2, address=f"127.0.0.1:{port}", absent=[1], start_timeout_s=30.0)
+    for noise in NOISES:
+        with _connected(port) as client, contextlib.suppress(OSError):
+            client.sendall(noise)  # It is dropped as soon as it is recognized.
+    with _connected(port) as silent:  # Says nothing.
+        ranks.come(1)
+        ranks.joined()
+        assert ranks.call("step_until", 2) == [4, 4]
+        silent.sendall(json.dumps({"hello": {}}).encode() + b"\n")
+        assert ranks.call("step_until", 2) == [4, 4]
+
+
+def test_strangers_are_not_noticed_while_all_train(processes):
+    assert not run_drill(processes, "processes: rank 0 strangers, function").failure
+
+
+def _connected(port):
+    end = time.monotonic() + 20
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), 5)
+        except OSError:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+def test_two_jobs_at_one_address_do_not_mix(make_ranks):
+    address = f"localhost:{find_free_ports(1)[0]}"
+    here, there = (
+        {rank: {"TW_RUN_ID": "", "SLURM_JOB_ID": job} for rank in (0, 1)}
+        for job in ("11", "12")
+    )
+    # The other job's rank comes first, and again when this one trains.
+    others = make_ranks(2, address=address, absent=[0, 1], environment=there)
+    early = others.come(1)
+    ranks = make_ranks(2, address=address, absent=[1], environment=here)
+    refused = r"is of SLURM_JOB_ID=12.* but rank 0 \(.*\) is of SLURM_JOB_ID=11"
+    with pytest.raises(Raised, match=refused) as raised:
+        early.hear()
+    assert raised.value.kind == "ValueError"
+    assert "give each job a coordinator address of its own" in raised.value.text
+    ranks.come(1)
+    ranks.joined()
+    for rank in ranks.all:
+        rank.say("step_until", 40)
+    with pytest.raises(Raised, match=refused):
+        others.come(1).hear()
+    assert [rank.hear() for rank in ranks.all] == [80, 80]
+
+
+def test_ports_that_are_still_taken_are_waited_for(make_ranks):
+    """Those of a group that was killed, where others listen for a while."""
+    addresses = [f"127.0.0.1:{port}" for port in find_free_ports(2)]
+    former = make_ranks(2, tf_config={"worker": addresses}).joined()
+    assert former.call("step_until", 2) == [4, 4]
+    former.end()
+    ports = [int(address.rpartition(":")[2]) for address in addresses]
+    held = [socket.create_server(("", port)) for port in ports]
+    ranks = make_ranks(2, tf_config={"worker": addresses}, start_timeout_s=40.0)
+    for rank in ranks.all:
+        assert not rank.pipe.poll(2), rank.hear()
+    for listener in held:
+        listener.close()
+    ranks.joined()
+    assert ranks.call("step_until", 2) == [4, 4]
+
+
+def test_a_port_that_stays_taken_is_named(make_ranks):
+    addresses = [f"127.0.0.1:{port}" for port in find_free_ports(2)]
+    ranks = make_ranks(
+        2, absent=[0], start_timeout_s=2.0, tf_config={"worker": addresses}
+    )
+    port = int(addresses[1].rpartition(":")[2])
+    with socket.create_server(("", port)), pytest.raises(Raised) as raised:
+        ranks.all[0].hear()
+    assert raised.value.kind == "StartTimeoutError"
+    said = f"join: rank 1 cannot listen at {addresses[1]}: Address already in use; end"
+    assert said in raised.value.text
+
+
+def test_a_server_that_cannot_start_is_named(monkeypatch):
+    def fail(*_, **__):
+        raise tf.errors.UnknownError(None, None, "Could not start gRPC server")
+
+    monkeypatch.setattr(_tf_compat, "start_runtime", fail)
+    with socket.create_server(("", 0)) as held:
+        port = held.getsockname()[1]
+        says = rf"server of rank 1 cannot start at port {port}: Could not start gRPC "
+        with pytest.raises(RuntimeError, match=says):
+            joining._start_runtime(1, held, UserLine.here())
+
+
+def test_a_coordinator_elsewhere_is_refused(make_ranks):
+    ranks = make_ranks(2, address="192.0.2.1:1234", absent=[1])
+    with pytest.raises(Raised) as raised:
+        ranks.all[0].hear()
+    said = (
+        "join: rank 0 cannot listen at 192.0.2.1:1234: 192.0.2.1 is no address of this "
+        "machine; correct the host, or, "
+    )
+    assert raised.value.kind == "ValueError"
+    assert said in raised.value.text
+
+
+def test_names_that_are_not_known_yet_are_waited_for(make_ranks):
+    [port] = find_free_ports(1)
+    ranks = make_ranks(2, address=f"localhost:{port}", resolves_in_s=2.0).joined()
+    assert ranks.call("step_until", 2) == [4, 4]
+
+
+def test_names_that_stay_unknown_are_named(make_ranks):
+    ranks = make_ranks(2, address="rank-0.invalid:1234", start_timeout_s=1.5)
+    for rank in ranks.all:
+        with pytest.raises(Raised, match=r"rank-0\.invalid:1234.* not known") as raised:
+            rank.hear()
+        assert raised.value.kind == "StartTimeoutError"
+
+
+@pytest.mark.parametrize("told_by", ["coordinator", "TF_CONFIG"])
+def test_ranks_meet_at_ipv6_addresses(make_ranks, told_by):
+    addresses = [f"[::1]:{port}" for port in find_free_ports(2)]
+    if told_by == "TF_CONFIG":
+        ranks = make_ranks(2, tf_config={"worker": addresses})
+    else:
+        ranks = make_ranks(2, address=addresses[0])
+    assert ranks.joined().call("step_until", 2) == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        (
+            {"rank": 0, "size": 2},
+            ValueError,
+            "rank and size are given with coordinator",
+        ),
+        ({"coordinator": "here", "rank": 0, "size": 2}, ValueError, "'host:port'; got"),
+        ({"coordinator": "a:1", "rank": 2, "size": 2}, ValueError, "0 to 1; got 2"),
+        ({"coordinator": "a:1", "rank": 0}, TypeError, "size"),
+        ({"coordinator": 7, "rank": 0, "size": 1}, TypeError, "coordinator"),
+        ({"timeout_s": 0}, ValueError, "timeout_s"),
+        ({"stall_timeout_s": 0}, ValueError, "stall_timeout_s"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, error, says):
+    with pytest.raises(error, match=says):
+        tw_ranks.join(**arguments)
+
+
+def test_parameter_servers_are_refused(monkeypatch):
+    config = {
+        "cluster": {"ps": ["a:1"], "worker": ["a:2"]},
+        "task": {"type": "worker", "index": 0},
+    }
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    with pytest.raises(ValueError, match=r"tw-launch --ps 0"):
+        tw_ranks.join()
+
+
+def test_a_process_without_tf_config_is_alone(make_ranks):
+    ranks = make_ranks(1, alone=True).joined()
+    assert ranks.call("place")[0]["size"] == 1
+    assert ranks.call("step_until", 3) == [3]

@@ -1,0 +1,189 @@
+"""Checks of the (gradient, variable) pairs that ``apply_gradients`` takes.
+
+A shape that is known while building is compared then; one that is known only at run
+time is compared in each step, on the worker, before anything is sent.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core.checks import caller
+from tw_core.gradients import check_weight, ensure_gradient_shapes
+from tw_syncrep._parameters.cache import with_masters
+
+
+def read_gradients(
+    grads_and_vars: Any, global_step: Any, *, weight: Any, sparse_mean: str
+) -> tuple[list[Any], list[tf.Variable]]:
+    """Returns [N] gradients and [N] variables; parameters in place of their copies."""
+    given = _read_pairs(grads_and_vars)
+    _check_resources([variable for _, variable in given])
+    pairs = with_masters(given)
+    _check_step(global_step)
+    _check_graph([*pairs, (None, global_step)])
+    _check_weight(weight, sparse_mean)
+    _check_gradients(pairs)
+    [ensured] = ensure_gradient_shapes([pairs])
+    grads = [_with_a_row_per_index(grad, variable) for grad, variable in ensured]
+    return grads, [variable for _, variable in pairs]
+
+
+def _read_pairs(grads_and_vars: Any) -> list[Any]:
+    tensors = tf.Tensor | tf.IndexedSlices | tf.Variable
+    if isinstance(grads_and_vars, str | tensors) or not isinstance(
+        grads_and_vars, Iterable
+    ):
+        raise TypeError(
+            f"{caller()}: grads_and_vars must be a list of (gradient, variable) pairs; "
+            f"got {grads_and_vars!r}."
+        )
+    pairs = list(grads_and_vars)
+    if not pairs:
+        raise ValueError(
+            f"{caller()}: Must supply at least one variable; got no (gradient, "
+            "variable) pairs."
+        )
+    others = [p for p in pairs if not (isinstance(p, tuple | list) and len(p) == 2)]
+    if others:
+        raise TypeError(
+            f"{caller()}: grads_and_vars must hold (gradient, variable) pairs; got "
+            f"{', '.join(map(repr, others))}."
+        )
+    return pairs
+
+
+def _check_step(global_step: Any) -> None:
+    if global_step is None:
+        raise ValueError(
+            f"{caller()}: Global step is required to check staleness; got none, and "
+            "the graph has none. Pass global_step="
+            "tf.compat.v1.train.get_or_create_global_step(), or create it first."
+        )
+    _check_resources([global_step])
+    if not global_step.dtype.is_integer or global_step.shape.rank != 0:
+        raise ValueError(
+            f"{caller()}: global_step must be a scalar of whole numbers; got "
+            f"{global_step.name} of {global_step.dtype.name} and shape "
+            f"{global_step.shape}."
+        )
+
+
+def _check_graph(pairs: Sequence[tuple[Any, Any]]) -> None:
+    graph = tf.compat.v1.get_default_graph()
+    # An eager tensor has no graph at all.
+    others = [
+        variable.name
+        for grad, variable in pairs
+        for part in (grad, variable.handle)
+        if isinstance(part, tf.Tensor | tf.IndexedSlices)
+        and getattr(part, "graph", None) is not graph
+    ]
+    if others:
+        raise ValueError(
+            f"{caller()}: variables and gradients must belong to the default graph; "
+            f"got others for {', '.join(dict.fromkeys(others))}."
+        )
+
+
+def _check_weight(weight: Any, sparse_mean: str) -> None:
+    if weight is None:
+        return
+    check_weight(weight)
+    graph = tf.compat.v1.get_default_graph()
+    if tf.is_tensor(weight) and getattr(weight, "graph", None) is not graph:
+        raise ValueError(
+            f"{caller()}: weight must belong to the default graph; got {weight!r}."
+        )
+    if sparse_mean == "per_row":
+        raise ValueError(
+            f"{caller()}: weight is that of a mean over replicas; with "
+            "sparse_mean='per_row' each row counts replicas. Use 'replicas'."
+        )
+
+
+def _check_resources(variables: Sequence[Any]) -> None:
+    others = [
+        str(getattr(variable, "name", variable))
+        for variable in variables
+        if not hasattr(variable, "handle")
+    ]
+    if others:
+        raise TypeError(
+            f"{caller()}: only resource variables are supported; got "
+            f"{', '.join(others)}. Call tf.compat.v1.enable_resource_variables() "
+            "before building the model; of a Keras variable, pass its value."
+        )
+
+
+def _check_gradients(pairs: Sequence[tuple[Any, tf.Variable]]) -> None:
+    others = [
+        f"{variable.name}: {type(grad).__name__}"
+        for grad, variable in pairs
+        if not (grad is None or isinstance(grad, tf.Tensor | tf.IndexedSlices))
+    ]
+    if others:
+        raise TypeError(
+            f"{caller()}: a gradient must be a tf.Tensor, tf.IndexedSlices or None; "
+            f"got {', '.join(others)}."
+        )
+    others = [
+        f"{grad.dtype.name} for {variable.name} ({variable.dtype.base_dtype.name})"
+        for grad, variable in pairs
+        if grad is not None and grad.dtype != variable.dtype.base_dtype
+    ]
+    if others:
+        raise TypeError(
+            f"{caller()}: a gradient must have the dtype of its variable; got "
+            f"{', '.join(others)}. Cast it; for narrower transfers pass compression=."
+        )
+    unknown = [v.name for _, v in pairs if not v.shape.is_fully_defined()]
+    if unknown:
+        raise ValueError(
+            f"{caller()}: variables must have fully known shapes; got "
+            f"{', '.join(unknown)} without."
+        )
+    misfits = [_misfit(grad, variable) for grad, variable in pairs if grad is not None]
+    found = [misfit for misfit in misfits if misfit]
+    if found:
+        raise ValueError(
+            f"{caller()}: a gradient must have the shape of its variable; got "
+            f"{'; '.join(found)}."
+        )
+
+
+def _misfit(grad: Any, variable: tf.Variable) -> str | None:
+    """Describes a known mismatch in a gradient's shape."""
+    shape = variable.shape
+    if not isinstance(grad, tf.IndexedSlices):
+        if grad.shape.is_compatible_with(shape):
+            return None
+        return f"{grad.shape} for {variable.name} of {shape}"
+    rows = grad.indices.shape.concatenate(shape[1:])
+    fits = shape.rank and grad.indices.shape.is_compatible_with([None])
+    if fits and grad.values.shape.is_compatible_with(rows):
+        return None
+    return (
+        f"values {grad.values.shape} at indices {grad.indices.shape} for "
+        f"{variable.name} of {shape}"
+    )
+
+
+def _with_a_row_per_index(grad: Any, variable: tf.Variable) -> Any:
+    """Returns a gradient that fails in a step in which rows and indices differ."""
+    if not isinstance(grad, tf.IndexedSlices):
+        return grad
+    values, places = grad.values, grad.indices
+    with tf.device(values.device):
+        if places.shape.rank is None:
+            places = tf.ensure_shape(places, [None])
+        known = places.shape.concatenate(values.shape[1:])
+        if values.shape == known and known.is_fully_defined():
+            return grad
+        fits = tf.equal(tf.shape(values)[0], tf.shape(places)[0])
+        message = f"{caller()}: {variable.name} must have one row per index; got "
+        same = tf.debugging.Assert(fits, [message, tf.shape(values), tf.shape(places)])
+        with tf.control_dependencies([same]):
+            values = tf.ensure_shape(values, known)
+    return tf.IndexedSlices(values, places, grad.dense_shape)
