@@ -101,8 +101,8 @@ def setup(app):
 
 def show_constructors(app):
     """Restores the signatures that those of Keras's ``__new__`` hide."""
-    from tw_keras import TowerModel
     from tw_horovod import SyncBatchNormalization
+    from tw_keras import TowerModel
 
     for shown in (TowerModel, SyncBatchNormalization):
         own = inspect.signature(shown.__init__)

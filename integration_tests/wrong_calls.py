@@ -152,7 +152,7 @@ class Interface:
         found: dict[str, Callable[..., Any]] = {}
         lines = (PACKAGES / self.package / "api.txt").read_text().splitlines()
         for match in filter(None, map(LINE.match, lines)):
-            if match[1].startswith(self.without):
+            if match[1].startswith(self.without) or ".internal." in match[1]:
                 continue
             owner, name, value = _find(match[1])
             if _is_bare(owner) or _is_bare(value) or _is_record(value):

@@ -21,9 +21,9 @@ if __name__ == "__main__":  # Help and wrong options do not wait for TensorFlow.
 import numpy as np
 import tensorflow as tf
 
-import tw_doctor
 import tw_builders
 import tw_core
+import tw_doctor
 import tw_reduce
 
 v1 = tf.compat.v1

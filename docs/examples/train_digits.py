@@ -40,9 +40,9 @@ from digits_run import Program, Run
 from digits_variables import FunctionVariables, GraphVariables
 from sklearn.datasets import load_digits
 
-import tw_doctor
 import tw_builders
 import tw_core
+import tw_doctor
 import tw_reduce
 
 v1 = tf.compat.v1
@@ -161,7 +161,8 @@ def main(options):
 
     run.restore_if_asked(program)
     program.copy()  # every tower starts from tower 0's variables
-    with tw_doctor.record_steps(graph=program.session and program.session.graph) as steps:
+    graph = program.session and program.session.graph
+    with tw_doctor.record_steps(graph=graph) as steps:
         for batch in run.batches(train):
             with steps.step():
                 loss = program.step(pixels[batch], digits.target[batch])

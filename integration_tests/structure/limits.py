@@ -25,7 +25,7 @@ from structure.docstrings import find_private_sections
 ROOT = Path(__file__).parents[2]
 GRACE = 1.03
 """A package may have so many times the lines of its budget."""
-FILES = 13
+FILES = 15
 
 
 def sources(root: Path, package: str = "*", ending: str = "py") -> list[Path]:
@@ -267,7 +267,11 @@ def find_unlisted(root: Path) -> Iterator[str]:
             {*" | ".join(ordered[0]).split(" | ")},
             modules,
         ),
-        ('the contracts "Rooms of"', modules & {*rooms}, modules),
+        (
+            'the contracts "Rooms of"',
+            modules & {*rooms},
+            modules - {*tools["towers"].get("circular", ())},
+        ),
         ("tool.towers.budgets", {*tools["towers"]["budgets"]}, {*names}),
     ):
         if got != wanted:

@@ -26,9 +26,9 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-from tw_keras import TowerModel
-from tw_core import use_logical_cpus
 import tw_ranks
+from tw_core import use_logical_cpus
+from tw_keras import TowerModel
 
 
 def main(arguments: list[str] | None = None) -> None:

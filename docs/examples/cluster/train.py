@@ -60,7 +60,10 @@ def train(task, target, options) -> None:
     replicas = len(task.replicas)
     random = np.random.default_rng(task.replica_index)
     with tf.Graph().as_default():
-        with v1.device(tw_syncrep.device_setter(task)), tw_syncrep.pulled_together(task):
+        with (
+            v1.device(tw_syncrep.device_setter(task)),
+            tw_syncrep.pulled_together(task),
+        ):
             x = v1.placeholder(tf.float32, [None, 64])
             y = v1.placeholder(tf.int64, [None])
             logits = model(x)

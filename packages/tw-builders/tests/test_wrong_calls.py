@@ -1,7 +1,6 @@
 """Every public function answers a wrong call in a sentence that names it."""
 
 import threading
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -18,8 +17,7 @@ from tw_builders import (
     SyncMultiGPUShardedBuilder,
 )
 from tw_core import towers
-from tw_core.testing import CPUS, WrongCall
-from tw_keras import TowerModel
+from tw_core.testing import CPUS
 
 v1 = tf.compat.v1
 TWO = list(CPUS[:2])
@@ -67,10 +65,6 @@ def gradients(build):
     return builder.call_for_each_tower(tower_pairs)
 
 
-def dense():
-    return keras.Sequential([keras.layers.Input([1]), keras.layers.Dense(1)])
-
-
 def batches(**shapes):
     """A dataset of zeros of these shapes."""
     return tf.data.Dataset.from_tensors(
@@ -93,7 +87,6 @@ GIVEN = {
     "sync_op": lambda: None,
     "session": v1.Session,
     "coord": lambda: None,
-    "make_model": lambda: dict,
     "grads": grads,
     "replicas": lambda: [[weight()] for _ in TWO],
     "optimizer": descend,
@@ -111,7 +104,6 @@ GIVEN = {
     "red_axis": lambda: [0],
     "sync_statistics": lambda: "nccl",
     **{f"{name}.towers": lambda: OURS for name in [*OF_REPLICAS, "per_tower"]},
-    "TowerModel": lambda: TowerModel(dense, TWO),
 }
 NAMED = {
     ".towers": "towers|devices",
@@ -122,25 +114,13 @@ EXEMPT = {
     "DataParallelBuilder's, and named so": " ".join(
         f"{name}.build_on_towers" for name in BUILDERS
     ),
-    "Python calls it": (
-        "AsyncRunner.__exit__ TowerModel.__getattr__ TowerModel.__setattr__"
-    ),
-    "Keras answers": (
-        "TowerModel.name TowerModel.compile TowerModel.predict_step "
-        "TowerModel.test_step TowerModel.train_step TowerModel.set_weights "
-        "TowerModel.predict_on_batch TowerModel.save_own_variables "
-        "TowerModel.make_train_function TowerModel.save TowerModel.save_weights"
-    ),
+    "Python calls it": ("AsyncRunner.__exit__"),
     "takes any array": "get_sync_bn_mean_var.inputs",
     "knows one value; a row below": "get_sync_bn_mean_var.sync_statistics",
 }
 
 
-def around(name):
-    return nullcontext() if name.startswith("TowerModel") else tf.Graph().as_default()
-
-
-INTERFACE = Interface("tw-builders", GIVEN, around, named=NAMED, exempt=EXEMPT)
+INTERFACE = Interface("tw-builders", GIVEN, named=NAMED, exempt=EXEMPT)
 
 
 def elsewhere():
@@ -296,10 +276,6 @@ OTHERS = {
     "locked_step.lock": [
         (None, TypeError, "lock must be a threading.Lock(); got None"),
     ],
-    "TowerModel.variables": [("mirrored", ValueError, "variables must be one of")],
-    "TowerModel.loss_reduction": [("mean", ValueError, "must be 'sum' or None")],
-    "TowerModel.data": [("mine", ValueError, "data must be 'own' or 'shared'")],
-    "TowerModel.uneven": [("pad", ValueError, "uneven must be 'wait' or 'stop'")],
     "StagingInput.input": NO_BATCHES[:1],
     "StagingInput": [
         ({"devices": []}, ValueError, "devices is empty"),
@@ -321,15 +297,7 @@ OTHERS = {
 }
 
 
-def in_a_graph():
-    with tf.Graph().as_default():
-        TowerModel(dense, TWO)
-
-
-ROWS = [
-    *INTERFACE.rows(OTHERS),
-    WrongCall("TowerModel", in_a_graph, RuntimeError, "made outside of gr"),
-]
+ROWS = INTERFACE.rows(OTHERS)
 
 
 class TestWrongCalls(WrongCalls):

@@ -131,7 +131,7 @@ EXEMPT = {
     "abstract, or Python calls it": (
         "BaseTowerContext BaseTowerContext.get_collection_in_tower "
         "BaseTowerContext.__exit__ PredictTowerContext.__exit__ "
-        "TrainTowerContext.__exit__ StepRecorder.__exit__"
+        "TrainTowerContext.__exit__"
     ),
     "takes anything; only the caller knows what would be wrong": (
         "is_variable is_same_in_towers repeated_variables shared_variables kind_of "
@@ -153,12 +153,10 @@ EXEMPT = {
         "FlatVariables.is_missing FlatVariables.keep_alone flat_variable_of "
         "slots_like_parts"
     ),
-    "called in every step, or test_recording.py tests what it makes": (
-        "StepRecorder StepRecorder.draw StepRecorder.run StepRecorder.write explained "
-        "waits RecordedStep.on Recorder.began Recorder.during Recorder.ended "
+    "called in every step": (
+        "Recorder.began Recorder.during Recorder.ended "
         "Recorder.noted Recorder.clock Recorder.facts add_report report.message "
-        "CallThread.surroundings CallThread.run.after_s freeze_collections.graph "
-        "merge_traces"
+        "CallThread.surroundings CallThread.run.after_s freeze_collections.graph"
     ),
     "None is no device, as in TensorFlow": (
         "replica_device_setter.ps_device replica_device_setter.worker_device"
@@ -427,11 +425,6 @@ OTHERS = {
             {"inputs": Late(lambda: v1.placeholder(tf.float32, [2, None]))},
             *(ValueError, "the length of axis -1 must be known; got (2, None)"),
         ),
-    ],
-    "record_steps.num_steps": NO_COUNT,
-    "merge_traces.paths": [
-        ("trace.json", TypeError, "paths"),
-        ([], ValueError, "paths"),
     ],
     "Recorder.task": [("", ValueError, "task")],
     "CallThread.name": [("", TypeError, "name must be a string; got ''")],

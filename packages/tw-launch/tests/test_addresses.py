@@ -15,7 +15,6 @@ from tw_launch._addresses import (
     may_pass,
     split_address,
 )
-from tw_syncrep._timeouts.server_monitor import find_fault
 
 
 @pytest.mark.parametrize(
@@ -115,4 +114,3 @@ def test_a_server_waits_for_its_port_and_then_names_it(monkeypatch):
         threading.Timer(0.5, other.close).start()
         server = tw_launch.start_server(task)
     assert server.target == f"grpc://[::1]:{port}"
-    assert find_fault(f"[::1]:{port}", timeout_s=5.0) is None

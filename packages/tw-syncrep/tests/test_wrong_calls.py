@@ -1,6 +1,5 @@
 """Calls that must be refused in a sentence, for every public name that takes any."""
 
-import json
 from functools import cache
 from types import SimpleNamespace
 
@@ -12,7 +11,6 @@ from wrong_calls import Interface, Late, WrongCalls, in_graph
 import tw_launch
 import tw_syncrep
 from tw_core.testing import WrongCall
-from tw_launch import _launcher as launcher
 from tw_syncrep import SyncReplicasHook, SyncReplicasOptimizer
 
 v1 = tf.compat.v1
@@ -97,32 +95,18 @@ GIVEN = {
     "unanswered": lambda: lambda: False,
     "step_fn": lambda: print,
     "fetches": list,
-    "addresses": lambda: ADDRESSES,
-    "job": lambda: "worker",
-    "index": lambda: 0,
     "task": lambda: TASK,
-    "port": lambda: 80,
     "config": lambda: None,
     "cluster": lambda: TASK,
-    "read_tf_config.text": lambda: "{}",
-    "LocalCluster": lambda: tw_launch.LocalCluster(ADDRESSES, {}),
 }
-NAMED = {
-    ".global_step": "resource variables",
-    "main.arguments": "arguments?",
-}
+NAMED = {".global_step": "resource variables"}
 EXEMPT = {
     "takes what tf.as_dtype does, as True for float32": f"{CLASS}.compression",
     "Python or sessions call it": (
         f"TrainingSession.__exit__ {HOOK}.after_run {HOOK}.end {HOOK}.before_run"
     ),
-    "is found or not": "LocalCluster.target LocalCluster.task",
 }
-# test_horovod_refusals.py, and the tests of processes by their functions.
-ELSEWHERE = ("tw_horovod", "tw_ranks")
-INTERFACE = Interface(
-    "tw-syncrep", GIVEN, around, named=NAMED, exempt=EXEMPT, without=ELSEWHERE
-)
+INTERFACE = Interface("tw-syncrep", GIVEN, around, named=NAMED, exempt=EXEMPT)
 
 
 def in_other_graph(make):
@@ -139,11 +123,6 @@ def averaged(gradient):
     return Late(lambda: [(gradient, weight())])
 
 
-def config_of(**changes):
-    wrong = {"cluster": ADDRESSES, "task": {"type": "worker", "index": 0}} | changes
-    return json.dumps(wrong)
-
-
 TIME = "timeouts must be seconds above 0, or None to wait forever; got"
 NO_HOOKS = [
     ([None], TypeError, "got None, which has no begin, after_create"),
@@ -153,8 +132,6 @@ NO_HOOKS = [
     ),
 ]
 NO_NUMBER = [("a", TypeError, "must be a n"), ([], TypeError, "must be a n")]
-ADDRESS_MAP = "addresses must map jobs to lists of 'ho"
-NO_INDEX = "task index must be 0 or more; got"
 OTHERS = {
     CLASS: [
         (
@@ -261,8 +238,6 @@ OTHERS = {
         )
     },
     "TrainingSession.run.fetches": [(None, TypeError, "fetches must be ops and")],
-    "start_server.config": [({}, TypeError, "a tf.compat.v1.ConfigProto; got {}")],
-    "cluster_spec.task": [({}, TypeError, "got {}")],
     "device_setter": [
         (
             {"strategy": "greedy"},
@@ -282,59 +257,6 @@ OTHERS = {
     "variable_getter": [
         ({"task": "/nope:0"}, ValueError, "task '/nope:0' is not a device string"),
         ({"below_bytes": -1}, ValueError, "below_bytes must be at least 0; got -1"),
-    ],
-    "start_local": [
-        ({"ps": -1}, ValueError, "needs ps >= 0 and workers >= 1; got -1 and 2"),
-        ({"workers": 0}, ValueError, "workers >= 1; got 1 and 0"),
-        ({"config": 1}, TypeError, "config must be a tf.compat.v1.ConfigProto; got 1"),
-    ],
-    "with_device_filters": [
-        ({"config": "c"}, TypeError, "config must be a tf.compat.v1.ConfigProto"),
-    ],
-    "is_exposed.port": [(0, ValueError, "1 to 65535; got 0")],
-    "LocalCluster.task": [
-        (
-            {"job": "boss"},
-            *(ValueError, "there is no 'boss' 0; known are ps 0, worker 0, worker 1"),
-        ),
-        ({"index": -1}, ValueError, "there is no 'worker' -1"),
-    ],
-    "LocalCluster.target": [
-        ({"job": None, "index": "a"}, ValueError, "there is no None 'a'"),
-    ],
-    "TaskConfig": [
-        ({"addresses": {"worker": "a:1"}}, TypeError, ADDRESS_MAP),
-        ({"addresses": {"worker": [1]}}, TypeError, ADDRESS_MAP),
-        ({"addresses": {"worker": ["a"]}}, ValueError, "'a', which is no host:por"),
-        ({"addresses": {}}, ValueError, "there is neither a chief nor a worker"),
-        ({"job": "boss"}, ValueError, "task type 'boss' is unknown"),
-        ({"index": -1}, ValueError, "index must be 0 or more; got -1"),
-        ({"index": 2}, ValueError, "worker 2, but the cluster has 2 of"),
-    ],
-    "read_tf_config.text": [
-        ("{", ValueError, "is no JSON"),
-        ("[1]", ValueError, "must be a JSON object"),
-        ("3", ValueError, "must be a JSON object"),
-        ("{}", ValueError, "there is neither a chief nor a worker"),
-        *(
-            (config_of(cluster=jobs), ValueError, "must map jobs to lists of 'host:po")
-            for jobs in (None, [], {"ps": {"0": "a:1"}})
-        ),
-        *(
-            (config_of(task=task), ValueError, "'task' must have 'type' and 'index'")
-            for task in (None, [], {"type": "ps"})
-        ),
-        (
-            config_of(task={"type": ["ps"], "index": 0}),
-            *(ValueError, "task type ['ps'] is unknown"),
-        ),
-        *(
-            (
-                config_of(task={"type": "ps", "index": index}),
-                *(ValueError, f"{NO_INDEX} {index}"),
-            )
-            for index in (None, 0.5, NAN)
-        ),
     ],
 }
 
@@ -396,12 +318,6 @@ STATES = {
         (lambda: placed(lambda op: 1), ValueError, "1 servers, from 0; got 1 for 'w'"),
         (lambda: placed(lambda op: "0"), ValueError, "strategy must return the number"),
     ],
-    "main": [
-        (
-            lambda: launcher.main(["--ps", 1, "--", "true"]),
-            *(TypeError, "argument must be a string; got 1"),
-        ),
-    ],
 }
 ROWS = INTERFACE.rows(OTHERS)
 ROWS += [WrongCall(name, *case) for name, cases in STATES.items() for case in cases]
@@ -409,32 +325,3 @@ ROWS += [WrongCall(name, *case) for name, cases in STATES.items() for case in ca
 
 class TestWrongCalls(WrongCalls):
     interface, rows, rows_in = INTERFACE, ROWS, in_graph
-
-
-@pytest.mark.parametrize(
-    ("text", "says"), [('{"cluster": []}', "must map jobs"), ("[]", "a JSON object")]
-)
-def test_a_wrong_tf_config_is_no_missing_one(monkeypatch, text, says):
-    monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(ValueError, match=says):
-        tw_launch.find_tf_config()
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "says"),
-    [
-        ("--ps", "1.5", "argument --ps: must be 0 or more; got '1.5'"),
-        ("--workers", "two", "argument --workers: must be 0 or more; got 'two'"),
-        ("--gpus-per-task", "-1", "--gpus-per-task: must be 0 or more; got '-1'"),
-        ("--max-restarts", "-1", "--max-restarts: must be 0 or more; got '-1'"),
-        ("--grace", "nan", "--grace: must be seconds, 0 or more; got 'nan'"),
-        ("--grace", "inf", "--grace: must be seconds, 0 or more; got 'inf'"),
-        ("--grace", "-1", "--grace: must be seconds, 0 or more; got '-1'"),
-        ("--grace", "soon", "--grace: must be seconds, 0 or more; got 'soon'"),
-    ],
-)
-def test_wrong_options_of_a_launch_are_refused(capsys, option, value, says):
-    with pytest.raises(SystemExit) as caught:
-        launcher.main([option, value, "--", "true"])
-    assert caught.value.code == 2
-    assert says in capsys.readouterr().err

@@ -19,4 +19,3 @@ from ._sharded import apply_at_owners as apply_at_owners
 from ._sharded import apply_sharded_gradients as apply_sharded_gradients
 from ._sharded_optimizer import make_sharded_optimizer as make_sharded_optimizer
 from ._sharded_optimizer import owned_variables as owned_variables
-from .tower_model import TowerModel as TowerModel

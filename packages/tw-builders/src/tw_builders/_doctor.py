@@ -13,7 +13,6 @@ import tensorflow as tf
 
 import tw_builders
 import tw_core
-import tw_keras
 import tw_reduce
 
 v1 = tf.compat.v1
@@ -44,7 +43,6 @@ def checks(devices: Sequence[str]) -> Iterator[tuple[str, Callable[[], None]]]:
         ("apply_sharded_gradients", _sharded_step),
     ):
         yield name, partial(_check_function, make_step, devices)
-    yield "TowerModel", partial(_check_tower_model, devices)
 
 
 def _factors(tower: int) -> list[np.ndarray]:
@@ -151,23 +149,6 @@ def _sharded_step(towers: Sequence[tw_core.Tower], models: Sequence[_Model]) -> 
 
 def _optimizer() -> Any:
     return v1.train.GradientDescentOptimizer(_RATE)
-
-
-def _check_tower_model(devices: Sequence[str]) -> None:
-    import keras
-
-    def make_model() -> Any:
-        dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
-        return keras.Sequential([keras.Input([2]), dense])
-
-    model = tw_keras.TowerModel(make_model, devices)
-    model.compile(keras.optimizers.SGD(0.25), "mse")
-    rows = 4 * len(devices)
-    x = np.tile(np.eye(2, dtype=np.float32), (rows // 2, 1))
-    model.fit(x, np.zeros([rows, 1], np.float32), batch_size=rows, verbose=0)
-    # The mean of (w x)^2 over rows, half of them for each weight, has the slope w.
-    copies = [[tower.get_weights()[0]] for tower in model.towers]
-    _compare(copies, [np.full([2, 1], 0.75)], devices)
 
 
 def _trained(num_towers: int) -> list[np.ndarray]:

@@ -8,7 +8,6 @@ from . import modes as modes
 from . import optimizers as optimizers
 from . import ranks as ranks
 from . import synchronized as synchronized
-from . import timeline as timeline
 from . import tracing as tracing
 from . import variables as variables
 from ._towers import Tower as Tower
@@ -25,7 +24,6 @@ from .devices import session_config as session_config
 from .devices import use_logical_cpus as use_logical_cpus
 from .gradients import merge_grad_list as merge_grad_list
 from .gradients import split_grad_list as split_grad_list
-from .timeline import record_steps as record_steps
 from .variables import Replicated as Replicated
 from .variables import Shared as Shared
 from .variables import VariableStore as VariableStore

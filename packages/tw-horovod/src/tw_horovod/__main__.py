@@ -11,6 +11,8 @@ import runpy
 import sys
 from pathlib import Path
 
+from tw_horovod._unmodified import python_path
+
 
 def main() -> None:
     """Puts Horovod's name on the path of this process and its children, and runs it."""
@@ -18,7 +20,7 @@ def main() -> None:
     del sys.argv[: 1 + is_module]
     if not sys.argv:
         sys.exit("usage: python -m tw_horovod [-m MODULE | FILE] [ARGUMENT ...]")
-    names = str(Path(__file__).parent / "_unmodified" / "_python_path")
+    names = python_path()
     path = filter(None, (names, os.environ.get("PYTHONPATH")))
     os.environ["PYTHONPATH"] = os.pathsep.join(path)
     # As for Python itself: "" of -m, or the program's folder, comes first.

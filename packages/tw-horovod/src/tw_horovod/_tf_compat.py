@@ -3,19 +3,10 @@
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import context
-
-try:
-    from tensorflow.python.client.session import _FetchHandler
-except ImportError:  # TensorFlow may move it with any version.
-    _FetchHandler = None
-
-_E = TypeVar("_E", bound=Exception)
-_LEADER = "/job:worker/replica:0/task:0"
-_NEEDED = ("_closed", "_extend_graph", "_call_tf_sessionrun", "_do_call")
 
 
 def explain_unavailable(explain: Callable[[str], str]) -> None:

@@ -4,7 +4,9 @@ Every tower runs the model's own ``train_step``, which is traced once, for all o
 They meet wherever all are needed: where an optimizer applies, or a metric is updated.
 """
 
-from tw_keras._following import on_rank_0
-from tw_keras._model import TowerModel
+import lazy_loader
 
-__all__ = ["TowerModel", "on_rank_0"]
+from tw_core.checks import refusing_unknown
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__ = refusing_unknown(__name__, __getattr__)

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_builders._parts import check_batch, part_sizes, rows_of
+from tw_builders.internal import check_batch, part_sizes, rows_of
 from tw_reduce import mean, sum_on_device
 
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 import keras
 import tensorflow as tf
 
-from tw_builders._owners import owned
+from tw_builders.internal import owned
 from tw_core import Tower
 from tw_core.gradients import join_rows, split_rows, values_of, weigh
 from tw_core.optimizers import create_slots, keep_repeated_rows

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tw_builders._parts import cut, on_devices
+from tw_builders.internal import cut, on_devices
 from tw_core import Tower
 from tw_core.synchronized import call_towers_once, synchronized_layers
 from tw_core.tracing import may_meet, meeting_alone

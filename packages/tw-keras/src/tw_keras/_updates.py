@@ -16,9 +16,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tw_builders._apply import apply_shared_gradients
-from tw_builders._owners import owned, owners_of, place_of
-from tw_builders._sharded import apply_at_owners, apply_sharded_gradients
+from tw_builders import apply_at_owners, apply_sharded_gradients, apply_shared_gradients
+from tw_builders.internal import owned, owners_of, place_of
 from tw_core import Tower, copy_to_replicas
 from tw_core.flat_variables import FlatModel, flatten
 from tw_core.gradients import values_of, weigh

@@ -1,16 +1,11 @@
-"""TF_CONFIG, servers and devices of a cluster, and parameters pulled in packs.
+"""TF_CONFIG, addresses and servers of a cluster, and the command ``tw-launch``.
 
 .. code-block:: python
 
-    task = cluster.read_tf_config()
-    server = cluster.start_server(task)
+    task = tw_launch.read_tf_config()
+    server = tw_launch.start_server(task)
     if task.job == "ps":
         server.join()
-    with (
-        tf.compat.v1.device(cluster.device_setter(task)),
-        cluster.pulled_together(task),
-    ):
-        model()
 """
 
 import lazy_loader

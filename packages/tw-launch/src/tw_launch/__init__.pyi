@@ -1,10 +1,8 @@
+from ._errors import StartTimeoutError as StartTimeoutError
+from ._errors import SyncTimeoutError as SyncTimeoutError
+from ._launcher.command import main as main
 from ._network_exposure import ExposedServerWarning as ExposedServerWarning
 from ._network_exposure import is_exposed as is_exposed
-from ._parameter_cache import CachedParameter as CachedParameter
-from ._parameter_cache import cached_parameters as cached_parameters
-from ._parameter_cache import pulled_together as pulled_together
-from ._parameter_cache import variable_getter as variable_getter
-from ._placement import device_setter as device_setter
 from ._servers import LocalCluster as LocalCluster
 from ._servers import cluster_spec as cluster_spec
 from ._servers import start_local as start_local

@@ -10,11 +10,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, check_whole_number, public
+from tw_core.checks import caller, check_flag, check_whole_number, public
 from tw_launch._addresses import hold_port, split_address, wait_for_port
 from tw_launch._network_exposure import hold_free_ports, warn_if_exposed
 from tw_launch._tf_config import TaskConfig, check_task
-from tw_syncrep._checks import check_config
 
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
@@ -55,7 +54,7 @@ def start_server(
       OSError: something else is listening on its port, and still is after 10 s.
     """
     check_task(task)
-    check_config(config)
+    _check_config(config)
     check_flag(keep_memory=keep_memory)
     if task.address is None:
         raise ValueError(
@@ -97,7 +96,7 @@ def with_device_filters(config: Any, cluster: TaskConfig | None) -> Any:
     Raises:
       TypeError: an argument has the wrong type.
     """
-    check_config(config)
+    _check_config(config)
     if cluster is not None:
         check_task(cluster)
     if cluster is None or (config is not None and config.device_filters):
@@ -165,7 +164,7 @@ def start_local(*, ps: int = 1, workers: int = 2, config: Any = None) -> LocalCl
     """
     check_whole_number(ps=ps)
     check_whole_number(workers=workers)
-    check_config(config)
+    _check_config(config)
     if ps < 0 or workers < 1:
         raise ValueError(
             f"start_local: needs ps >= 0 and workers >= 1; got {ps} and {workers}."
@@ -239,3 +238,12 @@ def keep_freed_memory() -> bool:
 
 def _tasks_of(addresses: Mapping[str, Sequence[str]]) -> list[tuple[str, int]]:
     return [(job, i) for job, listed in addresses.items() for i in range(len(listed))]
+
+
+def _check_config(config: Any) -> None:
+    """Refuses anything but None or a configuration of sessions or servers."""
+    if config is not None and not isinstance(config, tf.compat.v1.ConfigProto):
+        raise TypeError(
+            f"{caller()}: config must be a tf.compat.v1.ConfigProto; got {config!r} "
+            f"({type(config).__name__})."
+        )

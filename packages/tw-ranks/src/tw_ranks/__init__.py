@@ -2,14 +2,14 @@
 
 .. code-block:: python
 
-    group = processes.join()
-    processes.broadcast_variables(model.variables, group=group)
+    group = tw_ranks.join()
+    tw_ranks.broadcast_variables(model.variables, group=group)
 
 
     @group.bounded
     @tf.function
     def step(batch):
-        [grads] = processes.mean_across([gradients(batch)], group=group)
+        [grads] = tw_ranks.mean_across([gradients(batch)], group=group)
         optimizer.apply(grads, model.trainable_variables)
 """
 

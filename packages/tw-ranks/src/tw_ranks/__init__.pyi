@@ -1,4 +1,5 @@
-from ._calls import RankTimeoutError as RankTimeoutError
+from ._errors import RankTimeoutError as RankTimeoutError
+from ._errors import StartTimeoutError as StartTimeoutError
 from ._group import ProcessGroup as ProcessGroup
 from ._joining.joining import join as join
 from ._reducer import mean_across as mean_across

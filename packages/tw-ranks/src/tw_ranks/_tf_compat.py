@@ -11,14 +11,8 @@ import tensorflow as tf
 from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.eager import context
 
-try:
-    from tensorflow.python.client.session import _FetchHandler
-except ImportError:  # TensorFlow may move it with any version.
-    _FetchHandler = None
-
 _E = TypeVar("_E", bound=Exception)
 _LEADER = "/job:worker/replica:0/task:0"
-_NEEDED = ("_closed", "_extend_graph", "_call_tf_sessionrun", "_do_call")
 
 
 def has_started() -> bool:

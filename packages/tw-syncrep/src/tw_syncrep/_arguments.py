@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tw_core.checks import caller, check_flag, check_text, check_whole_number
 from tw_core.modes import builds_session_graph
-from tw_launch._tf_config import find_tf_config
+from tw_launch import find_tf_config
 from tw_syncrep._checks import check_methods
 from tw_syncrep._transfer.payload import SyncOptions
 from tw_syncrep._transfer.rows import SPARSE_MEANS

@@ -1,7 +1,7 @@
 """TensorFlow's private modules, wrapped; no other module imports these."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -11,8 +11,6 @@ try:
 except ImportError:  # TensorFlow may move it with any version.
     _FetchHandler = None
 
-_E = TypeVar("_E", bound=Exception)
-_LEADER = "/job:worker/replica:0/task:0"
 _NEEDED = ("_closed", "_extend_graph", "_call_tf_sessionrun", "_do_call")
 
 

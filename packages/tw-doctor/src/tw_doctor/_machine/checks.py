@@ -15,12 +15,11 @@ import tensorflow as tf
 import tw_reduce
 from tw_core.devices import canonical_device
 from tw_core.testing import SparseRows, run_in_function
-from tw_reduce._choosing import two_groups
-from tw_reduce._measured import ALGORITHMS
-from tw_reduce._reducer import Reducer
+from tw_reduce import Reducer
+from tw_reduce.internal import ALGORITHMS, two_groups
 from tw_reduce.reducers import CollectiveKeys
 
-SIBLINGS = "tw_doctor"
+SIBLINGS = "tw_doctor.checks"
 _SHAPES = ((), (3,), (5, 7), (4_096,), (130, 130))
 _DTYPES = ("float32", "float16", "float64")
 _ROWS, _TABLE = 4, (6, 2)

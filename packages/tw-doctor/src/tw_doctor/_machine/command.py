@@ -25,7 +25,7 @@ from typing import IO, Any, NoReturn, cast
 
 from tw_core.checks import check_list, check_text, public
 from tw_doctor._machine.page import PARTS, Page, check_line, facts_lines
-from tw_reduce._measured import FORMAT, version_of
+from tw_reduce.internal import FORMAT, version_of
 
 _EXAMPLES = """\
 examples:
@@ -89,7 +89,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="S",
     )
     parser.add_argument(
-        "--version", action="version", version=f"tw-reduce {version_of('tw-reduce')}"
+        "--version", action="version", version=f"tw-doctor {version_of('tw-doctor')}"
     )
     options = parser.parse_args(arguments)
     if options.json is not None and (fault := _unwritable(options.json)):

@@ -27,7 +27,7 @@ from tw_doctor._machine.checks import (
 )
 from tw_doctor._machine.measuring import measure_copies, measure_reducers
 from tw_doctor._machine.scaling import measure_scaling
-from tw_reduce._measured import described_here
+from tw_reduce.internal import described_here
 
 Tell = Callable[..., None]
 # Shares of the time that is left once the checks are made.
@@ -165,7 +165,7 @@ def _all_facts() -> dict[str, Any]:
         "gpu_memory": _facts.gpu_memory(),
         "links": _facts.links(),
         "tf_config": _or_fault(_facts.tf_config),
-        "engine": _or_fault(partial(_facts.sibling_fact, "engine", "no tw-syncrep")),
+        "engine": _or_fault(partial(_facts.sibling_fact, "engine", "no tw-ranks")),
         "exposed": _facts.exposure(),
     }
 

@@ -7,16 +7,13 @@ import shutil
 import socket
 import struct
 import subprocess
-from importlib.metadata import entry_points
+from importlib.metadata import distributions, entry_points
 from pathlib import Path
 from typing import Any
 
-from tw_reduce._measured import num_cores, version_of
+from tw_reduce.internal import num_cores, version_of
 
-_DISTRIBUTIONS = (
-    *("keras", "tf-keras", "numpy", "tw-core", "tw-reduce"),
-    *("tw-builders", "tw-ampopt", "tw-rlload", "tw-syncrep"),
-)
+_DISTRIBUTIONS = ("keras", "tf-keras", "numpy")
 FACTS = "tw_doctor.facts"
 _ANSWERS_WITHIN_S = 10.0
 _SIOCGIFADDR = 0x8915
@@ -24,7 +21,8 @@ _SIOCGIFADDR = 0x8915
 
 def versions(tensorflow: str) -> dict[str, str]:
     """Returns the versions of Python, TensorFlow and the installed distributions."""
-    found = {name: version_of(name) for name in _DISTRIBUTIONS}
+    ours = sorted({d.name for d in distributions() if d.name.startswith("tw-")})
+    found = {name: version_of(name) for name in (*_DISTRIBUTIONS, *ours)}
     return {
         "python": platform.python_version(),
         "tensorflow": tensorflow,
@@ -61,7 +59,7 @@ def links() -> list[str]:
 
 
 def tf_config() -> str:
-    """Describes this process's task in TF_CONFIG; with tw-syncrep, checks it."""
+    """Describes this process's task in TF_CONFIG; with tw-launch, checks it."""
     text = os.environ.get("TF_CONFIG")
     return sibling_fact("TF_CONFIG", text) if text else "not set"
 

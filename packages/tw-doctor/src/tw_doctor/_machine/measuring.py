@@ -15,9 +15,8 @@ import tensorflow as tf
 
 import tw_reduce
 from tw_doctor._machine.race import Time, race
-from tw_reduce._choosing import reducers_on
-from tw_reduce._measured import COPIED, KEPT, Strategy
-from tw_reduce._reducer import Reducer
+from tw_reduce import Reducer
+from tw_reduce.internal import COPIED, KEPT, Strategy, reducers_on
 from tw_reduce.plans import TensorInfo, plan_auto
 from tw_reduce.reducers import CollectiveKeys
 

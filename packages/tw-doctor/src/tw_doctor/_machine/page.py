@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tw_reduce._measured import COPIED, KEPT, Strategy
+from tw_reduce.internal import COPIED, KEPT, Strategy
 
 _BAR = 24
 _BUSY = ": times will mislead; measure on an idle machine"

@@ -16,7 +16,7 @@ import tw_reduce
 from tw_core.devices import canonical_device
 from tw_doctor._machine.measuring import ended
 from tw_doctor._machine.race import Time, race
-from tw_reduce._reducer import Reducer
+from tw_reduce import Reducer
 
 _CLASSES, _RATE = 10, 0.01
 

@@ -40,7 +40,7 @@ def draw_step(step: RecordedStep, path: str | Path) -> None:
     except ImportError as error:
         raise ImportError(
             "draw: drawing needs matplotlib, which is not installed: pip install "
-            "matplotlib. The extra `draw` of tw-core brings it."
+            "matplotlib. The extra `draw` of tw-doctor brings it."
         ) from error
     devices = step.devices
     figure = Figure()

@@ -27,7 +27,7 @@ _REDUCES = {
     *("sum_collective", "sum_nccl", "hierarchical", "mean", "weights", "weigh"),
     *("pack", "unpack", "spread", "reduce_as", "cast_during", "same_shapes"),
     *("GradientPacker", "allreduce_grads_naive", "aggregate_grads_colocate"),
-    # tw-core, tw-rlload, tw-syncrep
+    # tw-core, tw-ranks, tw-rlload, tw-syncrep
     *("sum_over_towers", "sum_over_towers_gradient", "moments_over_towers"),
     *("weighted_mean", "sum_duplicate_rows", "meeting", "round"),
     *("by_tensorflow", "by_nccl", "by_mpi"),  # The engine between processes.

@@ -277,7 +277,7 @@ class StepRecorder:
         Raises:
           RuntimeError: no step was recorded.
           IndexError: there is no such step.
-          ImportError: matplotlib is missing; the extra ``tw-core[draw]`` installs it.
+          ImportError: matplotlib is missing; the extra ``tw-doctor[draw]`` installs it.
           OSError: the file cannot be written.
         """
         from tw_doctor._timeline.drawing import draw_step
@@ -395,7 +395,7 @@ class _Profiler:
         return self._folder is not None
 
     def start(self) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="tw-core-"))
+        folder = Path(tempfile.mkdtemp(prefix="tw-doctor-"))
         try:
             tf.profiler.experimental.start(str(folder))
         except tf.errors.AlreadyExistsError:

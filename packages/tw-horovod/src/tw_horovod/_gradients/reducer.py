@@ -15,7 +15,7 @@ from tw_horovod._operations.reductions import Average, ReduceOp, Sum, check_op
 from tw_horovod._state.group import find_group
 from tw_horovod.compression import Compression
 from tw_ranks import mean_across, sum_across
-from tw_ranks._variables import name_of
+from tw_ranks.internal import name_of
 
 Grads = Sequence[Any]
 """[N] dense, ``tf.IndexedSlices`` or None."""

@@ -17,23 +17,24 @@ import tensorflow as tf
 from tw_core import flat_packs
 from tw_core.checks import caller
 from tw_horovod._operations.reductions import Average, Max, Min, Product, ReduceOp, Sum
-from tw_ranks._agreement import Exchange, describe_tensor
-from tw_ranks._collectives import (
+from tw_ranks import ProcessGroup
+from tw_ranks.internal import (
     BUCKETS,
     KEYS_PER_TENSOR,
+    Exchange,
     add_up,
     check_dtypes,
     combine_flat,
     compare_shapes,
+    describe_tensor,
     find_bucket,
     gather,
     gather_rows,
     known_shape,
     row_spec,
+    run_collectives,
     swap,
 )
-from tw_ranks._group import ProcessGroup
-from tw_ranks._running import run_collectives
 
 _MERGES = {Average: "Add", Sum: "Add", Min: "Min", Max: "Max", Product: "Mul"}
 _NARROW = ("float16", "bfloat16")

@@ -13,10 +13,8 @@ from tw_horovod import _tf_compat
 from tw_horovod._operations import exchanges
 from tw_horovod._operations.reductions import Max
 from tw_horovod._state.group import find_group, global_process_set
-from tw_ranks import finish
-from tw_ranks._collectives import BUCKETS
-from tw_ranks._group import ProcessGroup
-from tw_ranks._variables import broadcast
+from tw_ranks import ProcessGroup, broadcast, finish
+from tw_ranks.internal import BUCKETS
 
 _WORD_BYTES = 4
 

@@ -16,8 +16,8 @@ from tw_horovod._operations import exchanges
 from tw_horovod._operations.reductions import Average, ReduceOp, Sum, choose_op
 from tw_horovod._state.group import find_group, global_process_set
 from tw_horovod.compression import Compression
-from tw_ranks._group import ProcessGroup
-from tw_ranks._variables import broadcast_tensors
+from tw_ranks import ProcessGroup
+from tw_ranks.internal import broadcast_tensors
 
 Tensors = list[tf.Tensor]
 

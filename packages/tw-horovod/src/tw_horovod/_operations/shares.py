@@ -19,7 +19,7 @@ from tw_horovod._operations.ops import (
 from tw_horovod._operations.reductions import Average, Sum, check_op
 from tw_horovod._state.group import find_group, global_process_set
 from tw_horovod.compression import Compression
-from tw_ranks._group import ProcessGroup
+from tw_ranks import ProcessGroup
 
 
 @public

@@ -9,7 +9,7 @@ import tw_ranks
 from tw_core.checks import public
 from tw_core.modes import builds_session_graph, without_autograph
 from tw_horovod._state.group import find_group, global_process_set
-from tw_ranks._variables import read_variable
+from tw_ranks.internal import read_variable
 
 v1 = tf.compat.v1
 

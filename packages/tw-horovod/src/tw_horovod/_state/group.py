@@ -12,10 +12,9 @@ import tensorflow as tf
 
 from tw_core.checks import caller, check_number, public
 from tw_horovod import _tf_compat
-from tw_launch._tf_config import find_tf_config
-from tw_ranks._group import ProcessGroup
-from tw_ranks._joining.joining import join_prepared
-from tw_ranks._side_channel._attendance import Deadlines
+from tw_launch import find_tf_config
+from tw_ranks import ProcessGroup
+from tw_ranks.internal import Deadlines, join_prepared
 
 _log = logging.getLogger(__name__)
 _group: ProcessGroup | None = None

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from tw_ranks._joining.seats import find_seat
+from tw_ranks.internal import find_seat
 
 _log = logging.getLogger(__name__)
 _LAUNCHED = ("PMI_RANK", "PMIX_RANK", "PMI_FD")  # what launchers of MPI set

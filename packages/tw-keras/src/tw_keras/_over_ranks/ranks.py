@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_builders._parts import rows_of
+from tw_builders.internal import rows_of
 from tw_core.gradients import has_unique_rows, split_rows, weigh
 from tw_core.ranks import RankGroup
 from tw_core.variables import tf_variable

@@ -4,15 +4,15 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from itertools import accumulate
-from pathlib import Path
 
 from tw_launch._addresses import join_address
 from tw_launch._launcher.messages import Hello, Start
 from tw_launch._launcher.pmi import World
 
-# Holds modules of the names ``horovod`` and ``mpi4py``.
-_NAMES = Path(__file__).parents[1] / "horovod" / "_unmodified" / "_python_path"
+# Packages that stand in for others, such as Horovod, name the folder of their modules.
+PYTHON_PATHS = "tw_launch.python_paths"
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,24 @@ def plan_tasks(
     return tuple(tasks)
 
 
+def _horovods_path() -> str:
+    """Returns the folder of the modules ``horovod`` and ``mpi4py``, of tw-horovod."""
+    found = entry_points(group=PYTHON_PATHS, name="horovod")
+    if not found:
+        raise ValueError(
+            "--horovod needs the package tw-horovod, which is not installed; install "
+            "it where the tasks run"
+        )
+    return str(next(iter(found)).load()())
+
+
 def _horovods(
     prefixes: Sequence[str], rank: int, size: int, local_rank: int, local_size: int
 ) -> dict[str, str]:
     """Returns the variables that a program of Horovod finds: Gloo's and Open MPI's."""
     numbers = {"RANK": rank, "SIZE": size}
     numbers |= {"LOCAL_RANK": local_rank, "LOCAL_SIZE": local_size}
-    path = filter(None, (str(_NAMES), os.environ.get("PYTHONPATH")))
+    path = filter(None, (_horovods_path(), os.environ.get("PYTHONPATH")))
     return {
         f"{prefix}_{name}": str(number)
         for prefix in prefixes

@@ -17,19 +17,22 @@ import tensorflow as tf
 
 from tw_core.black_box import Recorder, Wait, add_report
 from tw_core.checks import check_number
-from tw_launch._addresses import (
+from tw_launch import find_tf_config
+from tw_launch.internal import (
+    UserLine,
     find_unreachable,
+    hold_free_ports,
     hold_port,
     is_loopback,
     join_address,
+    keep_freed_memory,
     listen,
     may_pass,
+    server_config,
     split_address,
     wait_for_port,
+    warn_if_exposed,
 )
-from tw_launch._network_exposure import UserLine, hold_free_ports, warn_if_exposed
-from tw_launch._servers import keep_freed_memory, server_config
-from tw_launch._tf_config import find_tf_config
 from tw_ranks import _tf_compat
 from tw_ranks._engines.choice import Engine, EngineFacts, choose_engine
 from tw_ranks._engines.mpi import EndedError, World

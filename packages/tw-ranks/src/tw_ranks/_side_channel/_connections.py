@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tw_launch._addresses import split_address
+from tw_launch.internal import split_address
 
 RETRY_S = 1.0
 """The least value that Linux takes for ``TCP_RTO_MAX_MS``."""

@@ -9,8 +9,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from tw_launch._addresses import split_address
-from tw_launch._channel import MAX_BYTES, LineSocket, read_as, write_line
+from tw_launch.internal import MAX_BYTES, LineSocket, read_as, split_address, write_line
 from tw_ranks._agreement import FOLLOWED, Exchange, find_difference
 from tw_ranks._side_channel._attendance import (
     Attendance,

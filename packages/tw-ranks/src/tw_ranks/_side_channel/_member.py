@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from tw_launch._addresses import join_address
-from tw_launch._channel import LineSocket, read_as
+from tw_launch.internal import LineSocket, join_address, read_as
 from tw_ranks._agreement import Exchange
 from tw_ranks._side_channel._attendance import (
     Deadlines,

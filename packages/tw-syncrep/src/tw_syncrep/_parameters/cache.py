@@ -19,7 +19,8 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.checks import caller, check_whole_number, public
-from tw_launch._tf_config import TaskConfig, check_task
+from tw_launch import TaskConfig
+from tw_launch.internal import check_task
 from tw_syncrep._parameters.packs import SMALL_BYTES, Pack, is_small, with_head
 from tw_syncrep._parameters.placement import detached_scope, exact_device_scope
 

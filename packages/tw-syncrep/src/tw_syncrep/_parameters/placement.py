@@ -15,8 +15,8 @@ import tensorflow as tf
 from tw_core import replica_device_setter
 from tw_core.checks import check_list, check_number, public
 from tw_core.devices import LeastLoadedTask
-from tw_launch._servers import cluster_spec
-from tw_launch._tf_config import TaskConfig, check_task
+from tw_launch import TaskConfig, cluster_spec
+from tw_launch.internal import check_task
 
 _Strategy: TypeAlias = Callable[[tf.Operation], int]
 _CALLER = "device_setter"

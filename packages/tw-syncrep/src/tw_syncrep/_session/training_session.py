@@ -8,8 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.checks import check_flag, check_number, check_text, public
-from tw_launch._servers import with_device_filters
-from tw_launch._tf_config import TaskConfig, find_tf_config
+from tw_launch import TaskConfig, find_tf_config, with_device_filters
 from tw_syncrep._checks import (
     check_config,
     check_kind,

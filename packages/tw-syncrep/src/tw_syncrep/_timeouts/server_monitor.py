@@ -19,7 +19,7 @@ from typing import TypeVar
 import tensorflow as tf
 
 from tw_core.black_box import Recorder, Wait, add_report
-from tw_launch._addresses import split_address
+from tw_launch.internal import split_address
 from tw_syncrep._errors import (
     ServerLostError,
     StartTimeoutError,

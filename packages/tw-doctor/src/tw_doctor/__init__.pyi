@@ -1,0 +1,13 @@
+from ._machine.command import main as main
+from ._timeline.intervals import Arrival as Arrival
+from ._timeline.intervals import Call as Call
+from ._timeline.intervals import Interval as Interval
+from ._timeline.intervals import RecordedStep as RecordedStep
+from ._timeline.recording import StepRecorder as StepRecorder
+from ._timeline.recording import record_steps as record_steps
+from ._timeline.summary import Row as Row
+from ._timeline.summary import Summary as Summary
+from ._timeline.trace import merge_traces as merge_traces
+from ._timeline.waits import Wait as Wait
+from ._timeline.waits import explained as explained
+from ._timeline.waits import waits as waits

@@ -1,0 +1,2 @@
+from ._following import on_rank_0 as on_rank_0
+from ._model import TowerModel as TowerModel

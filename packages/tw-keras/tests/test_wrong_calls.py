@@ -1,0 +1,61 @@
+"""Calls that must be refused in a sentence, for every public name that takes any."""
+
+from contextlib import nullcontext
+
+import keras
+import tensorflow as tf
+from wrong_calls import Interface, WrongCalls
+
+from tw_core.testing import CPUS, WrongCall
+from tw_keras import TowerModel
+
+TWO = list(CPUS[:2])
+
+
+def dense():
+    return keras.Sequential([keras.layers.Input([1]), keras.layers.Dense(1)])
+
+
+GIVEN = {
+    "devices": lambda: TWO,
+    "make_model": lambda: dict,
+    "TowerModel": lambda: TowerModel(dense, TWO),
+    "callback": keras.callbacks.Callback,
+}
+EXEMPT = {
+    "Python calls it": "TowerModel.__getattr__ TowerModel.__setattr__",
+    "Keras answers": (
+        "TowerModel.name TowerModel.compile TowerModel.predict_step "
+        "TowerModel.test_step TowerModel.train_step TowerModel.set_weights "
+        "TowerModel.predict_on_batch TowerModel.save_own_variables "
+        "TowerModel.make_train_function TowerModel.save TowerModel.save_weights"
+    ),
+}
+INTERFACE = Interface(
+    "tw-keras",
+    GIVEN,
+    lambda _: nullcontext(),
+    named={".devices": "towers|devices"},
+    exempt=EXEMPT,
+)
+OTHERS = {
+    "TowerModel.variables": [("mirrored", ValueError, "variables must be one of")],
+    "TowerModel.loss_reduction": [("mean", ValueError, "must be 'sum' or None")],
+    "TowerModel.data": [("mine", ValueError, "data must be 'own' or 'shared'")],
+    "TowerModel.uneven": [("pad", ValueError, "uneven must be 'wait' or 'stop'")],
+}
+
+
+def in_a_graph():
+    with tf.Graph().as_default():
+        TowerModel(dense, TWO)
+
+
+ROWS = [
+    *INTERFACE.rows(OTHERS),
+    WrongCall("TowerModel", in_a_graph, RuntimeError, "made outside of gr"),
+]
+
+
+class TestWrongCalls(WrongCalls):
+    interface, rows = INTERFACE, ROWS

@@ -1,0 +1,11 @@
+"""What tw-doctor needs of tw-reduce: what was measured here, and reducers by size.
+
+For the packages of this repository alone: any of it may change in a minor version.
+"""
+
+import lazy_loader
+
+from tw_core.checks import refusing_unknown
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__package__, __file__)
+__getattr__ = refusing_unknown(__name__, __getattr__)

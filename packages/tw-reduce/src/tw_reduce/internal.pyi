@@ -1,0 +1,10 @@
+from ._choosing import reducers_on as reducers_on
+from ._choosing import two_groups as two_groups
+from ._measured import ALGORITHMS as ALGORITHMS
+from ._measured import COPIED as COPIED
+from ._measured import FORMAT as FORMAT
+from ._measured import KEPT as KEPT
+from ._measured import Strategy as Strategy
+from ._measured import described_here as described_here
+from ._measured import num_cores as num_cores
+from ._measured import version_of as version_of
