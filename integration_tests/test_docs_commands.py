@@ -97,7 +97,7 @@ def test_the_paths_in_a_pages_commands_exist(path):
 
 
 SPAN = re.compile(r"`((?:packages|docs|integration_tests)/[\w./*-]+)`")
-TO_WRITE = re.compile(r"tw-x|/x\.md|NAME|_idea|pairwise|\+\w")  # examples of new files
+TO_WRITE = re.compile(r"tw-x|/x\.md|NAME|\bidea\.|_idea|pairwise|\+\w")  # new files
 
 
 def test_the_files_that_contributing_names_exist():
