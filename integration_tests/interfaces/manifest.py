@@ -63,10 +63,15 @@ def parse_manifest(text: str, commit: str = "") -> Manifest:
     return Manifest(project["name"], Version(project["version"]), needs, commit)
 
 
+def find_manifests(root: Path) -> dict[str, Manifest]:
+    """Reads the packages of a checkout, by name."""
+    paths = sorted(root.glob("packages/*/pyproject.toml"))
+    return {path.parent.name: parse_manifest(path.read_text()) for path in paths}
+
+
 def read_manifests(root: Path) -> dict[str, Manifest]:
     """Reads the packages of a checkout; by name, each after all those that it needs."""
-    paths = sorted(root.glob("packages/*/pyproject.toml"))
-    found = {path.parent.name: parse_manifest(path.read_text()) for path in paths}
+    found = find_manifests(root)
     needs = {n: sorted(one.name for one in found[n].siblings) for n in found}
     ordered = TopologicalSorter(needs).static_order()
     return {name: found[name] for name in ordered if name in found}

@@ -9,14 +9,14 @@ import ast
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from graphlib import CycleError, TopologicalSorter
+from graphlib import CycleError
 from pathlib import Path
 from typing import Any
 
 from interfaces.api_lines import INTERNAL
-from packaging.requirements import Requirement
+from interfaces.manifest import find_manifests, read_manifests
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
@@ -33,12 +33,6 @@ def sources(root: Path, package: str = "*", ending: str = "py") -> list[Path]:
     return sorted(root.glob(f"packages/{package}/src/**/*.{ending}"))
 
 
-def packages(root: Path) -> dict[str, dict[str, Any]]:
-    """Reads the pyproject.toml of every package, by the package's name."""
-    paths = sorted(root.glob("packages/*/pyproject.toml"))
-    return {path.parent.name: tomllib.loads(path.read_text()) for path in paths}
-
-
 def settings(root: Path) -> dict[str, Any]:
     """Reads the tools' settings in the root's pyproject.toml."""
     return dict(tomllib.loads((root / "pyproject.toml").read_text())["tool"])
@@ -50,7 +44,7 @@ def lines_of(root: Path) -> dict[str, int]:
         package: sum(
             len(one.read_text().splitlines()) for one in sources(root, package)
         )
-        for package in packages(root)
+        for package in find_manifests(root)
     }
 
 
@@ -80,7 +74,7 @@ def find_crowded(root: Path) -> Iterator[str]:
 def find_circles(root: Path) -> Iterator[str]:
     """Finds modules of a package that import each other, by way of others too."""
     waiting = settings(root)["towers"].get("circular", ())
-    for package in packages(root):
+    for package in find_manifests(root):
         for circle in circles(module_imports(root, package)):
             if any(folder in circle[0].split(".") for folder in waiting):
                 continue
@@ -171,7 +165,7 @@ def module_of(file: Path) -> str:
 
 def from_siblings(root: Path, package: str) -> Iterator[tuple[str, str, str]]:
     """Yields what a package imports from others of ours: place, sibling, its name."""
-    modules = {name.replace("-", "_"): name for name in packages(root)}
+    modules = {one.module: name for name, one in find_manifests(root).items()}
     for file in sources(root, package):
         for line, name in imported(file):
             sibling = modules.get(name.partition(".")[0], package)
@@ -181,7 +175,7 @@ def from_siblings(root: Path, package: str) -> Iterator[tuple[str, str, str]]:
 
 def find_trespasses(root: Path) -> Iterator[str]:
     """Finds imports of siblings' private names."""
-    for package in packages(root):
+    for package in find_manifests(root):
         for place, sibling, name in from_siblings(root, package):
             if any(part.startswith("_") for part in name.split(".")):
                 yield f"{place} imports {name}, which is private to {sibling}."
@@ -193,14 +187,14 @@ def find_wrong_bounds(root: Path) -> Iterator[str]:
     The front of a sibling breaks with a major version (before 1.0: a minor one), its
     ``internal`` with a minor one, so what a package imports decides its bounds.
     """
-    projects = packages(root)
-    for package, project in projects.items():
-        needs = {one.name: one.specifier for one in siblings_of(project, projects)}
+    manifests = find_manifests(root)
+    for package, own in manifests.items():
+        needs = {one.name: one.specifier for one in own.siblings}
         used: dict[str, set[str]] = {name: set() for name in needs}
         for _, sibling, name in from_siblings(root, package):
             used.setdefault(sibling, set()).add([*name.split("."), ""][1])
         for sibling, names in sorted(used.items()):
-            version = Version(projects[sibling]["project"]["version"])
+            version = manifests[sibling].version
             given, is_internal = needs.get(sibling), INTERNAL in names
             if given is None:
                 yield f"{package} imports {sibling}; its pyproject.toml must list it."
@@ -215,12 +209,6 @@ def find_wrong_bounds(root: Path) -> Iterator[str]:
                     f"{'internal' if is_internal else 'front alone'}, so its "
                     f'pyproject.toml must say "{sibling}{wanted}"; got "{given}".'
                 )
-
-
-def siblings_of(project: Mapping[str, Any], ours: Iterable[str]) -> list[Requirement]:
-    """Lists the packages of ours that a pyproject.toml needs."""
-    needs = map(Requirement, project["project"]["dependencies"])
-    return [need for need in needs if need.name in ours]
 
 
 def bound(given: SpecifierSet, sibling: Version, is_internal: bool) -> str:
@@ -239,21 +227,16 @@ def bound(given: SpecifierSet, sibling: Version, is_internal: bool) -> str:
 
 def find_arrows_up(root: Path) -> Iterator[str]:
     """Finds packages that need each other; ``lint-imports`` knows which is above."""
-    projects = packages(root)
-    needs = {
-        name: [one.name for one in siblings_of(project, projects)]
-        for name, project in projects.items()
-    }
     try:
-        TopologicalSorter(needs).prepare()
+        read_manifests(root)
     except CycleError as error:
         yield f"these packages need each other: {' -> '.join(error.args[1])}."
 
 
 def find_unlisted(root: Path) -> Iterator[str]:
     """Finds lists in the root's pyproject.toml that are not of all packages."""
-    tools, names = settings(root), packages(root).keys()
-    modules = {name.replace("-", "_") for name in names}
+    tools, manifests = settings(root), find_manifests(root)
+    names, modules = {*manifests}, {one.module for one in manifests.values()}
     linter = tools["importlinter"]
     ordered = [one["layers"] for one in linter["contracts"] if "layers" in one]
     rooms = [name for one in linter["contracts"] for name in one.get("containers", ())]
@@ -272,7 +255,7 @@ def find_unlisted(root: Path) -> Iterator[str]:
             modules & {*rooms},
             modules - {*tools["towers"].get("circular", ())},
         ),
-        ("tool.towers.budgets", {*tools["towers"]["budgets"]}, {*names}),
+        ("tool.towers.budgets", {*tools["towers"]["budgets"]}, names),
     ):
         if got != wanted:
             yield (
