@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from harness.processes import Program
+
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)  # a launcher handles them
 HERE = str(Path(__file__).parent)
 VARIABLES = {"TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -33,24 +35,8 @@ def run_to_its_end(
     Returns:
       Its status, negative if killed, and what was said.
     """
-    process = subprocess.Popen(
-        command,
-        cwd=cwd,
-        env={**os.environ, **VARIABLES},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=deadline_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    return process.returncode, output
+    program = Program(command, cwd=cwd, env={**os.environ, **VARIABLES})
+    return program.finish(deadline_s), program.out
 
 
 def make_template() -> Any:

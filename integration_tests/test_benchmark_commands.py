@@ -4,12 +4,11 @@ import importlib.util
 import os
 import re
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from harness.processes import Program, wait_until
 
 PATH = Path(__file__).parent / "benchmarks" / "run.py"
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
@@ -73,20 +72,10 @@ def test_choices_are_the_names_of_the_works_and_the_first_default():
 
 def test_ctrl_c_ends_a_benchmark_as_a_shell_expects(tmp_path):
     command = [sys.executable, str(PATH), "timeline"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(
-        command, cwd=tmp_path, start_new_session=True, **quiet
-    ) as process:
-        try:
-            deadline = time.monotonic() + 60
-            while "numpy" not in Path(f"/proc/{process.pid}/maps").read_text():
-                assert process.poll() is None, process.stderr.read()
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            os.killpg(process.pid, signal.SIGINT)
-            said = process.communicate(timeout=60)[1]
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 130, said
+    with Program(command, cwd=tmp_path, is_apart=True) as process:
+        maps = Path(f"/proc/{process.pid}/maps")
+        wait_until(lambda: "numpy" in maps.read_text())
+        os.killpg(process.pid, signal.SIGINT)
+        status, said = process.finish(), process.err
+    assert status == 130, said
     assert said.endswith("run.py: interrupted; no report was written\n")

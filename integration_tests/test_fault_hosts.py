@@ -4,13 +4,12 @@
 """
 
 import os
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from faults.hosts import Hosts, why_no_hosts
+from harness.processes import Program, is_alive, wait_until
 
 ECHO = """
 import socket
@@ -47,9 +46,9 @@ def test_what_is_dropped_is_lost_and_what_is_refused_is_refused(tmp_path):
         assert ask(hosts, 0) == "here"
         hosts.refuse(1, 4000, sender=2)
         assert (ask(hosts, 0), ask(hosts, 2)) == ("here", "ConnectionRefusedError")
-        with pytest.raises(AssertionError, match=r"node1\.log still runs after 0 s"):
-            echo.wait(within_s=0)
-    assert echo.wait(within_s=20) != 0
+        with pytest.raises(AssertionError, match=r"node1\.log: no 'x' within 0 s"):
+            echo.wait_for("x", within_s=0)
+    assert echo.finish(20) != 0
     with pytest.raises(AssertionError, match=r"node1\.log has ended"):
         echo.wait_for("never")
 
@@ -63,17 +62,10 @@ def test_hosts_end_with_the_process_that_made_them(tmp_path):
         "hosts.run(1, 'sleep', '333'); print(hosts._inner[1], flush=True); "
         "time.sleep(60)"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
-    ) as made:
-        inner = int(made.stdout.readline())
-        made.kill()
-    until = time.monotonic() + 20
-    while Path(f"/proc/{inner}").exists():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    env = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    with Program([sys.executable, "-c", program, tmp_path], env=env) as made:
+        inner = int(made.wait_for(r"(\d+)\n")[1])
+    wait_until(lambda: not is_alive(inner))
 
 
 def test_where_there_can_be_no_hosts_the_reason_is_told(monkeypatch):

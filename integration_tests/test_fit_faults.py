@@ -6,7 +6,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +18,8 @@ import numpy as np
 import pytest
 import rank_fits
 from harness.ports import find_free_ports
-from harness.processes import IN_BACKGROUND
+from harness.processes import IN_BACKGROUND, TAG, Program, tagged
 from launching import run_forked
-from soak.processes import TAG, tagged
 
 import tw_ranks
 from tw_keras import TowerModel
@@ -123,28 +121,17 @@ def test_an_error_or_ctrl_c_of_one_rank_ends_all(tmp_path, what, rank):
     ids=["Ctrl-C", "SIGTERM in the background"],
 )
 def test_ctrl_c_in_the_launcher_lets_rank_0_save(tmp_path, start, number):
-    log, tag = tmp_path / "log", f"{os.getpid()} {tmp_path}"
-    program = ["--", sys.executable, PROGRAM, tmp_path, "--epochs", 10**6]
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [str(word) for word in (*start, *LAUNCH, *AGAIN, *program)],
-            env={**os.environ, TAG: tag, "TF_CPP_MIN_LOG_LEVEL": "2"},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        while log.read_text().count(": epoch 1\n") < 2:
-            assert process.poll() is None, log.read_text()
-            time.sleep(0.1)
+    command = [*start, *LAUNCH, *AGAIN, "--", sys.executable, PROGRAM, tmp_path]
+    tag = f"{os.getpid()} {tmp_path}"
+    env = {**os.environ, TAG: tag, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    with Program([*command, "--epochs", 10**6], env=env) as process:
+        process.wait_for(r"(?s)(: epoch 1\n.*){2}", DEADLINE_S)
         assert len(tagged(tag)) >= 3
         process.send_signal(number)
-        assert process.wait(60) == 128 + number
-        assert tagged(tag) == [], log.read_text()
-        assert "rank 0 has saved" in log.read_text()
+        assert process.finish() == 128 + number, process.out
+        assert tagged(tag) == [], process.out
+        assert "rank 0 has saved" in process.out
         assert (tmp_path / "model.keras").exists()
-    finally:
-        process.kill()  # The tasks die with it.
-        process.wait(10)
 
 
 def launch(folder, *more, restarts=()):

@@ -8,18 +8,16 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from harness.ports import find_free_ports
+from harness.processes import TAG, Program, tagged
 from launching import run_forked
 from process_program import PROGRAMS, SAVE_EVERY
-from soak.processes import TAG, tagged
 
 PROGRAM = Path(__file__).parent / "process_program.py"
 LAUNCH = [sys.executable, "-m", "tw_launch", "--ps", "0"]
@@ -121,27 +119,13 @@ def test_killed_ranks_of_two_machines_change_no_bit(tmp_path, undisturbed):
 
 @pytest.mark.timeout(DEADLINE_S)
 def test_ctrl_c_in_the_launcher_leaves_no_process(tmp_path):
-    log = tmp_path / "log"
-    command = ["--workers", "2", *AGAIN, *program("keras", tmp_path)]
-    command += ["--steps", str(10**9)]
+    command = [*LAUNCH, "--workers", 2, *AGAIN, *program("keras", tmp_path)]
+    command += ["--steps", 10**9]
     tag = f"{os.getpid()} {tmp_path}"
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [*LAUNCH, *map(str, command)],
-            cwd=PROGRAM.parent,
-            env={**os.environ, TAG: tag, "TF_CPP_MIN_LOG_LEVEL": "2"},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        until = time.monotonic() + 100
-        while log.read_text().count("from step 0") < 2:
-            assert time.monotonic() < until, log.read_text()
-            time.sleep(0.1)
+    env = {**os.environ, TAG: tag, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    with Program(command, cwd=PROGRAM.parent, env=env) as process:
+        process.wait_for(r"(?s)(from step 0.*){2}", 100)
         assert len(tagged(tag)) >= 3
         process.send_signal(signal.SIGINT)
-        process.wait(60)
-        assert tagged(tag) == [], log.read_text()
-    finally:
-        process.kill()  # The tasks die with it.
-        process.wait(10)
+        process.finish()
+        assert tagged(tag) == [], process.out

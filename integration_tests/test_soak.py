@@ -4,14 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from harness.processes import TAG, Program, tagged, wait_until
 from soak.course import END_S, RECOVER_S, START_S, VICTIMS, GroupSoak, Soak
 from soak.ledger import Kill, Ledger
-from soak.processes import TAG, sample, tagged
-from soak.trend import Bounds, Sample, measure, report
+from soak.trend import Bounds, Sample, measure, report, sample
 
 HERE = Path(__file__).parent
 WORKERS = ["worker 0", "worker 1"]
@@ -135,32 +134,7 @@ def test_a_process_that_has_ended_is_no_sample():
 
 
 def start(*arguments):
-    return subprocess.Popen(
-        [sys.executable, "-u", "-m", "soak.run", *arguments],
-        cwd=HERE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def output_of(process, deadline_s):
-    """Waits for the end of a process; shows what it said if that does not come."""
-    try:
-        return process.communicate(timeout=deadline_s)[0]
-    except subprocess.TimeoutExpired:
-        process.kill()  # What it has started ends with it.
-        output, _ = process.communicate()
-        pytest.fail(f"it still ran after {deadline_s} s:\n{output}")
-    finally:
-        process.kill()
-
-
-def wait_for(is_so, deadline_s=100.0):
-    until = time.monotonic() + deadline_s
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    return Program([sys.executable, "-u", "-m", "soak.run", *arguments], cwd=HERE)
 
 
 @pytest.mark.full("processes")
@@ -169,8 +143,8 @@ def wait_for(is_so, deadline_s=100.0):
 def test_the_short_form_loses_nothing(form):
     short = ("--minutes", str(SHORT_S / 60), "--kill-every", str(KILL_EVERY_S))
     process = start("--light", *short, *form)
-    output = output_of(process, LONGEST_S)
-    assert process.returncode == 0, output
+    status, output = process.finish(LONGEST_S), process.out
+    assert status == 0, output
     assert output.splitlines()[-1] == "0 faults"
     assert output.count(" killed ") == 3  # a line a victim
     assert " killed 0 times" not in output
@@ -186,16 +160,14 @@ def test_ctrl_c_ends_it_with_a_summary_and_leaves_no_process(tmp_path, when, for
     light = ["--light"] if when == "as all train" else []
     process = start("--minutes", "5", "--log", str(log), *light, *form)
     count = 4 if form else 6
-    try:
-        wait_for(lambda: len(tagged(str(process.pid))) >= count)
+    with process:
+        wait_until(lambda: len(tagged(str(process.pid))) >= count, 100)
         if when == "as all train":
             trains = '[worker 2] soak {"event": "step"'
-            wait_for(lambda: log.exists() and trains in log.read_text())
+            wait_until(lambda: log.exists() and trains in log.read_text(), 100)
         process.send_signal(signal.SIGINT)
-        output = output_of(process, CLEAN_UP_S)
-    finally:
-        process.kill()
-    assert process.returncode == 130, output
+        status, output = process.finish(CLEAN_UP_S), process.out
+    assert status == 130, output
     assert output.splitlines()[-1] == "interrupted"
     assert "FAULT" not in output
     assert tagged(str(process.pid)) == []

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from functools import cache
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness.processes import Program, wait_until
 from launching import run_forked
 
 from tw_core.testing import CPUS
@@ -246,11 +246,9 @@ def test_wrong_options_are_refused_before_anything_is_built(
 
 
 def test_the_script_refuses_in_one_line():
-    with run_script(
-        "--devices", "/gpu:0", "/gpu:1", CUDA_VISIBLE_DEVICES=""
-    ) as process:
-        said, _ = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 2
+    process = run_script("--devices", "/gpu:0", "/gpu:1", CUDA_VISIBLE_DEVICES="")
+    assert process.finish() == 2
+    said = process.out
     assert "--devices: this process has no '/gpu:0', '/gpu:1'; it has /cpu:0." in said
     assert "Traceback" not in said
 
@@ -297,39 +295,22 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_differences(
 
 
 def run_script(*args, **environment):
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPT), *args],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"} | environment,
-    )
+    env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"} | environment
+    return Program([sys.executable, SCRIPT, *args], deadline_s=DEADLINE_S, env=env)
 
 
 def test_ctrl_c_ends_the_run_with_a_checkpoint_and_a_sentence(tmp_path):
-    process = run_script("--out", str(tmp_path), "--epochs", "100000")
-    try:
-        wait_for(tmp_path / "placement.png", process)
+    with run_script("--out", str(tmp_path), "--epochs", "100000") as process:
+        wait_until((tmp_path / "placement.png").exists, DEADLINE_S)
         time.sleep(3)
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=DEADLINE_S)
-    finally:
-        process.kill()
-        process.wait(timeout=DEADLINE_S)
-    assert process.returncode == 130
+        status, said = process.finish(), process.out
+    assert status == 130
     assert "Interrupted after step" in said
     assert "--resume" in said
     state = json.loads((tmp_path / "state.json").read_text())
     assert state["step"] > 0
     assert (tmp_path / f"{state['checkpoint']}.index").exists()
-
-
-def wait_for(path, process):
-    deadline = time.monotonic() + DEADLINE_S
-    while not path.exists():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_every_option_has_help():

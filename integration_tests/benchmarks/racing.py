@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from harness.processes import Peer
+
 from tw_doctor._machine.race import race as take_turns
 from tw_doctor._machine.race import seconds_of
 
@@ -242,43 +244,26 @@ def ratio(timings: Sequence[Timing], name: str) -> float:
 
 @contextlib.contextmanager
 def tasks() -> Iterator[Callable[..., Any]]:
-    """Gives ``start(program, *arguments)``, which returns a pipe to a new process.
+    """Gives ``start(program, *arguments)``, which returns a new process.
 
-    The program gets the other end first. All processes are killed at the end.
+    All processes are killed at the end.
     """
     context = multiprocessing.get_context("spawn")
-    running: list[Any] = []
+    with contextlib.ExitStack() as stack:
 
-    def start(program: Callable[..., None], *arguments: Any) -> Any:
-        pipe, theirs = context.Pipe()
-        process = context.Process(
-            target=program, args=(theirs, *arguments), daemon=True
-        )
-        process.start()
-        theirs.close()
-        running.append(process)
-        return pipe
+        def start(program: Callable[..., None], *arguments: Any) -> Peer:
+            peer = Peer(context, program.__name__, program, *arguments)
+            stack.callback(peer.kill)
+            return peer
 
-    try:
         yield start
-    finally:
-        for process in running:
-            process.kill()
-            process.join()
 
 
-def hear(pipe: Any, wait_s: float = WAIT_S) -> Any:
-    """Returns the next message of a process that ``tasks`` has started."""
-    if not pipe.poll(wait_s):
-        raise TimeoutError(f"a process said nothing for {wait_s} s")
-    return pipe.recv()
-
-
-def ask(pipes: Sequence[Any], *message: Any) -> list[Any]:
+def ask(peers: Sequence[Peer], *message: Any) -> list[Any]:
     """Sends all processes a message at once, and returns their answers."""
-    for pipe in pipes:
-        pipe.send(message)
-    return [hear(pipe) for pipe in pipes]
+    for peer in peers:
+        peer.say(*message)
+    return [peer.hear(WAIT_S) for peer in peers]
 
 
 def answer(pipe: Any, make: Callable[[str], tuple[Any, Any]]) -> None:

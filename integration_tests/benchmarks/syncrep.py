@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from harness.ports import find_free_ports
-from racing import Block, Report, ask, hear, paired_ratio, race_blocks, tasks
+from racing import WAIT_S, Block, Report, ask, paired_ratio, race_blocks, tasks
 from syncrep_worker import has_our_servers, mirror, serve, train
 from syncrep_works import (
     ASYNCHRONOUS,
@@ -55,7 +55,7 @@ def processes(work: Work) -> Iterator[dict[str, Block]]:
             ports = find_free_ports(3)
             cluster = {"ps": ports[:1], "worker": ports[1:]}
             ours = place == "ours"
-            hear(start(serve, cluster, "ps", 0, ours))
+            start(serve, cluster, "ps", 0, ours).hear(WAIT_S)
             return [start(train, cluster, index, work, ours) for index in range(2)]
 
         places = {name: _place(name) for name in work.contenders}

@@ -29,6 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.processes import Peer
+
 GRACE_S = 1.0
 DEADLINE_S = 2.0
 LONG_S = 120.0
@@ -515,24 +517,15 @@ def run_drill(
 
 
 def _in_a_process(context: Any, name: str, rng: random.Random) -> Hang:
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_run_child, args=(theirs, name, rng), daemon=True)
-    process.start()
-    theirs.close()
+    peer = Peer(context, name, _run_child, name, rng)
     try:
-        if not ours.poll(LONG_S):
-            raise TimeoutError(f"{name} said nothing for {LONG_S} s")
-        found: Hang = ours.recv()
+        found: Hang = peer.hear(LONG_S)
         return found
     finally:
-        process.kill()
-        process.join(10)
+        peer.kill()
 
 
 def _run_child(pipe: Any, name: str, rng: random.Random) -> None:
-    from syncrep_programs import end_with_the_test
-
-    end_with_the_test()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     with _reports_in_a_folder() as folder:
         hang = IN_ONE_PROCESS[name](rng)

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hosts import COMMAND_S, GRACE_S, START_S, Hosts, Program, run_on_hosts
+from harness.processes import Program
+from hosts import COMMAND_S, GRACE_S, START_S, Hosts, run_on_hosts
 
 
 def start_ranks(
@@ -25,9 +26,7 @@ def start_ranks(
 
 def read_step(rank: Program) -> int:
     """Returns the latest step of a rank."""
-    return max(
-        (int(n) for n in re.findall(r"(?m)^step (\d+)$", rank.printed)), default=0
-    )
+    return max((int(n) for n in re.findall(r"(?m)^step (\d+)$", rank.out)), default=0)
 
 
 def hear_ends(ranks: list[Program], within_s: float) -> list[str]:
@@ -55,7 +54,7 @@ def bear_an_outage(hosts: Hosts, *, cut_s: float, timeout_s: float) -> None:
     # Where the kernel has no bound on the time between TCP's retries, up to as long.
     for rank in ranks:
         rank.wait_for(f"(?m)^step {before + 20}$", within_s=cut_s + GRACE_S)
-        assert "took" in rank.printed.partition("step 20\n")[2], "nothing was cut"
+        assert "took" in rank.out.partition("step 20\n")[2], "nothing was cut"
 
 
 def name_a_cut_off_rank(hosts: Hosts) -> None:
@@ -81,7 +80,7 @@ def name_a_pair(hosts: Hosts) -> None:
     hosts.drop(1, 2)
     _assert_pair(hear_ends(ranks, stall_s + GRACE_S), "timed out")
     for rank in ranks:
-        warned = re.findall("reports a stall: (.*)", rank.printed)
+        warned = re.findall("reports a stall: (.*)", rank.out)
         assert warned, "no warning"
         assert all("rank 0 (" not in told for told in warned), warned
 
@@ -123,9 +122,9 @@ def say_that_a_name_is_local(hosts: Hosts) -> None:
     hosts.name_locally(0)
     command = "-m tw_launch --nnodes 2 --coordinator node0:4001 -- true"
     launcher = hosts.run(0, sys.executable, *command.split())
-    assert launcher.wait(within_s=COMMAND_S) == 2
+    assert launcher.finish(COMMAND_S) == 2
     local = "node0 is 127.0.1.1 to itself, where other machines do not reach"
-    assert f"--coordinator node0:4001: {local} node 0" in launcher.printed
+    assert f"--coordinator node0:4001: {local} node 0" in launcher.out
     rank = hosts.python(0, "host_rank.py", 0, 2, 5.0, 60.0)
     rank.wait_for(f"ranks can join from this machine alone: {local} rank 0")
 

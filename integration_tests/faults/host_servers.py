@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hosts import GRACE_S, Hosts, Program, run_on_hosts
+from harness.processes import Program
+from hosts import GRACE_S, Hosts, run_on_hosts
 
 
 def servers_and_workers(
@@ -53,7 +54,7 @@ def refuse_a_worker(hosts: Hosts, *options: str) -> None:
     told = worker.wait_for("ENDED.*", within_s=8.0 + GRACE_S).group()
     assert "SyncTimeoutError" in told, told
     assert "do not reach this task, worker 0, at node1:6000" in told, told
-    worker.wait(within_s=GRACE_S)
+    assert worker.finish(GRACE_S) >= 0
 
 
 def part_servers(hosts: Hosts) -> None:
@@ -78,9 +79,9 @@ def cut_off_elastic(hosts: Hosts) -> None:
     healed = last_step(stays)
     until = time.monotonic() + 60
     while last_step(goes) <= healed:
-        assert time.monotonic() < until, goes.printed[-300:]
+        assert time.monotonic() < until, goes.out[-300:]
         time.sleep(0.2)
-    assert "ENDED" not in stays.printed + goes.printed
+    assert "ENDED" not in stays.out + goes.out
 
 
 def replace_a_chief(hosts: Hosts) -> None:
@@ -100,7 +101,7 @@ def replace_a_chief(hosts: Hosts) -> None:
     assert "ReplicaReplacedError" in told, told
     for program in (newer, other):
         program.wait_for(f"step {last_step(program) + 30}\n")
-    assert "ENDED" not in newer.printed + other.printed
+    assert "ENDED" not in newer.out + other.out
 
 
 def start_a_chief_elsewhere(hosts: Hosts) -> None:
@@ -117,7 +118,7 @@ def start_a_chief_elsewhere(hosts: Hosts) -> None:
 
 def last_step(worker: Program) -> int:
     """Returns the last step that a worker has printed."""
-    return int(re.findall(r"^step (\d+)$", worker.printed, re.MULTILINE)[-1])
+    return int(re.findall(r"^step (\d+)$", worker.out, re.MULTILINE)[-1])
 
 
 SITUATIONS: dict[str, tuple[int, Callable[[Hosts], None]]] = {

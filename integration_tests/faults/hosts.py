@@ -7,19 +7,17 @@ with all that runs on them, however it ends. This needs root, iproute2, nftables
 util-linux; ``why_no_hosts`` says what is missing.
 """
 
-import contextlib
 import functools
 import os
-import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from harness.processes import Program
 
 START_S = 240.0  # until a program has imported TensorFlow and begun to train
 COMMAND_S = 20.0
@@ -35,52 +33,6 @@ _INPUT = "add table inet f; add chain inet f i { type filter hook input priority
 def address_of(host: int) -> str:
     """Returns a host's address."""
     return f"10.78.0.{10 + host}"
-
-
-class Program:
-    """A program that runs on a host, and what it has printed."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
-        self._process = process
-        self.log = log
-
-    @property
-    def printed(self) -> str:
-        return self.log.read_text(errors="replace")
-
-    def wait_for(self, pattern: str, *, within_s: float = START_S) -> "re.Match[str]":
-        """Waits until the program has printed a pattern; returns the match."""
-        until = time.monotonic() + within_s
-        while (found := re.search(pattern, self.printed)) is None:
-            has_ended = self._process.poll() is not None
-            if has_ended and (found := re.search(pattern, self.printed)):
-                return found
-            assert not has_ended, f"{self.log.name} has ended: {self._tail()}"
-            late = f"{self.log.name}: no {pattern!r} within {within_s:g} s"
-            assert time.monotonic() < until, f"{late}: {self._tail()}"
-            time.sleep(0.05)
-        return found
-
-    def wait(self, *, within_s: float) -> int:
-        """Waits until the program has ended; returns its status."""
-        try:
-            return self._process.wait(within_s)
-        except subprocess.TimeoutExpired:
-            late = f"{self.log.name} still runs after {within_s:g} s"
-            raise AssertionError(f"{late}: {self._tail()}") from None
-
-    def kill(self) -> None:
-        # nsenter waits for the program, which would outlive it.
-        pid = self._process.pid
-        with contextlib.suppress(OSError):
-            inner = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            for child in map(int, inner):
-                os.kill(child, signal.SIGKILL)
-        self._process.kill()
-        self._process.wait(COMMAND_S)
-
-    def _tail(self) -> str:
-        return " | ".join(self.printed.splitlines()[-4:])
 
 
 class Hosts:
@@ -112,15 +64,9 @@ class Hosts:
         env = {**os.environ, "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "-1"}
         env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
         env |= {"TW_REPORTS": str(self._folder), **environment}
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                [*self._enter(host), *command],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env=env,
-            )
-        self._programs.append(Program(process, log))
+        command = (*self._enter(host), *command)
+        program = Program(command, deadline_s=START_S, log=log, env=env)
+        self._programs.append(program)
         return self._programs[-1]
 
     def python(self, host: int, file: str, *arguments: object, **env: str) -> Program:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import syncrep_links
-import syncrep_programs
 import tensorflow as tf
 
 import tw_ranks
@@ -45,14 +44,11 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
         ``stops_in_join`` (ranks), ``is_quiet``, ``environment`` (variables by rank),
         ``resolves_in_s`` (until names are known).
     """
-    syncrep_programs.end_with_the_test()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
     joining = _prepare(dict(options), pipe)
     group = answer(pipe, lambda: tw_ranks.join(**joining), tells=False)
     while group is not None:
         try:
-            name, arguments = pipe.recv()
+            name, *arguments = pipe.recv()
         except EOFError:
             break
         answer(pipe, partial(_find(name), group, *arguments))

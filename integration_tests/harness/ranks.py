@@ -14,6 +14,7 @@ import syncrep_links
 from syncrep_tasks import Task
 
 from harness.ports import find_free_ports
+from harness.processes import Peer
 from tw_launch._launcher import pmi as _pmi
 
 DEADLINE_S = 120  # of one call; a busy machine takes a minute for some
@@ -37,39 +38,21 @@ class Raised(Exception):
         self.report = report
 
 
-class RankProcess:
-    """One rank's process, and the test's end of its pipe."""
+class RankProcess(Peer):
+    """One rank's process."""
 
     def __init__(
         self, context: Any, rank: int, joining: dict[str, Any], run: Any
     ) -> None:
+        super().__init__(context, f"rank {rank}", run, joining)
         self.rank = rank
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=run, args=(theirs, joining), daemon=True)
-        self.process.start()
-        theirs.close()
-
-    def say(self, name: str, *arguments: Any) -> None:
-        self.pipe.send((name, arguments))
 
     def hear(self, within_s: float | None = None) -> Any:
         """Returns what the function returned; raises what it raised."""
-        within_s = DEADLINE_S if within_s is None else within_s
-        if not self.pipe.poll(within_s):
-            raise TimeoutError(f"rank {self.rank} said nothing for {within_s} s")
-        word, value = self.pipe.recv()
+        word, value = super().hear(DEADLINE_S if within_s is None else within_s)
         if word == "raised":
             raise Raised(*value)
         return value
-
-    def send(self, number: int) -> None:
-        os.kill(self.process.pid, number)
-
-    def end(self) -> None:
-        if self.process.is_alive():  # Also where it is stopped.
-            self.process.kill()
-        self.process.join(10)
-        assert not self.process.is_alive()
 
 
 class Ranks:
@@ -185,7 +168,7 @@ class Ranks:
     def end(self) -> None:
         try:
             for rank in self.all:
-                rank.end()
+                rank.kill()
         finally:
             if self._mpi is not None:
                 self._mpi.close()

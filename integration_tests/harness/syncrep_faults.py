@@ -37,7 +37,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from syncrep_tasks import Task, Tasks, eventually
+from syncrep_tasks import Task, Tasks
+
+from harness.processes import wait_until
 
 WAIT_S = 3.0
 GRACE_S = 1.0
@@ -331,7 +333,7 @@ def start_afresh(tasks: Tasks) -> None:
     for worker in workers:
         worker.say("steps", {"factor": 0.0, "count": 10**9})
     for worker in workers:  # until the steps run
-        eventually(lambda: not worker.pipe.poll(0.3))  # noqa: B023
+        wait_until(lambda: not worker.pipe.poll(0.3))  # noqa: B023
     server.stop()
     time.sleep(1.0)
     for worker in workers:

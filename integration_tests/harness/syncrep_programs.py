@@ -4,7 +4,6 @@ A task gets ``(command, value)`` pairs and answers each; an exception that a
 command raises is the answer, and ends the task.
 """
 
-import ctypes
 import json
 import logging
 import os
@@ -12,12 +11,9 @@ import signal
 import time
 import traceback
 import warnings
-from multiprocessing import forkserver
 from typing import Any
 
 import syncrep_links
-
-_PR_SET_PDEATHSIG = 1
 
 
 def run_task(
@@ -25,7 +21,6 @@ def run_task(
 ) -> None:
     """Runs one task in a process of its own."""
     signal.alarm(spec.get("limit_s", 180))
-    end_with_the_test()
     os.environ["TF_CONFIG"] = json.dumps(task)
     warnings.simplefilter("ignore")
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
@@ -42,16 +37,6 @@ def run_task(
         # A server's threads would keep the process.
         pipe.close()
         os._exit(0)
-
-
-def end_with_the_test() -> None:
-    """Has this process end with the test, also where that is killed.
-
-    The process that tasks are forked from ends with it, once no task holds the pipe to
-    it.
-    """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.close(forkserver._forkserver._forkserver_alive_fd)
 
 
 def serve(pipe: Any, spec: dict[str, Any]) -> None:

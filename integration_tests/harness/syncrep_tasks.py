@@ -1,9 +1,7 @@
 """Clusters of real processes on this machine, as tests drive them."""
 
 import multiprocessing
-import os
 import signal
-import time
 from typing import Any
 
 import syncrep_links
@@ -11,31 +9,19 @@ import syncrep_programs
 from syncrep_relays import Relay
 
 from harness.ports import find_free_ports
+from harness.processes import DEADLINE_S, Peer
 
-DEADLINE_S = 60
 
-
-class Task:
-    """A process of a cluster, and the test's end of its pipe.
+class Task(Peer):
+    """A process of a cluster.
 
     Attributes:
       plug: name of its link at the hub, where it has one.
     """
 
     def __init__(self, context: Any, name: str, *arguments: Any) -> None:
-        self.name = name
+        super().__init__(context, name, syncrep_programs.run_task, *arguments)
         self.plug: str | None = None
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(
-            target=syncrep_programs.run_task, args=(theirs, *arguments), daemon=True
-        )
-        self.process.start()
-        theirs.close()
-
-    def hear(self, within_s: float = DEADLINE_S) -> Any:
-        if not self.pipe.poll(within_s):
-            raise TimeoutError(f"{self.name} said nothing for {within_s} s")
-        return self.pipe.recv()
 
     def expect(self, word: str, within_s: float = DEADLINE_S) -> Any:
         got = self.hear(within_s)
@@ -43,23 +29,17 @@ class Task:
         return got[1]
 
     def say(self, command: str, value: Any = None) -> None:
-        self.pipe.send((command, value))
+        super().say(command, value)
 
     def ask(self, command: str, value: Any = None) -> Any:
         self.say(command, value)
         return self.expect("done")
 
     def stop(self) -> None:
-        os.kill(self.process.pid, signal.SIGSTOP)
+        self.send(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        os.kill(self.process.pid, signal.SIGCONT)
-
-    def kill(self) -> None:
-        if self.process.is_alive():
-            self.process.kill()
-        self.process.join(10)
-        assert not self.process.is_alive()
+        self.send(signal.SIGCONT)
 
 
 class Tasks:
@@ -158,7 +138,7 @@ class Tasks:
             worker.expect("built")
         # The chief first: a worker that joins before the incarnation joins again.
         for worker in self.workers:
-            worker.pipe.send(("go", None))
+            worker.say("go")
             worker.expect("created")
         return self.workers
 
@@ -171,7 +151,7 @@ class Tasks:
             return task
         self.workers[index] = task
         task.expect("built")
-        task.pipe.send(("go", None))
+        task.say("go")
         task.expect("created")
         return task
 
@@ -188,14 +168,6 @@ class Tasks:
             task.kill()
         for relay in self._relays.values():
             relay.end()
-
-
-def eventually(condition: Any, within_s: float = 60) -> None:
-    """Waits until a condition holds."""
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end, f"{condition} did not come true"
-        time.sleep(0.02)
 
 
 def make_template() -> Any:

@@ -10,9 +10,10 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from harness.processes import TAG, Program, tagged
+
 from soak.ledger import Kill, Ledger
-from soak.processes import TAG, Program, sample, tagged
-from soak.trend import Bounds, Sample, report
+from soak.trend import Bounds, Sample, report, sample
 
 HERE = Path(__file__).parent
 WORKERS = ["worker 0", "worker 1", "worker 2"]
@@ -80,7 +81,7 @@ class Soak:
             [str(HERE.parent), *filter(None, [env.get("PYTHONPATH")])]
         )
         for name, command in self._commands().items():
-            self._programs[name] = Program(command, env)
+            self._programs[name] = Program(command, env=env)
         self._wait_for(self._all_train, START_S, "not all tasks train")
         self._trained_from_s = self.now_s
 
@@ -101,8 +102,7 @@ class Soak:
         """Has all end in order, and looks at what they say then."""
         (self._folder / "stop").touch()
         for name, program in self._programs.items():
-            status = program.wait(END_S)
-            if status != 0:
+            if status := program.finish(END_S):
                 self.faults.append(f"{name} ended with status {status}")
         self._read_lines()
         ends = {"worker 0": self._cluster.ends.get("worker 0")}
@@ -115,7 +115,9 @@ class Soak:
     def end(self) -> None:
         """Ends whatever still runs, and looks that nothing is left."""
         for program in self._programs.values():
-            program.end(grace_s=15.0)
+            if program.poll() is None:
+                program.send_signal(signal.SIGINT)
+            program.finish(15.0)
         self._read_lines()
         left = tagged(str(os.getpid()))
         for pid in left:
@@ -200,8 +202,8 @@ class Soak:
     def _look(self) -> None:
         self._read_lines()
         for name, program in self._programs.items():
-            if program.status is not None:
-                raise RuntimeError(f"{name} has ended with status {program.status}")
+            if (status := program.poll()) is not None:
+                raise RuntimeError(f"{name} has ended with status {status}")
         starts = sum(len(pids) for pids in self._cluster.pids.values())
         if starts > self._expected_starts():
             raise RuntimeError("a task ended that was not killed")

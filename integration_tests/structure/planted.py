@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.processes import Program
+
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_suffix(".toml")
 DEADLINE_S = 900
@@ -100,25 +102,18 @@ def find(fault: Fault, tree: Path) -> str:
 def _first_failure(tree: Path, tests: Sequence[str]) -> str:
     # Before what is installed: the copy is what is tested, in child processes too.
     sources = [str(path) for path in sorted(tree.glob("packages/*/src"))]
-    process = subprocess.Popen(
+    process = Program(
         [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
         + [f"packages/{test}" for test in tests],
         cwd=tree,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sources)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
     )
-    try:
-        said, _ = process.communicate(timeout=DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        process.communicate()
+    status = process.finish(DEADLINE_S)
+    if status == -9:
         return "the deadline"
-    if process.returncode in (0, _NO_TESTS_RAN):
+    if status in (0, _NO_TESTS_RAN):
         return ""
-    failed = _FAILED.search(said)
+    failed = _FAILED.search(process.out)
     return failed[1].removeprefix("packages/") if failed else "no test: it crashed"
 
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness.processes import IN_BACKGROUND
+from harness.processes import IN_BACKGROUND, Program, is_alive, wait_until
 
 from tw_reduce.plans import read_measurements
 
@@ -58,20 +58,6 @@ def run(*options, env=None):
 def children_of(pid):
     listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [int(child) for child in listed]
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except OSError:
-        return False
-
-
-def wait_for_end(pids):
-    deadline = time.monotonic() + 60
-    while any(map(is_alive, pids)):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -192,33 +178,21 @@ def test_it_ends_at_its_time_limit():
 )
 def test_a_signal_ends_it_with_the_process_that_it_started(tmp_path, start, number):
     file = tmp_path / "machine.json"
-    with subprocess.Popen(
-        [*start, *DOCTOR, "--json", str(file)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as doctor:
-        deadline = time.monotonic() + 30
-        while not (children := children_of(doctor.pid)):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+    with Program([*start, *DOCTOR, "--json", file], is_apart=True) as doctor:
+        children = wait_until(lambda: children_of(doctor.pid))
         doctor.send_signal(number)
-        said = doctor.communicate(timeout=30)[1]
-    assert said == "tw-doctor: interrupted; nothing was written\n"
-    assert doctor.returncode == 128 + number
-    wait_for_end(children)  # one that was being started sees its input closed
+        assert doctor.finish() == 128 + number
+    assert doctor.err == "tw-doctor: interrupted; nothing was written\n"
+    # One that was being started sees its input closed.
+    wait_until(lambda: not any(map(is_alive, children)))
     assert not file.exists()
 
 
 @pytest.mark.timeout(90)
 def test_a_killed_doctor_leaves_no_process_behind():
-    with subprocess.Popen(DOCTOR, stdout=subprocess.DEVNULL) as doctor:
-        deadline = time.monotonic() + 30
-        while not (children := children_of(doctor.pid)):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        doctor.kill()
-    wait_for_end(children)
+    with Program(DOCTOR) as doctor:
+        children = wait_until(lambda: children_of(doctor.pid))
+    wait_until(lambda: not any(map(is_alive, children)))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from rank_programs import answer
-from syncrep_programs import end_with_the_test
 
 import tw_horovod as hvd
 from tw_horovod._state import group as state
@@ -29,7 +28,6 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
         2's behaviour, as such programs do; ``timeout_s`` is for a silent rank;
       ``threads`` run the ops of the eager runtime.
     """
-    end_with_the_test()
     os.environ.pop("TF_CONFIG", None)
     os.environ.update(options.get("mpi", {}))
     if "cluster" in options:
@@ -47,7 +45,7 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
     answer(pipe, hvd.init)
     while True:
         try:
-            name, arguments = pipe.recv()
+            name, *arguments = pipe.recv()
         except EOFError:
             break
         answer(pipe, functools.partial(globals()[name], *arguments))

@@ -20,8 +20,8 @@ from types import SimpleNamespace
 
 import pytest
 from harness.ports import find_free_ports
-from harness.processes import IN_BACKGROUND
-from syncrep_launches import finish, is_alive, launch, wait_until
+from harness.processes import IN_BACKGROUND, is_alive, wait_until
+from syncrep_launches import finish, launch
 
 from tw_core.modes import without_autograph
 from tw_launch import ExposedServerWarning, _network_exposure, is_exposed, main
@@ -58,7 +58,8 @@ def test_a_run_goes_on_though_nobody_reads_its_output(stream):
     for _ in range(5000):
         print("x" * 100, file=sys.{stream}, flush=True)
     """
-    process = launch(program, "--ps", "0", "--grace", "5")
+    pipe = {stream: subprocess.PIPE}
+    process = launch(program, "--ps", "0", "--grace", "5", **pipe)
     getattr(process, stream).close()
     try:
         assert process.wait(30) == 0
@@ -222,7 +223,7 @@ def test_signals_are_handed_on_and_stubborn_tasks_killed():
         time.sleep(1)
     """
     process = launch(program, "--ps", "0", "--grace", "2", start=IN_BACKGROUND)
-    pids = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
+    pids = [int(pid) for pid in process.wait_for(r"(\d+)\n.* (\d+)\n").groups()]
     process.send_signal(signal.SIGTERM)
     status, out, err = finish(process)
     assert status == 128 + signal.SIGTERM
@@ -238,8 +239,7 @@ def test_stubborn_tasks_share_one_grace():
     time.sleep(60)
     """
     process = launch(program, "--ps", "3", "--workers", "1", "--grace", "2")
-    for _ in range(4):
-        process.stdout.readline()
+    process.wait_for(r"(ready\n.*){4}")
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
     status, _, _ = finish(process)
@@ -301,10 +301,9 @@ def test_a_killed_launcher_leaves_neither_tasks_nor_their_children_behind():
     time.sleep(60)
     """
     process = launch(program, "--ps", "0", "--workers", "2")
-    lines = [process.stdout.readline() for _ in range(2)]
-    pids = [int(pid) for line in lines for pid in line.split()[-2:]]
+    found = process.wait_for(r"(\d+) (\d+)\n.* (\d+) (\d+)\n")
+    pids = [int(pid) for pid in found.groups()]
     process.kill()
-    process.communicate(timeout=30)
     wait_until(lambda: not any(map(is_alive, pids)))
 
 
@@ -314,10 +313,10 @@ def test_a_launcher_under_nohup_goes_on_when_its_terminal_closes():
         *(program, "--ps", "0", "--workers", "1"),
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
     )
-    process.stdout.readline()
+    process.wait_for("ready")
     process.send_signal(signal.SIGHUP)
     status, out, _ = finish(process)
-    assert (status, out) == (0, "[worker 0] done\n")
+    assert (status, out) == (0, "[worker 0] ready\n[worker 0] done\n")
 
 
 def test_isolated_tasks_have_the_loopback_interface_only():
@@ -447,7 +446,7 @@ def test_starting_servers_warns_once_that_they_are_open(monkeypatch):
 def test_the_warning_points_at_the_line_of_the_users_program(monkeypatch, tmp_path):
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
     program = tmp_path / "train.py"
-    program.write_text("from tw_syncrep import cluster\n\n\nstart(1, proc)\n")
+    program.write_text("import tw_launch\n\n\nstart(1, proc)\n")
     for start in (is_exposed, warn_if_exposed):
         # A function of ours between the user's line and the warning, and AutoGraph's
         # wrapper around it.

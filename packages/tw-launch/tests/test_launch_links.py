@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from syncrep_launches import DEADLINE_S, Launches, is_alive, wait_until
+from harness.processes import is_alive, wait_until
+from syncrep_launches import Launches
 
 HOSTS = ("10.77.0.1", "10.77.0.2")
 IN_NAMESPACE = f"""
@@ -23,8 +24,8 @@ os.execv(sys.executable, [sys.executable, "-m", "tw_launch", *sys.argv[2:]])
 
 
 @pytest.fixture
-def launches(tmp_path):
-    launches = Launches(tmp_path, f"{HOSTS[0]}:29400")
+def launches():
+    launches = Launches(f"{HOSTS[0]}:29400")
     yield launches
     launches.kill()
 
@@ -43,9 +44,9 @@ def start(launches, program, *arguments):
         for node, host in enumerate(HOSTS)
     ]
     for process in processes:
-        launches.hear(process, "alone|Error")
-        if "alone" not in launches.out(process):
-            pytest.skip(f"no namespaces: {launches.err(process).splitlines()[-1]}")
+        process.wait_for("alone|Error")
+        if "alone" not in process.out:
+            pytest.skip(f"no namespaces: {process.err.splitlines()[-1]}")
     first, second = (process.pid for process in processes)
     words = f"ip link add end netns {first} type veth peer name end netns {second}"
     joined = run(words)
@@ -58,9 +59,7 @@ def start(launches, program, *arguments):
 
 
 def run(words):
-    return subprocess.run(
-        words.split(), capture_output=True, text=True, timeout=DEADLINE_S
-    )
+    return subprocess.run(words.split(), capture_output=True, text=True, timeout=30)
 
 
 def test_machines_with_a_network_between_them_reach_each_other(launches):
@@ -77,14 +76,14 @@ def test_machines_with_a_network_between_them_reach_each_other(launches):
             time.sleep(0.05)
     """
     processes = start(launches, program)
-    assert launches.finish() == [0, 0], launches.err(processes[0])
-    assert "[worker 0] met 10.77.0.2" in launches.out(processes[0])
+    assert launches.finish() == [0, 0], processes[0].err
+    assert "[worker 0] met 10.77.0.2" in processes[0].out
 
 
 def test_a_link_that_goes_down_ends_both_machines_in_time(launches):
     program = "print('pid', os.getpid(), flush=True); time.sleep(60)"
     processes = start(launches, program, "--node-timeout", "2")
-    pids = [int(launches.hear(one, r"pid (\d+)")[1]) for one in processes]
+    pids = [int(one.wait_for(r"pid (\d+)")[1]) for one in processes]
     down = run(f"nsenter -t {processes[0].pid} -n ip link set end down")
     assert down.returncode == 0, down.stderr
     assert launches.finish() == [1, 1]
@@ -92,5 +91,5 @@ def test_a_link_that_goes_down_ends_both_machines_in_time(launches):
         processes, ("node 1 (10.77.0.2)", "node 0 (10.77.0.1)"), strict=True
     ):
         said = f"{other} is lost: nothing was heard of its launcher for 2 s"
-        assert said in launches.err(process)
+        assert said in process.err
     wait_until(lambda: not any(map(is_alive, pids)))

@@ -16,7 +16,8 @@ from queue import SimpleQueue
 
 import pytest
 from harness.ports import find_free_ports
-from syncrep_launches import Launches, is_alive, wait_until
+from harness.processes import is_alive, wait_until
+from syncrep_launches import Launches
 
 from tw_launch._launcher.meeting import open_port
 
@@ -25,9 +26,9 @@ PID = r"pid (\d+)"
 
 
 @pytest.fixture
-def launches(tmp_path):
+def launches():
     (port,) = find_free_ports(1)
-    launches = Launches(tmp_path, f"127.0.0.1:{port}")
+    launches = Launches(f"127.0.0.1:{port}")
     yield launches
     launches.kill()
 
@@ -35,7 +36,7 @@ def launches(tmp_path):
 def start_waiting(launches, *arguments, nodes=(0, 1)):
     """Starts launchers whose tasks wait; returns them and the tasks' process ids."""
     started = [launches.start(n, WAITING, *arguments, nnodes=len(nodes)) for n in nodes]
-    return started, [int(launches.hear(one, PID)[1]) for one in started]
+    return started, [int(one.wait_for(PID)[1]) for one in started]
 
 
 def test_machines_make_one_cluster_in_the_order_of_their_ranks(launches):
@@ -56,7 +57,7 @@ def test_machines_make_one_cluster_in_the_order_of_their_ranks(launches):
     assert launches.finish() == [0, 0, 0]
     told = {}
     for node, process in nodes.items():
-        for name, text in re.findall(r"\[(\w+ \d)\] (.*)", launches.out(process)):
+        for name, text in re.findall(r"\[(\w+ \d)\] (.*)", process.out):
             told[name] = (node, *json.loads(text))
     assert sorted(told) == ["evaluator 0", "ps 0", *(f"worker {n}" for n in range(5))]
     clusters = [config["cluster"] for _, config, _ in told.values()]
@@ -89,7 +90,7 @@ def test_the_first_failure_decides_for_all_machines(launches, failing):
     assert launches.finish() == [7, 7]
     where = f"node {failing} (127.0.0.{failing + 1})"
     for process in processes:
-        err = launches.err(process)
+        err = process.err
         assert f"worker {failing} failed with status 7 after 1 start(s)" in err
         assert f"failed: worker {failing} on {where}, exit code 7" in err
         assert "[tw-launch]   what went wrong" in err
@@ -105,7 +106,7 @@ def test_a_failed_task_of_another_machine_is_restarted_there(launches, tmp_path)
     processes = [launches.start(n, program, "--max-restarts", "1") for n in (0, 1)]
     assert launches.finish() == [0, 0]
     for process in processes:
-        assert "worker 1 failed with status 4; restart 1 of 1" in launches.err(process)
+        assert "worker 1 failed with status 4; restart 1 of 1" in process.err
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -122,17 +123,14 @@ def test_all_tasks_of_all_machines_are_restarted_on_fresh_ports(launches, failin
     options = ("--restart", "group", "--restart-delay", "0", "--max-restarts", "1")
     processes = [launches.start(node, program, *options) for node in (0, 1)]
     assert launches.finish() == [0, 0]
-    told = [
-        re.findall(r"start (\d) (\d+) (.*)", launches.out(process))
-        for process in processes
-    ]
+    told = [re.findall(r"start (\d) (\d+) (.*)", process.out) for process in processes]
     assert [[number for number, _, _ in one] for one in told] == [["0", "1"]] * 2
     first, second = (
         {cluster for _, _, cluster in pair} for pair in zip(*told, strict=True)
     )
     assert len(first) == len(second) == 1
     assert first != second
-    out = "".join(map(launches.out, processes))
+    out = "".join(process.out for process in processes)
     assert len(set(re.findall(r"run (\w{16})", out))) == 1
     assert not any(is_alive(int(pid)) for one in told for _, pid, _ in one)
 
@@ -145,7 +143,7 @@ def test_a_signal_to_one_launcher_ends_all_machines(launches, hit, number):
     assert launches.finish() == [128 + number] * 2
     assert not any(map(is_alive, pids))
     said = f"node {hit} (127.0.0.{hit + 1}) got {signal.Signals(number).name}"
-    assert said in launches.err(processes[1 - hit])
+    assert said in processes[1 - hit].err
 
 
 @pytest.mark.parametrize("hit", [0, 1])
@@ -154,7 +152,7 @@ def test_a_launcher_that_is_killed_ends_all_machines_at_once(launches, hit):
     processes[hit].kill()
     other = processes[1 - hit]
     assert launches.finish(other) == [1]
-    assert f"node {hit} (127.0.0.{hit + 1}) is lost: its" in launches.err(other)
+    assert f"node {hit} (127.0.0.{hit + 1}) is lost: its" in other.err
     wait_until(lambda: not any(map(is_alive, pids)))
 
 
@@ -166,7 +164,7 @@ def test_a_launcher_that_is_stopped_ends_the_others_in_time(launches, hit):
     assert launches.finish(*others) == [1, 1]
     for other in others:
         said = f"node {hit} (127.0.0.{hit + 1}) is lost: nothing was heard of its"
-        assert said in launches.err(other)
+        assert said in other.err
     assert not is_alive(pids[2])
     processes[hit].send_signal(signal.SIGCONT)
     assert launches.finish(processes[hit]) == [1]
@@ -181,7 +179,7 @@ def test_machines_that_are_there_are_not_taken_for_lost(launches):
     assert launches.finish() == [0, 0]
 
 
-def test_a_launcher_whose_output_is_not_read_is_not_taken_for_lost(launches):
+def test_a_launcher_whose_output_is_not_read_is_not_taken_for_lost(launches, tmp_path):
     program = """
     if index == 1 and not os.path.exists("again"):
         open("again", "w").close()
@@ -189,7 +187,7 @@ def test_a_launcher_whose_output_is_not_read_is_not_taken_for_lost(launches):
     time.sleep(4 * (1 - index))
     """
     options = ("--max-restarts", "1", "--node-timeout", "1")
-    settings = {"cwd": launches.folder}
+    settings = {"cwd": tmp_path}
     launches.start(0, program, *options, **settings)
     taken, given = os.pipe()
     os.set_blocking(given, False)
@@ -199,7 +197,7 @@ def test_a_launcher_whose_output_is_not_read_is_not_taken_for_lost(launches):
     os.set_blocking(given, True)
     node_1 = launches.start(1, program, *options, **settings, stderr=given)
     os.close(given)
-    wait_until(lambda: (launches.folder / "again").exists())
+    wait_until(lambda: (tmp_path / "again").exists())
     time.sleep(3)  # It is to say that it restarts the task, and cannot.
     assert node_1.poll() is None
     with open(taken, "rb") as pipe:
@@ -214,7 +212,7 @@ def test_a_hello_of_another_version_is_refused_in_words(launches):
     node_1 = launches.start(1, "pass", launcher=launcher)
     assert launches.finish(node_1) == [2]
     said = "node 0 takes this for no tw-launch of its version: what came is no message"
-    assert said in launches.err(node_1)
+    assert said in node_1.err
 
 
 def test_a_name_that_is_local_to_node_0_is_refused(monkeypatch):
@@ -233,7 +231,7 @@ def test_an_address_that_is_unknown_is_refused_at_once(launches):
     node_1 = launches.start(1, "pass", "--address", "tasks.invalid")
     assert launches.finish() == [2]
     said = "--address tasks.invalid has no address ("
-    assert said in launches.err(node_1)
+    assert said in node_1.err
 
 
 OTHER_HELLO = """
@@ -254,10 +252,10 @@ def test_a_run_goes_on_without_a_machine_if_enough_workers_are_left(launches, tm
     """
     options = ("--min-workers", "1")
     processes = [launches.start(node, program, *options) for node in (0, 1)]
-    pid = int(launches.hear(processes[1], PID)[1])
-    launches.hear(processes[0], PID)
+    pid = int(processes[1].wait_for(PID)[1])
+    processes[0].wait_for(PID)
     processes[1].kill()
-    launches.hear(processes[0], r"killed; going on with 1 workers")
+    processes[0].wait_for(r"killed; going on with 1 workers")
     (tmp_path / "over").touch()
     assert launches.finish(processes[0]) == [0]
     wait_until(lambda: not is_alive(pid))
@@ -272,12 +270,12 @@ def test_a_machine_that_was_lost_first_is_named_first(launches, tmp_path):
     """
     processes = [launches.start(n, program, "--min-workers", "1") for n in (0, 1)]
     for process in processes:
-        launches.hear(process, PID)
+        process.wait_for(PID)
     processes[1].kill()
-    launches.hear(processes[0], r"killed; going on with 1 workers")
+    processes[0].wait_for(r"killed; going on with 1 workers")
     (tmp_path / "fails").touch()
     assert launches.finish(processes[0]) == [1]
-    err = launches.err(processes[0])
+    err = processes[0].err
     assert re.search(
         r"first task that failed: worker 1 on node 1 .*, lost with its", err
     )
@@ -286,7 +284,7 @@ def test_a_machine_that_was_lost_first_is_named_first(launches, tmp_path):
 
 def test_what_is_no_launcher_is_turned_away_and_the_run_begins(launches):
     node_0 = launches.start(0, "pass")
-    launches.hear(node_0, "node 0 waits at 127.0.0.1:")
+    node_0.wait_for("node 0 waits at 127.0.0.1:")
     place = ("127.0.0.1", int(launches.coordinator.rpartition(":")[2]))
     lines = [
         b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
@@ -307,10 +305,10 @@ def test_what_is_no_launcher_is_turned_away_and_the_run_begins(launches):
                 endless.sendall(b"x" * (1 << 16))
         node_1 = launches.start(1, "pass")
         assert launches.finish() == [0, 0]
-    err = launches.err(node_0)
+    err = node_0.err
     assert err.count("turned away a client that is no tw-launch") == 5
     assert "what came is no message: b'GET / HTTP/1.1" in err
-    assert "Traceback" not in err + launches.err(node_1)
+    assert "Traceback" not in err + node_1.err
 
 
 OTHER_VERSION = """
@@ -335,7 +333,7 @@ def test_other_versions_are_refused_on_every_machine(launches):
         r"\(127.0.0.3\) has TensorFlow 1.2.3; all machines need the same versions"
     )
     for process in processes:
-        assert re.search(said, launches.err(process))
+        assert re.search(said, process.err)
 
 
 def test_other_options_are_refused_on_every_machine(launches):
@@ -346,23 +344,23 @@ def test_other_options_are_refused_on_every_machine(launches):
     assert launches.finish() == [2, 2]
     for process in processes:
         said = "(127.0.0.1) has --max-restarts 1, but node 1 (127.0.0.2) has"
-        assert said in launches.err(process)
+        assert said in process.err
 
 
 def test_who_cannot_take_part_is_turned_away_and_the_run_begins(launches):
     node_0 = launches.start(0, "time.sleep(5)", nnodes=3)
     node_1 = launches.start(1, "time.sleep(5)", nnodes=3)
-    launches.hear(node_0, "2 of 3 are here")
+    node_0.wait_for("2 of 3 are here")
     twice = launches.start(1, "pass", nnodes=3)
     other = launches.start(2, "pass", nnodes=4)
     assert launches.finish(twice, other) == [2, 2]
-    assert "rank 1 is taken already, by 127.0.0.2" in launches.err(twice)
-    assert "it has --nnodes 4, but node 0 3" in launches.err(other)
+    assert "rank 1 is taken already, by 127.0.0.2" in twice.err
+    assert "it has --nnodes 4, but node 0 3" in other.err
     node_2 = launches.start(2, "print('pid 1', flush=True); time.sleep(5)", nnodes=3)
-    launches.hear(node_2, PID)
+    node_2.wait_for(PID)
     late = launches.start(2, "pass", nnodes=3)
     assert launches.finish(late) == [2]
-    assert "turned away: the run has begun" in launches.err(late)
+    assert "turned away: the run has begun" in late.err
     assert launches.finish(node_0, node_1, node_2) == [0, 0, 0]
 
 
@@ -372,7 +370,7 @@ def test_machines_that_do_not_come_are_named(launches):
     assert launches.finish() == [2, 2]
     for process in (node_0, node_2):
         said = "[tw-launch] node ranks 1, 3 of 4 did not come within 3 s"
-        assert said in launches.err(process)
+        assert said in process.err
 
 
 def test_a_node_0_that_does_not_come_is_named(launches):
@@ -381,7 +379,7 @@ def test_a_node_0_that_does_not_come_is_named(launches):
     said = (
         f"node rank 0 cannot be reached at {launches.coordinator} (Connection refused"
     )
-    assert said in launches.err(node_1)
+    assert said in node_1.err
 
 
 def test_a_coordinator_that_is_no_launcher_is_reported(launches):
@@ -393,14 +391,14 @@ def test_a_coordinator_that_is_no_launcher_is_reported(launches):
             connection.sendall(b"220 smtp.example.org\r\n")
             assert launches.finish() == [2]
     said = "is not understood: what came is no message: b'220 smtp.example.org"
-    assert said in launches.err(node_1)
+    assert said in node_1.err
 
 
 @pytest.mark.parametrize("hit", [0, 1])
 def test_a_signal_in_the_meeting_ends_all_that_have_come(launches, hit):
     node_0 = launches.start(0, "pass", nnodes=3)
     node_1 = launches.start(1, "pass", nnodes=3)
-    launches.hear(node_0, "2 of 3 are here")
+    node_0.wait_for("2 of 3 are here")
     (node_0, node_1)[hit].send_signal(signal.SIGINT)
     assert launches.finish() == [130, 130]
 
@@ -409,7 +407,7 @@ def test_a_machine_may_leave_the_meeting_and_come_back(launches):
     node_0 = launches.start(0, "pass", nnodes=3)
     leaving = [sys.executable, "-c", LEAVES]
     launches.start(1, "pass", nnodes=3, launcher=leaving)
-    launches.hear(node_0, r"node 1 \(127.0.0.2\) has left before the run began")
+    node_0.wait_for(r"node 1 \(127.0.0.2\) has left before the run began")
     for node in (1, 2):
         launches.start(node, "pass", nnodes=3)
     assert launches.finish() == [0, 5, 0, 0]
@@ -428,14 +426,14 @@ def test_an_address_that_is_not_this_machines_is_refused(launches):
     node_0 = launches.start(0, "pass")
     assert launches.finish() == [2]
     said = "192.0.2.1:1234: node 0 cannot listen there: 192.0.2.1 is no address"
-    assert said in launches.err(node_0)
+    assert said in node_0.err
 
 
 def test_machines_without_a_worker_are_refused(launches):
     processes = [launches.start(node, "pass", "--workers", "0") for node in (0, 1)]
     assert launches.finish() == [2, 2]
     for process in processes:
-        assert "0 workers on all machines" in launches.err(process)
+        assert "0 workers on all machines" in process.err
 
 
 def test_a_tasks_output_is_whole_when_its_machine_ends(launches):
@@ -446,7 +444,7 @@ def test_a_tasks_output_is_whole_when_its_machine_ends(launches):
     processes = [launches.start(node, program) for node in (0, 1)]
     assert launches.finish() == [0, 0]
     for process in processes:
-        assert launches.out(process).count("line") == 2000
+        assert process.out.count("line") == 2000
 
 
 def test_a_stubborn_task_of_another_machine_is_killed_after_its_grace(launches):
@@ -459,7 +457,7 @@ def test_a_stubborn_task_of_another_machine_is_killed_after_its_grace(launches):
     time.sleep(60)
     """
     processes = [launches.start(n, program, "--grace", "1") for n in (0, 1)]
-    pids = [int(launches.hear(process, PID)[1]) for process in processes]
+    pids = [int(process.wait_for(PID)[1]) for process in processes]
     assert launches.finish() == [3, 3]
     assert not any(map(is_alive, pids))
 
@@ -468,7 +466,7 @@ def test_a_port_that_is_about_to_be_free_is_waited_for(launches):
     host, _, port = launches.coordinator.rpartition(":")
     with socket.create_server((host, int(port))):
         node_0 = launches.start(0, "pass")
-        launches.hear(node_0, "cannot listen there: Address already in use; trying")
+        node_0.wait_for("cannot listen there: Address already in use; trying")
     launches.start(1, "pass")
     assert launches.finish() == [0, 0]
 
@@ -479,14 +477,14 @@ def test_a_port_that_stays_taken_is_named(launches):
         node_0 = launches.start(0, "pass", "--start-timeout", "1")
         assert launches.finish() == [2]
     said = f"--coordinator {launches.coordinator}: node 0 cannot listen there: Address"
-    assert launches.err(node_0).count(said) == 2
+    assert node_0.err.count(said) == 2
 
 
 def test_a_signal_ends_the_wait_for_a_port(launches):
     host, _, port = launches.coordinator.rpartition(":")
     with socket.create_server((host, int(port))):
         node_0 = launches.start(0, "pass")
-        launches.hear(node_0, "trying again")
+        node_0.wait_for("trying again")
         node_0.send_signal(signal.SIGINT)
         assert launches.finish() == [130]
 
@@ -496,6 +494,6 @@ def test_machines_meet_at_an_ipv6_address_and_share_the_runs_name(launches):
     program = "print('run', os.environ['TW_RUN_ID'], config['cluster'], flush=True)"
     nodes = [launches.start(n, program, "--address", "[::1]") for n in (0, 1)]
     assert launches.finish() == [0, 0]
-    told = [re.search(r"run (\w{16}) (.*)", launches.out(one)) for one in nodes]
+    told = [re.search(r"run (\w{16}) (.*)", one.out) for one in nodes]
     assert told[0].groups() == told[1].groups()
     assert told[0][2].count("'[::1]:") == 2

@@ -8,7 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from syncrep_launches import DEADLINE_S, finish, is_alive, launch, wait_until
+from harness.processes import DEADLINE_S, is_alive, wait_until
+from syncrep_launches import finish, launch
 
 from tw_launch import main
 
@@ -86,9 +87,7 @@ def test_a_signal_ends_a_launcher_in_the_middle_of_a_restart(phase):
     """
     options = ("--restart", "group", "--max-restarts", "1", "--restart-delay", "30")
     process = launch(program, "--ps", "0", *options, "--grace", "1000")
-    for line in process.stderr:
-        if "restart 1 of 1" in line:
-            break
+    process.wait_for("restart 1 of 1")
     process.send_signal(signal.SIGINT)
     status, out, err = finish(process)
     assert status == 128 + signal.SIGINT
@@ -223,10 +222,9 @@ def test_the_first_to_fail_is_named_though_all_have_failed_when_it_is_noticed():
     sys.exit(5 + index)
     """
     process = launch(program, "--ps", "0", "--workers", "4")
-    pids = {}
-    while len(pids) < 4:
-        name, _, pid = process.stdout.readline().partition("] pid ")
-        pids[int(name[-1])] = int(pid)
+    process.wait_for(r"(pid \d+\n.*){4}")
+    found = re.findall(r"worker (\d)\] pid (\d+)\n", process.out)
+    pids = {int(index): int(pid) for index, pid in found}
     process.send_signal(signal.SIGSTOP)
     for index in (2, 0, 3, 1):
         os.kill(pids[index], signal.SIGUSR1)

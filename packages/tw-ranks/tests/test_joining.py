@@ -9,9 +9,9 @@ from multiprocessing import connection
 import pytest
 import tensorflow as tf
 from harness.ports import find_free_ports
+from harness.processes import wait_until
 from rank_faults import NOISES, run_drill
 from ranks import Raised
-from syncrep_launches import wait_until
 
 import tw_ranks
 from tw_launch._addresses import split_address

@@ -224,7 +224,7 @@ def test_rank_0_may_leave_first(make_ranks):
     assert ranks.call("step_until", 3) == [6, 6]
     ranks.all[0].say("leave")
     ranks.all[0].hear()
-    ranks.all[0].end()
+    ranks.all[0].kill()
     time.sleep(4)  # Longer than the deadline: nobody waits for anything.
     ranks.all[1].say("place")
     assert ranks.all[1].hear()["rank"] == 1

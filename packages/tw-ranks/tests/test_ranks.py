@@ -13,7 +13,7 @@ def answers_late(pipe: Any, options: Any) -> None:
     del options
     wait_s = 1.0
     while True:
-        _, (value,) = pipe.recv()
+        _, value = pipe.recv()
         time.sleep(wait_s)
         pipe.send(("returned", value))
         wait_s = 0.0

@@ -8,8 +8,8 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.processes import wait_until
 from syncrep_given import make, vector
-from syncrep_tasks import eventually
 from syncrep_threads import new_container, run_replicas, start_by_hand
 
 from tw_syncrep import ReplicaReplacedError, ReplicaTimeoutError, SyncReplicasOptimizer
@@ -56,7 +56,7 @@ def test_a_stopped_replica_is_evicted_and_comes_back(make_cluster):
     assert "evicted 2 (heard" in line
     tasks.workers[2].go_on()
     step_until(tasks, status.step + 5, [0, 1, 2])
-    eventually(lambda: status_of(tasks, 0).evicted == ())
+    wait_until(lambda: status_of(tasks, 0).evicted == ())
     expect_exact(tasks, 0)
 
 
@@ -291,7 +291,7 @@ def test_only_who_has_not_arrived_for_this_round_is_evicted():
         target=lambda: replicas.sessions[2].run(replicas.models[2].train), daemon=True
     )
     step.start()
-    eventually(lambda: replicas.status().arrived == (2,))
+    wait_until(lambda: replicas.status().arrived == (2,))
     replicas.do("evict", 1, position=position, whom=[1, 0, 1])
     replicas.do("evict", 1, position=position, whom=[1, 0, 1])
     status = replicas.status()

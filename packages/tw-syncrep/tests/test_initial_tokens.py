@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.processes import wait_until
 from syncrep_given import make, vector
-from syncrep_tasks import eventually
 from syncrep_threads import run_replicas
 
 from tw_syncrep._protocol.queues import WakeQueues
@@ -37,10 +37,10 @@ def trace(make_cluster, kind):
     for turn, replica in enumerate(TURNS):
         tasks.step_together(values, [replica])
         if turn == 1:  # The chief applies it in a thread of its own.
-            eventually(lambda: backup.ask("read")[0] == 1)
+            wait_until(lambda: backup.ask("read")[0] == 1)
         seen.append((backup.ask("read"), [w.ask("local") for w in tasks.workers]))
     tasks.step_together(values, [0, 1])
-    eventually(lambda: backup.ask("read")[0] == 2)
+    wait_until(lambda: backup.ask("read")[0] == 2)
     seen.append((backup.ask("read"), [w.ask("local") for w in tasks.workers]))
     tasks.kill()
     return seen
@@ -97,14 +97,14 @@ def test_reading_the_run_table_late_does_not_spare_a_replica_its_initial_token()
 
     def drive(replica, model, session):
         has_begun.set()
-        eventually(lambda: model.opt.status(session).joined == (0, 1, 2))
+        wait_until(lambda: model.opt.status(session).joined == (0, 1, 2))
         for _ in range(2):
-            eventually(lambda: now.turn == replica)
+            wait_until(lambda: now.turn == replica)
             session.run(model.train)
             if replica == 2:
-                eventually(lambda: session.run(model.step) == 1)
+                wait_until(lambda: session.run(model.step) == 1)
             now.turn = next(turns)
-        eventually(lambda: now.turn is None)
+        wait_until(lambda: now.turn is None)
         return session.run([model.step, model.values]), model.opt.status(session)
 
     (step, values), status = run_replicas(3, build, drive)[1]

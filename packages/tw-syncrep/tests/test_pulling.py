@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.processes import wait_until
 from syncrep_given import make, vector
-from syncrep_tasks import eventually
 from syncrep_threads import new_container, run_replicas, start_by_hand
 
 import tw_syncrep
@@ -106,7 +106,7 @@ def test_a_slow_replica_pulls_the_state_after_a_round_while_the_next_changes_it(
     end_round(begin_round())
     threads = begin_round()
     a, b = models[2].values
-    eventually(lambda: sessions[2].run(a)[0] == -2)
+    wait_until(lambda: sessions[2].run(a)[0] == -2)
     sessions[2].run(models[2].train)  # for the first round: comes too late
     np.testing.assert_array_equal(sessions[2].run(b), [-1.0] * 3)
     np.testing.assert_array_equal(sessions[2].run(models[2].copies), [[-1.0] * 3] * 2)

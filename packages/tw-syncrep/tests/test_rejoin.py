@@ -6,7 +6,7 @@ and how often.
 
 import numpy as np
 import pytest
-from syncrep_tasks import eventually
+from harness.processes import wait_until
 
 WEIGHTS = np.array([1.0, 2.0, 4.0])
 FACTORS = [1.0, 3.0, 5.0]
@@ -53,12 +53,12 @@ def test_what_a_worker_pushed_before_it_died_counts_once(make_cluster):
     tasks.train(SPEC)
     tasks.step_together([{"factor": factor} for factor in FACTORS[:2]])
     tasks.workers[1].say("step", {"factor": FACTORS[1]})
-    eventually(lambda: tasks.workers[0].ask("status")[0].arrived == (1,))
+    wait_until(lambda: tasks.workers[0].ask("status")[0].arrived == (1,))
     tasks.workers[1].kill()
     tasks.restart("worker", 1, "train", SPEC)
     before = tasks.workers[0].ask("status")[0].arrived_s[1]
     tasks.workers[1].say("step", {"factor": 100.0})
-    eventually(lambda: tasks.workers[0].ask("status")[0].arrived_s[1] < before)
+    wait_until(lambda: tasks.workers[0].ask("status")[0].arrived_s[1] < before)
     tasks.workers[0].ask("step", {"factor": FACTORS[0]})
     tasks.workers[1].expect("done")
     step, variables = tasks.workers[0].ask("read")

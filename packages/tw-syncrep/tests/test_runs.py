@@ -5,8 +5,8 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.processes import wait_until
 from syncrep_given import make, steps, vector
-from syncrep_tasks import eventually
 from syncrep_threads import new_container, run_replicas, start_by_hand
 
 from tw_syncrep import StartTimeoutError
@@ -62,9 +62,9 @@ def test_a_replica_that_starts_after_the_end_is_refused():
 def test_a_replica_whose_run_ends_before_its_first_step_stops():
     def drive(replica, model, session):
         if replica == 0:
-            eventually(lambda: model.opt.status(session).joined == BOTH)
+            wait_until(lambda: model.opt.status(session).joined == BOTH)
             return True
-        eventually(lambda: model.opt.status(session).is_closed)
+        wait_until(lambda: model.opt.status(session).is_closed)
         session.run(model.train)
         return session.should_stop()
 

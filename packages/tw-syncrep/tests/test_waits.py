@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
-from syncrep_tasks import eventually
+from harness.processes import wait_until
 
 from tw_core.black_box import Recorder
 from tw_syncrep import (
@@ -315,7 +315,7 @@ def test_a_wake_that_did_not_arrive_is_sent_again_soon():
     overdue = ReplicaTimeoutError("overdue")
     watchdog = watchdog_of(session, lambda _: overdue)
     watchdog.begin_wait()
-    eventually(lambda: len(session.of(["wake"])) == 2, within_s=10)
+    wait_until(lambda: len(session.of(["wake"])) == 2, within_s=10)
     watchdog.stop()
     (_, feed, first), (_, _, second) = session.of(["wake"])
     assert second - first < 1.5
@@ -338,8 +338,8 @@ def test_a_wait_that_is_over_its_deadline_ends_unless_the_run_goes_on(goes_on):
 
     watchdog = watchdog_of(session, lambda _: late, recover=recover)
     watchdog.begin_wait()
-    eventually(lambda: len(judged) >= (2 if goes_on else 1), within_s=10)
-    eventually(lambda: goes_on or session.of(["wake"]), within_s=10)
+    wait_until(lambda: len(judged) >= (2 if goes_on else 1), within_s=10)
+    wait_until(lambda: goes_on or session.of(["wake"]), within_s=10)
     watchdog.stop()
     assert judged[0] == (late, 37)
     assert watchdog.error is (None if goes_on else late)
@@ -356,7 +356,7 @@ def test_who_was_evicted_and_does_not_arrive_gets_a_new_session():
     )
     began = time.monotonic()
     watchdog.begin_wait()
-    eventually(lambda: reasons, within_s=20)
+    wait_until(lambda: reasons, within_s=20)
     assert time.monotonic() - began >= 4.0
     assert "the run goes on without replica 2" in reasons[0]
     assert watchdog.given_up is None
@@ -379,7 +379,7 @@ def test_a_session_whose_reply_is_lost_is_replaced_and_judged_no_more():
     watchdog.begin_wait()
     arrived_at = time.monotonic()
     lost.parts = after_a_while
-    eventually(lambda: reasons, within_s=10)
+    wait_until(lambda: reasons, within_s=10)
     assert len(reasons) == 1
     assert reasons[0].startswith(
         "SyncReplicasOptimizer: replica 2 did not learn of the end of round 6, 1."
@@ -409,10 +409,10 @@ def test_a_question_that_does_not_return_is_unanswered_when_the_wait_is_over():
     began = time.monotonic()
     watchdog.begin_wait()
     assert not watchdog.is_unanswered
-    eventually(lambda: watchdog.is_unanswered, within_s=10)
+    wait_until(lambda: watchdog.is_unanswered, within_s=10)
     assert 2.0 <= time.monotonic() - began < 4.0
     session.goes_on.set()
-    eventually(lambda: not watchdog.is_unanswered, within_s=10)
+    wait_until(lambda: not watchdog.is_unanswered, within_s=10)
     watchdog.stop()
 
 
@@ -426,7 +426,7 @@ def test_a_short_silence_is_none_however_long_a_call_has_taken():
     while time.monotonic() - began < 1.0:
         assert not watchdog.is_unanswered
         time.sleep(0.05)
-    eventually(lambda: watchdog.is_unanswered, within_s=10)
+    wait_until(lambda: watchdog.is_unanswered, within_s=10)
     session.goes_on.set()
     watchdog.stop()
 
@@ -435,7 +435,7 @@ def test_a_heartbeat_that_does_not_return_is_unanswered_after_the_timeout():
     session = Stopped()
     watchdog = watchdog_of(session, lambda _: None)
     session.goes_on.clear()
-    eventually(lambda: watchdog.is_unanswered, within_s=10)
+    wait_until(lambda: watchdog.is_unanswered, within_s=10)
     session.goes_on.set()
     watchdog.stop()
 
@@ -449,7 +449,7 @@ def test_a_session_that_was_closed_is_watched_no_more():
 
     session.run = closed
     watchdog.begin_wait()
-    eventually(lambda: not watchdog._thread.is_alive(), within_s=10)
+    wait_until(lambda: not watchdog._thread.is_alive(), within_s=10)
     assert not watchdog.is_unanswered
 
 
@@ -461,9 +461,9 @@ def test_a_step_that_neither_returns_nor_arrives_is_logged_and_given_up(caplog):
         session, lambda _: None, replica=2, absent=lambda status: given_up
     )
     watchdog.begin_wait()
-    eventually(lambda: caplog.records, within_s=10)
+    wait_until(lambda: caplog.records, within_s=10)
     assert watchdog.given_up is None
-    eventually(lambda: watchdog.given_up is given_up, within_s=10)
+    wait_until(lambda: watchdog.given_up is given_up, within_s=10)
     watchdog.stop()
     (record,) = caplog.records
     assert "the training op of replica 2 has run for 0." in record.getMessage()
