@@ -39,7 +39,7 @@ from racing import Block, Report, ask, race_blocks, tasks
 from syncrep_works import PULLED
 from syncrep_works import Work as ServerWork
 
-from tw_launch._launcher.pmi import World
+from tw_launch._launcher.pmi import PmiTable
 
 OPTIONS = {"works": "allreduce_works.WORKS", "rounds": 21, "workers": 2, "torch": None}
 
@@ -78,7 +78,7 @@ def ours_and_peers(work: Work, size: int) -> Iterator[dict[str, Block]]:
 @contextlib.contextmanager
 def ours_over_mpi(work: Work, size: int) -> Iterator[dict[str, Block]]:
     """Starts ranks that hold our contenders over MPI."""
-    with contextlib.closing(World(size)) as world, tasks() as start:
+    with contextlib.closing(PmiTable(size)) as world, tasks() as start:
         pipes = [
             start(serve_mpi_rank, world.variables(rank), rank, work)
             for rank in range(size)

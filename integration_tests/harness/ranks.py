@@ -85,7 +85,7 @@ class Ranks:
         if engine:
             options["engine"] = engine
         engine = engine or os.environ.get(ENGINE, "")
-        self._mpi = _pmi.World(size) if engine == "mpi" and not linked else None
+        self._mpi = _pmi.PmiTable(size) if engine == "mpi" and not linked else None
         if (
             run is None
         ):  # imported late: reading the options of drills takes no TensorFlow

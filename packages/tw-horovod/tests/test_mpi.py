@@ -18,7 +18,7 @@ from ranks import ENGINE, Raised, Ranks
 from syncrep_launches import finish, launch
 
 from tw_launch import main
-from tw_launch._launcher.pmi import World
+from tw_launch._launcher.pmi import PmiTable
 
 pytest.importorskip("mpi4py")
 HERE = Path(__file__).parent
@@ -202,7 +202,7 @@ def test_what_mpi_cannot_do_is_refused(arguments, says, capsys):
 
 
 def test_what_is_no_mpi_process_harms_no_world():
-    world = World(1)
+    world = PmiTable(1)
     host, port = world.variables(0)["PMI_PORT"].split(":")
     for noise in (b"GET / HTTP/1.1\r\n\r\n", b"cmd=initack pmiid=x\n", b"\xff" * 9000):
         with socket.create_connection((host, int(port)), 5) as stranger:

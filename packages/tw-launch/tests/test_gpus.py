@@ -11,7 +11,7 @@ import pytest
 from tw_launch._launcher.machine import find_gpus, share_gpus
 from tw_launch._launcher.messages import Start
 from tw_launch._launcher.plan import Share, plan_tasks
-from tw_launch._launcher.pmi import World
+from tw_launch._launcher.pmi import PmiTable
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_programs_of_horovod_over_mpi_see_one_mpi():
     share = Share(ps=0, workers=1, evaluators=0, gpus=(None,), horovod=True)
     start = Start(0, {"worker": ["a:1"]}, 0, "")
     [plain] = plan_tasks(share, start)
-    with contextlib.closing(World(1)) as world:
+    with contextlib.closing(PmiTable(1)) as world:
         [over_mpi] = plan_tasks(share, start, world)
     assert plain.variables["OMPI_COMM_WORLD_RANK"] == "0"
     assert "OMPI_COMM_WORLD_RANK" not in over_mpi.variables

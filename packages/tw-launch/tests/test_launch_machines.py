@@ -236,7 +236,7 @@ def test_an_address_that_is_unknown_is_refused_at_once(launches):
 
 OTHER_HELLO = """
 import sys
-from tw_launch import _launcher as launch
+from tw_launch._launcher import command as launch
 from tw_launch._launcher import link as _link
 real = _link.encode
 _link.encode = lambda message: real(message).replace(b'"workers"', b'"replicas"')
@@ -313,7 +313,7 @@ def test_what_is_no_launcher_is_turned_away_and_the_run_begins(launches):
 
 OTHER_VERSION = """
 import sys
-from tw_launch import _launcher as launch
+from tw_launch._launcher import command as launch
 real = launch.version_of
 launch.version_of = lambda name: "1.2.3" if name == "tensorflow" else real(name)
 sys.exit(launch.main())
@@ -415,7 +415,7 @@ def test_a_machine_may_leave_the_meeting_and_come_back(launches):
 
 LEAVES = """
 import os, threading
-from tw_launch import _launcher as launch
+from tw_launch._launcher import command as launch
 launch.follow = lambda *_, **__: os._exit(5)
 launch.main()
 """

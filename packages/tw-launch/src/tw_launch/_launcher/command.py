@@ -17,12 +17,12 @@ from tw_launch._launcher.machine import Machine, find_gpus, share_gpus
 from tw_launch._launcher.meeting import (
     CANNOT_START,
     Inbox,
-    Member,
+    Node,
     Reception,
     gather,
-    join,
     open_port,
     part,
+    reach_node_0,
 )
 from tw_launch._launcher.messages import SIGNALS, Hello, Over, Signalled
 from tw_launch._launcher.options import parse, version_of
@@ -121,7 +121,7 @@ def _lead(
     """Runs as node 0: the only machine, or the first of several."""
     hello = _hello(options, machine)
     if options.nnodes == 1:
-        return Director(machine, [Member(hello)], options.rules, inbox).run()
+        return Director(machine, [Node(hello)], options.rules, inbox).run()
     host, port = options.coordinator
     server = open_port(host, port, within_s=options.start_timeout, inbox=inbox)
     if isinstance(server, Over):
@@ -151,7 +151,7 @@ def _follow(
 ) -> Over:
     """Runs as a machine other than node 0."""
     host, port = options.coordinator
-    link = join(
+    link = reach_node_0(
         host,
         port,
         _hello(options, machine),

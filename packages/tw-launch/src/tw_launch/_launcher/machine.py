@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tw_launch._launcher.messages import Ended, Idle, Restart, Start, Stop
 from tw_launch._launcher.plan import Share, TaskPlan, plan_tasks
-from tw_launch._launcher.pmi import World
+from tw_launch._launcher.pmi import PmiTable
 from tw_launch._launcher.task import Ends, Keeper, TaskProcess
 from tw_launch._network_exposure import hold_free_ports
 
@@ -47,7 +47,7 @@ class Machine:
         self._asked: set[int] = set()
         self._deadline: float | None = None
         self._owes_idle = False
-        self._mpi: World | None = None
+        self._mpi: PmiTable | None = None
         self._held: dict[int, socket.socket] = {}
 
     def find_ports(self) -> tuple[int, ...]:
@@ -66,7 +66,7 @@ class Machine:
             case Start():
                 if self.share.uses_mpi:
                     self._close_mpi()
-                    self._mpi = World(self.share.workers)
+                    self._mpi = PmiTable(self.share.workers)
                 plans = plan_tasks(self.share, order, self._mpi)
                 self._plans = {plan.name: plan for plan in plans}
                 self._asked, self._deadline = set(), None

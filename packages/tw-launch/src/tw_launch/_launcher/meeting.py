@@ -57,7 +57,7 @@ class Arrived:
 
 
 @dataclass
-class Member:
+class Node:
     """A machine of the run; node 0 itself has no link."""
 
     hello: Hello
@@ -93,8 +93,9 @@ class Reception:
         self._server = server
         self.address = join_address(*server.getsockname()[:2])
         self._inbox, self._silence_s = inbox, silence_s
+        # A connection holds one of the places until its first message was read.
         self._places = threading.Semaphore(_GREETED_AT_ONCE)
-        self._silent: set[socket.socket] = set()
+        self._silent: set[socket.socket] = set()  # connected, and nothing heard yet
         self._strangers = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -107,7 +108,8 @@ class Reception:
     def _accept(self) -> None:
         while self._server.fileno() >= 0:
             if not self._places.acquire(timeout=_ROOM_S):
-                # A launcher sends Hello at once; silent clients make room.
+                # A launcher sends Hello at once: who holds a place for so long is none.
+                # Shut down, its ``receive`` in ``_greet`` ends, which frees the place.
                 for silent in list(self._silent):
                     with contextlib.suppress(OSError):
                         silent.shutdown(socket.SHUT_RDWR)
@@ -175,12 +177,12 @@ def open_port(
 
 def gather(
     own: Hello, *, num_nodes: int, within_s: float, inbox: Inbox
-) -> list[Member] | Over:
+) -> list[Node] | Over:
     """Waits, as node 0, for all machines; returns them by rank.
 
     If there will be no run, all that have joined have been sent the returned ``Over``.
     """
-    members = {0: Member(own)}
+    members = {0: Node(own)}
     end = time.monotonic() + within_s
     over: Over | None = None
     while over is None and len(members) < num_nodes:
@@ -194,13 +196,13 @@ def gather(
             case Heard(link, message):
                 sender = find_sender(members.values(), link)
                 match sender, message:
-                    case Member(), Signalled(number) if number in SIGNALS:
+                    case Node(), Signalled(number) if number in SIGNALS:
                         over = after_signal(number, sender.name)
-                    case Member(), Lost(why):
+                    case Node(), Lost(why):
                         del members[sender.hello.node]
                         announce(f"{sender.name} has left before the run began: {why}")
     by_rank = [members[rank] for rank in sorted(members)]
-    if over is None and (difference := find_difference(by_rank)):
+    if over is None and (difference := find_unlike_settings(by_rank)):
         over = Over(CANNOT_START, difference)
     if over is None:
         return by_rank
@@ -209,7 +211,7 @@ def gather(
     return over
 
 
-def join(
+def reach_node_0(
     host: str,
     port: int,
     hello: Hello,
@@ -230,11 +232,11 @@ def join(
     return link
 
 
-def find_difference(members: Sequence[Member]) -> str:
+def find_unlike_settings(members: Sequence[Node]) -> str:
     """Describes versions and options that differ from node 0's; empty if none do.
 
     >>> hellos = [Hello(n, f"10.0.0.{n}", 1, (), {"Python": f"3.1{n}"}) for n in (1, 2)]
-    >>> find_difference([Member(hello) for hello in hellos])
+    >>> find_unlike_settings([Node(hello) for hello in hellos])
     'node 1 (10.0.0.1) has Python 3.11, but node 2 (10.0.0.2) has Python 3.12; all ...'
     """
     first, *others = members
@@ -249,19 +251,19 @@ def find_difference(members: Sequence[Member]) -> str:
     return "; ".join(differences) + "; all machines need the same versions and options"
 
 
-def find_sender(members: Iterable[Member], link: Link) -> Member | None:
+def find_sender(members: Iterable[Node], link: Link) -> Node | None:
     """Returns the machine at the other end of a link, unless it has left."""
     return next((member for member in members if member.link is link), None)
 
 
-def tell(members: Sequence[Member], message: Message) -> None:
+def tell(members: Sequence[Node], message: Message) -> None:
     """Sends a message to all machines but this one."""
     for member in members:
         if member.link is not None:
             member.link.send(message)
 
 
-def part(members: Sequence[Member], inbox: Inbox) -> None:
+def part(members: Sequence[Node], inbox: Inbox) -> None:
     """Waits until the other machines have received the last message.
 
     Ending with unread messages of theirs would reset the connection, and lose it.
@@ -276,7 +278,7 @@ def part(members: Sequence[Member], inbox: Inbox) -> None:
                 waiting = [other for other in waiting if other is not link]
 
 
-def _missing(members: Mapping[int, Member], num_nodes: int, within_s: float) -> str:
+def _missing(members: Mapping[int, Node], num_nodes: int, within_s: float) -> str:
     ranks = [str(rank) for rank in range(num_nodes) if rank not in members]
     nodes = "node rank" if len(ranks) == 1 else "node ranks"
     return (
@@ -287,10 +289,10 @@ def _missing(members: Mapping[int, Member], num_nodes: int, within_s: float) -> 
 
 
 def _welcome(
-    members: dict[int, Member], link: Link, hello: Hello, num_nodes: int, inbox: Inbox
+    members: dict[int, Node], link: Link, hello: Hello, num_nodes: int, inbox: Inbox
 ) -> None:
     """Adds a launcher to the members, or turns it away."""
-    member = Member(hello, link)
+    member = Node(hello, link)
     theirs = hello.settings.get("--nnodes", "none")
     if theirs != str(num_nodes):
         turn_away(member, f"it has --nnodes {theirs}, but node 0 {num_nodes}")
@@ -307,7 +309,7 @@ def _welcome(
         announce(f"{member.name} has come; {len(members)} of {num_nodes} are here")
 
 
-def turn_away(member: Member, why: str) -> None:
+def turn_away(member: Node, why: str) -> None:
     """Refuses a launcher, and reports why to it and to the user."""
     said = f"{member.name} was turned away: {why}"
     announce(said)

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from tw_launch._addresses import join_address
 from tw_launch._launcher.messages import Hello, Start
-from tw_launch._launcher.pmi import World
+from tw_launch._launcher.pmi import PmiTable
 
 # Packages that stand in for others, such as Horovod, name the folder of their modules.
 PYTHON_PATHS = "tw_launch.python_paths"
@@ -57,7 +57,7 @@ def lay_out(
 
 
 def plan_tasks(
-    share: Share, start: Start, mpi: World | None = None
+    share: Share, start: Start, mpi: PmiTable | None = None
 ) -> tuple[TaskPlan, ...]:
     """Plans the tasks of one machine; only workers get GPUs, and a place in MPI."""
     counts = {"ps": share.ps, "worker": share.workers, "evaluator": share.evaluators}

@@ -15,7 +15,7 @@ from collections.abc import Callable
 _LIMITS = {"kvsname_max": 64, "keylen_max": 64, "vallen_max": 1024}
 
 
-class World:
+class PmiTable:
     """The table of one start of all workers, served until ``close``."""
 
     def __init__(self, size: int) -> None:

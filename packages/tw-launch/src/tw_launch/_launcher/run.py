@@ -12,7 +12,7 @@ from tw_launch._launcher.meeting import (
     Arrived,
     Heard,
     Inbox,
-    Member,
+    Node,
     after_signal,
     find_sender,
     next_event,
@@ -53,7 +53,7 @@ class Director:
     """
 
     def __init__(
-        self, machine: Machine, members: Sequence[Member], rules: Rules, inbox: Inbox
+        self, machine: Machine, members: Sequence[Node], rules: Rules, inbox: Inbox
     ) -> None:
         """Starts nothing yet; ``members`` are all machines, by rank."""
         self._machine, self._rules, self._inbox = machine, rules, inbox
@@ -97,13 +97,13 @@ class Director:
                 if ended := self._machine.take(process):
                     self._note_end(self.members[0], ended)
             case Arrived(link, hello):
-                turn_away(Member(hello, link), "the run has begun")
+                turn_away(Node(hello, link), "the run has begun")
             case Heard(link, message):
                 sender = find_sender(self.members, link)
                 if sender is not None:
                     self._hear(sender, message)
 
-    def _hear(self, sender: Member, message: object) -> None:
+    def _hear(self, sender: Node, message: object) -> None:
         match message:
             case Ended():
                 self._note_end(sender, message)
@@ -114,7 +114,7 @@ class Director:
             case Lost(why):
                 self._note_loss(sender, why)
 
-    def _note_end(self, member: Member, ended: Ended) -> None:
+    def _note_end(self, member: Node, ended: Ended) -> None:
         if self._owing or self._due is not None:
             return  # as ordered
         before = self._standing
@@ -134,7 +134,7 @@ class Director:
         else:
             self._act(verdict, member, ended.task)
 
-    def _note_loss(self, member: Member, why: str) -> None:
+    def _note_loss(self, member: Node, why: str) -> None:
         rank = member.hello.node
         self.members.remove(member)
         self._owing.discard(rank)
@@ -156,7 +156,7 @@ class Director:
             self._first = lost, member.name
         self._act(verdict, member, "")
 
-    def _act(self, verdict: Verdict, member: Member, task: str) -> None:
+    def _act(self, verdict: Verdict, member: Node, task: str) -> None:
         announce(verdict.said)
         match verdict.action:
             case Action.SUCCEED:
@@ -169,7 +169,7 @@ class Director:
                 for each in self.members:
                     self._order(each, Stop(verdict.said))
 
-    def _note_idle(self, member: Member, idle: Idle) -> None:
+    def _note_idle(self, member: Node, idle: Idle) -> None:
         member.hello = replace(member.hello, ports=idle.ports)
         self._owing.discard(member.hello.node)
         if not self._owing:
@@ -183,7 +183,7 @@ class Director:
             start = Start(self._number, cluster, first, self._run_id)
             self._order(member, start)
 
-    def _order(self, member: Member, order: Start | Restart | Stop) -> None:
+    def _order(self, member: Node, order: Start | Restart | Stop) -> None:
         if member.link is None:
             self._machine.obey(order)
         else:
