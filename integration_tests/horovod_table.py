@@ -454,7 +454,7 @@ REFUSED: dict[str, Row] = {
     "add_process_set": Row(
         lambda hvd, given: hvd.add_process_set([0]),
         one(),
-        refuses="not supported",
+        refuses="Not supported",
         modes=("eager",),
         covers=("remove_process_set", "start_timeline", "stop_timeline"),
     ),

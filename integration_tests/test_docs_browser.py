@@ -195,8 +195,8 @@ def test_the_start_pages_search_box_leads_there(browser, address):
 MESSAGES = {  # words that stand between the names and numbers -> page and heading
     "every tower needs an optimizer of its own": "errors/builders.html",
     "must be called outside of tf.function": "errors/core.html#",
-    "every tower must bring the same number of gradients": "errors/core.html#",
-    "there is no batch to train on": "errors/rlload.html#",
+    "Every tower must bring the same number of gradients": "errors/core.html#",
+    "There is no batch to train on": "errors/rlload.html#",
     "TF_CONFIG is not set": "errors/syncrep.html#",
     "loss must be a scalar": "errors/ampopt.html#",
 }
@@ -215,7 +215,7 @@ def test_the_search_finds_an_error_by_words_of_its_message(browser, address, wor
 
 
 PASTED = {  # as they were raised -> page and heading
-    "make_optimizers: towers 0 and 1 got the same Adam object; every tower needs an "
+    "Towers 0 and 1 got the same Adam object; every tower needs an "
     "optimizer of its own, or the replicas drift apart. Make a new one in each call of "
     "get_opt_fn.": "errors/builders.html#towers-and-got-the-same-object",
     "ValueError: sum_balanced: every tower must bring the same number of gradients; "

@@ -78,7 +78,7 @@ QUERIES = {  # -> the address that is found first, or how it begins
     "LeastLoadedDeviceSetter": "api/tw-core.html#tw_core.LeastLoadedDeviceSetter",
     "TowerModel": "api/tw-builders.html#tw_keras.TowerModel",
     # Messages, as they were raised, and the statement of one.
-    "make_optimizers: towers 0 and 1 got the same Adam object; every tower needs an "
+    "Towers 0 and 1 got the same Adam object; every tower needs an "
     "optimizer of its own, or the replicas drift apart. Make a new one in each call of "
     "get_opt_fn.": "errors/builders.html#towers-and-got-the-same-object",
     "ValueError: sum_balanced: every tower must bring the same number of gradients; "
@@ -91,7 +91,7 @@ QUERIES = {  # -> the address that is found first, or how it begins
         "errors/core.html#tensorflow-has-already-started-with-logical-cpus"
     ),
     "every tower needs an optimizer of its own": "errors/builders.html#",
-    "there is no batch to train on": "errors/rlload.html#",
+    "There is no batch to train on": "errors/rlload.html#",
     "TF_CONFIG is not set": "errors/syncrep.html#",
     "loss must be a scalar": "errors/ampopt.html#",
 }

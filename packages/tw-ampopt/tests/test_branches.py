@@ -164,7 +164,7 @@ def test_gradients_of_a_finished_branch_are_not_looked_at():
         in_a_branch(lambda: in_pairs(optimizer, [w]))
         with pytest.raises(
             ValueError,
-            match=r"'T'\.nonfinite_gradients: .*got the gradient of w:0 in tower 0 of "
+            match=r"^Everything must .*got the gradient of w:0 in tower 0 of "
             r"another graph, .*or of a tf\.cond branch",
         ):
             optimizer.nonfinite_gradients()
@@ -182,7 +182,7 @@ def test_gradients_registered_in_a_branch_are_not_applied_outside_of_it():
             return tf.constant(0)
 
         tf.cond(tf.constant(True), register, lambda: tf.constant(0))
-        with pytest.raises(ValueError, match=r"'T'\.apply_updates: .*of w:0 in tower"):
+        with pytest.raises(ValueError, match=r"^Everything must .*of w:0 in tower"):
             optimizer.apply_updates()
 
 
@@ -200,9 +200,9 @@ CALLS = {
 
 @pytest.mark.parametrize("place", [plainly, in_a_branch, in_a_loop, in_a_function])
 @pytest.mark.parametrize("method", CALLS)
-def test_a_tower_optimizer_refuses_session_graphs_by_name(place, method):
+def test_a_tower_optimizer_refuses_session_graphs(place, method):
     w = tf.Variable([1.0, 2.0])
     optimizer = TowerOptimizer([w], name="T")
-    message = rf"'T'\.{method}: works in a tf\.function .* got a session graph"
+    message = r"^TowerOptimizer works in a tf\.function .* got a session graph"
     with tf.Graph().as_default(), pytest.raises(RuntimeError, match=message):
         place(lambda: CALLS[method](optimizer, w))

@@ -299,9 +299,7 @@ def test_adafactor_trains_keras_variables_in_a_session_graph():
 def test_adafactor_with_variables_that_it_cannot_name_slots_after_is_refused():
     with (
         tf.Graph().as_default(),
-        pytest.raises(
-            ValueError, match=r"'T'.*: .*no names such as 'v0:0'\. Pass keras"
-        ),
+        pytest.raises(ValueError, match=r"no names such as 'v0:0'\. Pass keras"),
     ):
         adafactor_step(tf.Variable)
 

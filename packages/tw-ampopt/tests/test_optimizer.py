@@ -219,9 +219,9 @@ def test_sharing_between_different_optimizers_is_refused(graph, arguments, named
 
 def test_reset_needs_a_session_and_state(graph):
     optimizer = Optimizer("T")
-    with pytest.raises(RuntimeError, match=r"'T'\.reset_op: there is no state yet"):
+    with pytest.raises(RuntimeError, match=r"^There is no state yet; call"):
         optimizer.reset_op  # noqa: B018
-    with pytest.raises(RuntimeError, match="there is no default session"):
+    with pytest.raises(RuntimeError, match="There is no default session"):
         optimizer.reset_optimizer_state()
 
 
@@ -275,7 +275,7 @@ def test_a_sharers_step_gives_no_reset_to_an_optimizer_without_state(graph):
     other = Optimizer("B", share=main, **SGD)
     w = variable_on("/cpu:0")
     other.apply_gradients(other.compute_gradients(square_loss(w), [w]))
-    with pytest.raises(RuntimeError, match=r"'A'\.reset_op: there is no state yet"):
+    with pytest.raises(RuntimeError, match=r"^There is no state yet; call"):
         main.reset_op  # noqa: B018
 
 
@@ -324,7 +324,7 @@ def test_a_variable_that_one_device_misses_is_named(graph):
 
 
 def test_no_gradients_at_all_are_refused_unless_allowed(graph):
-    with pytest.raises(ValueError, match="no gradients were registered"):
+    with pytest.raises(ValueError, match="No gradients were registered"):
         Optimizer().apply_updates()
     assert Optimizer().apply_updates(allow_no_op=True).name.endswith("TrainingOp")
 
@@ -347,7 +347,7 @@ def test_applying_twice_and_registering_late_are_refused(graph):
     w = variable_on("/cpu:0")
     optimizer.register_gradients(square_loss(w), [w])
     optimizer.apply_updates()
-    with pytest.raises(RuntimeError, match=r"'T'\.apply_updates: was called before"):
+    with pytest.raises(RuntimeError, match=r"^apply_updates was called before"):
         optimizer.apply_updates()
     with pytest.raises(RuntimeError, match="comes after apply_updates"):
         optimizer.register_gradients(square_loss(w), [w])
@@ -399,8 +399,8 @@ def test_two_kinds_of_scaling_are_refused(graph):
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (lambda **_: object(), r"cannot wrap builtins.object; can wrap .*Keras 3"),
-        (tf_keras.optimizers.Adam, r"cannot wrap tf_keras.*legacy"),
+        (lambda **_: object(), r"Cannot wrap builtins.object; can wrap .*Keras 3"),
+        (tf_keras.optimizers.Adam, r"Cannot wrap tf_keras.*legacy"),
         (
             lambda learning_rate: keras.optimizers.LossScaleOptimizer(
                 keras.optimizers.SGD()
@@ -431,7 +431,7 @@ def test_a_reference_variable_is_refused(graph):
     "method", ["statistics", "nonfinite_gradients", "copy_to_replicas"]
 )
 def test_what_needs_an_update_says_so(graph, method):
-    with pytest.raises(RuntimeError, match=f"{method}: nothing updates yet"):
+    with pytest.raises(RuntimeError, match=r"^Nothing updates yet; call apply"):
         getattr(Optimizer(), method)()
 
 
@@ -554,7 +554,7 @@ def test_a_replica_made_of_local_variables_has_local_state_of_the_same_names(gra
         (
             lambda w: [(None, w)],
             ValueError,
-            r"no gradient for any variable; got \['w:0'\]",
+            r"No gradient for any variable; got \['w:0'\]",
         ),
         (lambda w: [(tf.ones(2), w)] * 2, ValueError, r"\['w:0'\] came more than once"),
         (lambda w: [w], TypeError, r"must hold \(gradient, variable\) pairs"),
@@ -567,7 +567,7 @@ def test_bad_pairs_are_refused(graph, pairs, error, message):
 
 
 def test_no_variables_are_refused(graph):
-    with pytest.raises(ValueError, match="compute_gradients: no variables"):
+    with pytest.raises(ValueError, match="No variables"):
         Optimizer().compute_gradients(tf.constant(1.0))
 
 

@@ -327,7 +327,7 @@ def test_weights_in_one_registration_alone_are_refused():
 @pytest.mark.parametrize("weights", [[1, 1], [-1], [None], 2, [True]])
 def test_bad_weights_of_towers_are_refused(weights):
     _, optimizer = own_optimizer()
-    with pytest.raises((TypeError, ValueError), match=r"'Train'.apply: weights must"):
+    with pytest.raises((TypeError, ValueError), match=r"^weights must"):
         optimizer.apply([tf.constant([1.0])], weights=weights)
 
 
@@ -336,7 +336,7 @@ def test_bad_weights_of_losses_are_refused(weight):
     with tf.Graph().as_default(), tf.device("/cpu:0"):
         variable = tf.Variable([0.0])
         optimizer = tw_ampopt.Optimizer(**SGD)
-        with pytest.raises((TypeError, ValueError), match="gradients: weight must"):
+        with pytest.raises((TypeError, ValueError), match=r"^weight must"):
             optimizer.register_gradients(variable[0], [variable], weight=weight)
 
 

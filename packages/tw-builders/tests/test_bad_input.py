@@ -42,7 +42,7 @@ def test_devices_that_the_session_lacks_are_refused_with_those_it_has(make):
     with (
         tf.Graph().as_default(),
         v1.Session(config=v1.ConfigProto(device_count={"CPU": 2})),
-        pytest.raises(ValueError, match=r"unknown devices \['/cpu:5'\].*CPU:1"),
+        pytest.raises(ValueError, match=r"Unknown devices \['/cpu:5'\].*CPU:1"),
     ):
         make(["/cpu:0", "/cpu:5"]).call_for_each_tower(tower_pairs)
 
@@ -94,7 +94,7 @@ def test_replicas_that_share_variables_are_refused_by_name_and_tower():
 
         built = SyncMultiGPUReplicatedBuilder(list(CPUS[:3]), True, "cpu")
         grads = built.call_for_each_tower(tower)
-        with pytest.raises(ValueError, match=r"Builder\.build: every tower") as error:
+        with pytest.raises(ValueError, match=r"^Every tower") as error:
             built.build(grads, descend)
     for name in ("w:0", "b:0"):
         assert f"{name} is one variable in towers [0, 1, 2], and would" in str(
@@ -156,7 +156,7 @@ def test_a_function_that_returns_the_same_optimizer_twice_is_refused():
         built = BUILDERS["replicated"](TWO)
         grads = built.call_for_each_tower(tower_pairs)
         only = descend()
-        with pytest.raises(ValueError, match="towers 0 and 1 got the same Gradient"):
+        with pytest.raises(ValueError, match="Towers 0 and 1 got the same Gradient"):
             built.build(grads, lambda: only)
 
 
@@ -178,9 +178,9 @@ def test_apply_gradients_refuses_other_shapes():
 
 def test_towers_on_devices_that_are_not_there_are_refused():
     ours = towers(["/cpu:0", "/cpu:99"])
-    with pytest.raises(ValueError, match=r"apply_gradients: unknown devices .*cpu:99"):
+    with pytest.raises(ValueError, match=r"Unknown devices .*cpu:99"):
         apply_gradients(ours, [[], []], [[], []], [descend(), descend()])
-    with pytest.raises(ValueError, match=r"make_optimizers: unknown devices .*cpu:99"):
+    with pytest.raises(ValueError, match=r"Unknown devices .*cpu:99"):
         make_optimizers(ours, descend)
 
 

@@ -520,7 +520,7 @@ def test_an_optimizer_that_has_its_slots_already_is_refused():
         optimizer.build(models[0].parts)
         return optimizer
 
-    with pytest.raises(ValueError, match=r"make_sharded_optimizer: Adam was built"):
+    with pytest.raises(ValueError, match=r"Adam was built"):
         make_sharded_optimizer(ours, get_opt_fn, models)
 
 
@@ -539,9 +539,7 @@ def test_the_optimizer_for_checkpoints_is_refused_for_training(get_opt_fn, apply
     models = replicate(ours, lambda tower: Model())
     optimizer, saved = make_sharded_optimizer(ours, get_opt_fn, models)
     grads = [[tf.ones(v.shape) for v in model.parts] for model in models]
-    with pytest.raises(
-        ValueError, match=rf"{apply.__name__}: Adam.* has its state for other variables"
-    ):
+    with pytest.raises(ValueError, match=r"^Adam.* has its state for other variables"):
         tf.function(apply, autograph=False)(ours, grads, models, saved)
     np.testing.assert_array_equal(models[0].parts[0], Model().parts[0])
     apply(ours, grads, models, optimizer)
@@ -585,7 +583,7 @@ def test_variables_on_a_device_of_their_own_are_refused_before_anything_is_built
         grads = builder.call_for_each_tower(tower)
         before = len(graph.get_operations())
         with pytest.raises(
-            ValueError, match=r"build: every tower's.*tower1/w:0 of tower1 is on"
+            ValueError, match=r"Every tower's.*tower1/w:0 of tower1 is on"
         ):
             builder.build(grads, partial(v1.train.AdamOptimizer, 0.1))
         assert len(graph.get_operations()) == before

@@ -160,7 +160,7 @@ def test_functions_weigh_towers_by_their_rows(shared, counts):
 @pytest.mark.parametrize("weights", [[1], [1, -1], [1, None], 2])
 @pytest.mark.parametrize("name", BUILDERS)
 def test_bad_weights_are_refused_by_the_builder_before_it_builds(name, weights):
-    with pytest.raises((TypeError, ValueError), match=r"Builder.build: weights must"):
+    with pytest.raises((TypeError, ValueError), match=r"^weights must"):
         train_in_graph(BUILDERS[name], (2, 2), {"weights": weights})
 
 
@@ -171,7 +171,7 @@ def test_weights_of_a_sum_are_refused():
     with pytest.raises(ValueError, match="weights are those of a mean; pass average"):
         train_in_graph(summing, (2, 2), {"weights": [1, 1]})
     variable = tf.Variable([1.0])
-    with pytest.raises(ValueError, match="apply_shared_gradients: weights are those"):
+    with pytest.raises(ValueError, match="weights are those"):
         apply_shared_gradients(
             [[(tf.constant([1.0]), variable)]],
             tf.compat.v1.train.GradientDescentOptimizer(1.0),

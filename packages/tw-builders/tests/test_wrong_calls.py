@@ -160,8 +160,8 @@ def bad_gradients(build):
 
 DEVICES = [
     ([], ValueError, "at least one tower is needed"),
-    ([-1], ValueError, "a GPU number is 0 or more; got -1"),
-    ([None], TypeError, "a device is an int (GPU number) or a string; got None"),
+    ([-1], ValueError, "A GPU number is 0 or more; got -1"),
+    ([None], TypeError, "A device is an int (GPU number) or a string; got None"),
     (["cpu zero"], ValueError, "'cpu zero' is not a TensorFlow device string"),
 ]
 OPTIMIZER = [
@@ -228,7 +228,7 @@ OTHERS = {
         ("tpu", ValueError, "ps_device must be 'cpu' (all"),
     ],
     "SyncMultiGPUReplicatedBuilder.mode": [
-        ("ring", ValueError, "unknown mode 'ring'"),
+        ("ring", ValueError, "Unknown mode 'ring'"),
         (averaging, ValueError, "mode averages already"),
     ],
     "per_tower.dataset": NO_BATCHES,
@@ -237,7 +237,7 @@ OTHERS = {
         ({"grads": [[None], [None]]}, ValueError, "w has gradient None in towers [0]"),
         ({"replicas": ["w", "w"]}, TypeError, "trainable_variables; got str"),
         ({"optimizers": []}, ValueError, "one item per tower"),
-        ({"optimizers": [descend()] * 2}, ValueError, "towers 0 and 1 got the same"),
+        ({"optimizers": [descend()] * 2}, ValueError, "Towers 0 and 1 got the same"),
         *(({"optimizers": [value] * 2}, *case) for value, *case in OPTIMIZER[:3]),
     ],
     "apply_sharded_gradients": [
@@ -258,7 +258,7 @@ OTHERS = {
     "make_sharded_optimizer.get_opt_fn": NO_OPTIMIZER,
     "make_optimizers.get_opt_fn": NO_OPTIMIZER,
     "apply_shared_gradients": [
-        ({"grad_list": []}, ValueError, "no gradient at all"),
+        ({"grad_list": []}, ValueError, "No gradient at all"),
         ({"grad_list": [[("g", "w")]]}, TypeError, "something else at tower 0 item 0"),
         (
             {"grad_list": Late(lambda: [[(None, weight())]])},

@@ -2,15 +2,27 @@
 
 # Private import: it finds the graph that a store and a record belong to.
 
+import logging
+from functools import partial
+
+import pytest
 import tensorflow as tf
 
+from tw_core import Replicated, Shared, VariableStore, map_towers, towers
 from tw_core._tf_compat import outermost_function_graph
+from tw_core.contexts import leave_no_summaries
+from tw_core.flat_variables import slots_like_parts
 from tw_core.modes import (
     builds_session_graph,
     compiles_with_xla,
     orders_effects,
     traces_function,
+    without_autograph,
 )
+from tw_core.optimizers import keep_repeated_rows
+from tw_core.synchronized import joined_towers, synchronized_layers
+from tw_core.testing import CPUS
+from tw_core.variables import override_to_local_variable, record_variables, tower_build
 
 
 def ask(answers):
@@ -172,3 +184,67 @@ def test_a_function_of_a_function_is_compiled_as_the_outer_one_is():
     assert all(compiled)
     assert compiled
     assert not any(plain)
+
+
+# AutoGraph converts a function with all that it calls, our code included.
+
+TOWER = towers([CPUS[0]])[0]
+SCOPES = {
+    "joined_towers": partial(joined_towers, 1),
+    "keep_repeated_rows": keep_repeated_rows,
+    "leave_no_summaries": leave_no_summaries,
+    "override_to_local_variable": override_to_local_variable,
+    "record_variables": partial(record_variables, TOWER),
+    "Replicated.scope": lambda: Replicated().scope(TOWER),
+    "Shared.scope": lambda: Shared().scope(TOWER),
+    "slots_like_parts": partial(slots_like_parts, []),
+    "synchronized_layers": synchronized_layers,
+    "Tower.scope": TOWER.scope,
+    "tower_build": tower_build,
+    "VariableStore.scope": lambda: VariableStore(Shared()).scope(TOWER),
+}
+
+
+def absolute(x):
+    """Branches on a tensor, which only AutoGraph makes possible."""
+    if x < 0:
+        return -x
+    return x
+
+
+@pytest.fixture
+def warned(caplog):
+    """Messages of AutoGraph, such as of a function that it cannot read."""
+    with caplog.at_level(logging.WARNING, logger="tensorflow"):
+        yield caplog.messages
+
+
+@pytest.mark.parametrize("name", SCOPES)
+def test_a_converted_function_enters_scopes_and_branches_inside(name, warned):
+    scope = SCOPES[name]
+
+    @tf.function
+    def step(x):
+        with scope():
+            return absolute(x)
+
+    assert float(step(tf.constant(-2.0))) == 2
+    assert warned == []
+
+
+@pytest.mark.parametrize("trace", ["each", "once"])
+def test_a_towers_function_is_converted(trace, warned):
+    @tf.function
+    def step(x):
+        each = towers(CPUS[:2])
+        return map_towers(lambda tower, x: absolute(x), each, [x, -x], trace=trace)
+
+    assert [float(x) for x in step(tf.constant(-2.0))] == [2, 2]
+    assert warned == []
+
+
+def test_library_code_may_be_left_as_it_is_written(warned):
+    step = tf.function(without_autograph(absolute))
+    with pytest.raises(tf.errors.OperatorNotAllowedInGraphError, match="symbolic"):
+        step(tf.constant(-2.0))
+    assert warned == []

@@ -429,7 +429,7 @@ def test_an_optimizer_that_was_built_keeps_its_state():
 def test_slots_that_a_session_graph_cannot_name_are_explained():
     with tf.Graph().as_default():
         variable = tf.Variable(tf.ones([3, 2]), name="w")
-        with pytest.raises(ValueError, match=r"create_slots: Adafactor.*'w:0'.*colon"):
+        with pytest.raises(ValueError, match=r"Adafactor.*'w:0'.*colon"):
             create_slots(keras.optimizers.Adafactor(), [variable])
 
 
@@ -455,11 +455,10 @@ def test_every_optimizer_is_accepted_where_effects_are_ordered(name):
             lambda: v1.AdamOptimizer,
             "optimizer must.*got the class AdamOptimiz",
         ),
-        (lambda: None, "check_optimizer: optimizer must.*got NoneType"),
+        (lambda: None, "optimizer must.*got NoneType"),
         (
             dict,
-            "check_optimizer: optimizer must be an object with apply_gradients.*got "
-            "dict",
+            "optimizer must be an object with apply_gradients.*got dict",
         ),
     ],
 )

@@ -1,9 +1,4 @@
-"""One function gives the same structure and values in every mode.
-
-And a table of wrong calls finds the calls that are accepted, and the names it lacks.
-"""
-
-from types import ModuleType
+"""One function gives the same structure and values in every mode."""
 
 import keras
 import numpy as np
@@ -18,9 +13,6 @@ from tw_core.testing import (
     CPUS,
     NUM_CPUS,
     SparseRows,
-    WrongCall,
-    check_wrong_call,
-    names_without_wrong_calls,
     run_eagerly,
     run_in_function,
     run_in_graph,
@@ -152,60 +144,3 @@ def test_rows_without_a_shape_have_no_dense_array():
         ValueError, match=r"SparseRows.to_dense: dense_shape is None; give"
     ):
         rows.to_dense()
-
-
-def refuse(error):
-    raise error
-
-
-def test_a_refused_call_passes():
-    row = WrongCall("f", lambda: refuse(ValueError("f: got 3")), ValueError, "got 3")
-    check_wrong_call(row)
-    check_wrong_call(row._replace(name="Owner.f"))
-
-
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (lambda: 3, "accepted the call"),
-        (lambda: refuse(TypeError("f: got 3")), "raised TypeError instead of ValueE"),
-        (lambda: refuse(ValueError("f: got 4")), "must have this name and 'got 3'"),
-        (lambda: refuse(ValueError("g: got 3")), "must have this name and 'got 3'"),
-    ],
-    ids=["accepted", "other error", "other message", "other name"],
-)
-def test_a_call_that_is_not_refused_as_wanted_fails(call, says):
-    with pytest.raises(AssertionError, match=says):
-        check_wrong_call(WrongCall("f", call, ValueError, "got 3"))
-
-
-def test_public_names_without_a_row_are_found():
-    class Thing:
-        def __init__(self, size):
-            self.size = size
-
-        def grow(self, by):
-            self.size += by
-
-        def shrink(self):
-            self.size -= 1
-
-        @staticmethod
-        def of(size):
-            return Thing(size)
-
-        @property
-        def area(self):
-            return self.size**2
-
-        def _hidden(self, by):
-            pass
-
-    module = ModuleType("module")
-    module.__all__ = ["Error", "Thing", "VALUE", "f", "now"]
-    module.Error, module.Thing, module.VALUE = ValueError, Thing, 3
-    module.f, module.now = lambda x: x, lambda: 0
-    rows = [WrongCall("Thing.grow", lambda: None, ValueError, "")]
-    assert names_without_wrong_calls(module, rows) == ["Thing", "Thing.of", "f"]
-    got = names_without_wrong_calls(module, rows, exempt=["Thing", "Thing.of", "g"])
-    assert got == ["f", "g"]

@@ -61,7 +61,7 @@ def test_reference_variables_are_refused_each_by_name(graph, reference_variables
     with pytest.raises(ValueError) as error:
         refuse_reference_variables([*made, *made])
     message = str(error.value)
-    assert message.startswith("towers: got:0 is a reference variable; only resource")
+    assert message.startswith("got:0 is a reference variable; only resource")
     assert message.count("old:0 is a reference variable") == 1
     assert "tf.compat.v1.enable_resource_variables()" in message
     assert "new" not in message

@@ -370,5 +370,5 @@ def test_a_process_alone_can_begin_and_end(monkeypatch):
     finally:
         hvd.shutdown()
     assert not hvd.is_initialized()
-    with pytest.raises(ValueError, match=r"rank: hvd.init\(\)"):
+    with pytest.raises(ValueError, match=r"hvd.init\(\)"):
         hvd.rank()

@@ -271,7 +271,7 @@ def test_the_path_goes_before_others():
 
 
 def test_local_layers_that_are_none_are_refused():
-    says = r"PartialDistributedOptimizer: local_layers must be Keras layers; got \[3\]"
+    says = r"local_layers must be Keras layers; got \[3\]"
     with pytest.raises(ValueError, match=says):
         hvd_keras.PartialDistributedOptimizer(None, local_layers=3)
 

@@ -266,15 +266,15 @@ def test_what_cannot_be_copied_is_refused():
     def sharing():
         return keras.Sequential([keras.Input([6]), shared])
 
-    refused(ValueError, "TowerModel: .* must have variables of its own", sharing)
+    refused(ValueError, " must have variables of its own", sharing)
     widths = iter([3, 4])
 
     def differing():
         return keras.Sequential([keras.Input([6]), keras.layers.Dense(next(widths))])
 
-    refused(ValueError, "TowerModel: .* must agree in shape", differing)
+    refused(ValueError, " must agree in shape", differing)
     one = mlp()
-    refused(ValueError, "TowerModel: .* must have variables of its own", lambda: one)
+    refused(ValueError, " must have variables of its own", lambda: one)
     refused(TypeError, "must return a keras.Model; got NoneType", lambda: None)
 
 

@@ -4,9 +4,9 @@ from contextlib import nullcontext
 
 import keras
 import tensorflow as tf
-from wrong_calls import Interface, WrongCalls
+from wrong_calls import Interface, WrongCall, WrongCalls
 
-from tw_core.testing import CPUS, WrongCall
+from tw_core.testing import CPUS
 from tw_keras import TowerModel
 
 TWO = list(CPUS[:2])

@@ -3,10 +3,9 @@
 import json
 
 import pytest
-from wrong_calls import Interface, WrongCalls, in_graph
+from wrong_calls import Interface, WrongCall, WrongCalls, in_graph
 
 import tw_launch
-from tw_core.testing import WrongCall
 
 NAN = float("nan")
 ADDRESSES = {"ps": ("a:1",), "worker": ("b:1", "c:1")}

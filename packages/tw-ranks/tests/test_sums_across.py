@@ -197,7 +197,7 @@ def test_a_mean_of_ranks_is_weighed_by_their_rows(ranks):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weights": [1, 2]}, "mean_across: weights must be one per tower .1.; got 2"),
+        ({"weights": [1, 2]}, "weights must be one per tower .1.; got 2"),
         ({"weights": [-1]}, "weights must be finite and 0 or more; got tower 0: -1"),
         ({"weights": ["1"]}, "weights must hold real numbers or scalar tensors"),
         ({"weights": 1}, "weights must be a list of numbers"),

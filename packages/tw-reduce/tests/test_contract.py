@@ -409,16 +409,17 @@ def test_shapes_that_differ_in_the_run_are_refused_and_named(mode, known, name):
 
 
 @each_mode
-def test_what_differs_in_the_run_is_told_with_caller_tensors_and_shapes(mode):
+def test_what_differs_in_the_run_is_told_with_tensors_and_shapes(mode):
     reducer = mean(packed(REDUCERS["balanced"](2)))
     run = run_with_static_shapes(mode, reducer, [[[5], [3]], [None, None]])
     five, three = np.zeros(5, np.float32), np.zeros(3, np.float32)
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         run([[five, three], [three, five]])
     assert re.search(
-        r"\[mean: position [01] must have one shape over all towers; check that every "
-        r"tower lists its variables in the same order\. Tensors Identity\w*:0, "
-        r"Identity\w*:0 came with\] \[tower 0:\] \[(5|3)\] \[tower 1:\] \[(5|3)\]",
+        r"\[The gradients at position [01] must have one shape over all towers; check "
+        r"that every tower lists its variables in the same order\. "
+        r"Tensors Identity\w*:0, Identity\w*:0 came with\] "
+        r"\[tower 0:\] \[(5|3)\] \[tower 1:\] \[(5|3)\]",
         str(caught.value),
     )
 

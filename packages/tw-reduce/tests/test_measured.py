@@ -10,7 +10,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tw_core.checks import public
 from tw_reduce._measured import (
     ALGORITHMS,
     check_made_for,
@@ -318,17 +317,17 @@ def test_a_threshold_of_ones_own_comes_before_the_measured_one():
 def test_other_devices_are_refused_and_other_machines_warned_of():
     own = replace(only(MIXED), made_on={"tensorflow": "2.18.0", "cores": "2"})
     with pytest.raises(ValueError, match=r"taken on devices.*CPU:1.*got.*--towers 3"):
-        public("auto")(check_made_for)(own, [*DEVICES, "/device:CPU:2"], {})
-    with pytest.raises(ValueError, match="plan_auto: measured was taken on devices"):
+        check_made_for(own, [*DEVICES, "/device:CPU:2"], {})
+    with pytest.raises(ValueError, match="measured was taken on devices"):
         plan_auto(infos(4), DEVICES[::-1], measured=own)
     here = {"tensorflow": "2.21.0", "cores": "2"}
     with pytest.warns(
         UserWarning, match=r"elsewhere: tensorflow 2.18.0 instead of 2.21"
     ):
-        public("auto")(check_made_for)(own, DEVICES, here)
+        check_made_for(own, DEVICES, here)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        public("auto")(check_made_for)(own, DEVICES, {"cores": "2"})
+        check_made_for(own, DEVICES, {"cores": "2"})
 
 
 def test_a_machine_is_described_by_what_figures_depend_on():

@@ -73,9 +73,9 @@ def test_nccl_needs_one_gpu_per_tower():
 
 @pytest.mark.parametrize("devices", ["/cpu:0", [0, 1]])
 def test_devices_must_be_a_list_of_strings(devices):
-    with refused("sum_balanced: devices must be a list of device strings", TypeError):
+    with refused("devices must be a list of device strings", TypeError):
         sum_balanced(ones(2, tf.float32), devices=devices)
-    with refused("auto: devices must be a list of device strings", TypeError):
+    with refused("devices must be a list of device strings", TypeError):
         auto(devices)
 
 
@@ -83,20 +83,20 @@ def test_a_session_tells_which_devices_it_lacks():
     config = tf.compat.v1.ConfigProto(device_count={"CPU": 2})
     with (
         tf.compat.v1.Session(config=config),
-        refused(r"sum_on_device: unknown devices \['/cpu:5'\]"),
+        refused(r"Unknown devices \['/cpu:5'\]"),
     ):
         sum_on_device(ones(2, tf.float32), device="/cpu:5")
 
 
 def test_auto_needs_as_many_towers_as_devices():
-    with refused("auto: devices must hold one device per tower; got 2 for 3 towers"):
+    with refused("devices must hold one device per tower; got 2 for 3 towers"):
         auto(CPUS[:2])(ones(3, tf.float32))
 
 
 def test_thresholds_below_zero_are_refused_at_once():
-    with refused("packed: below_bytes must be at least 0; got -1"):
+    with refused("below_bytes must be at least 0; got -1"):
         packed(ON_FIRST, below_bytes=-1)
-    with refused("auto: below_bytes must be at least 0; got -5"):
+    with refused("below_bytes must be at least 0; got -5"):
         auto(CPUS[:2], below_bytes=-5)
 
 
@@ -116,7 +116,7 @@ def test_a_reducer_that_returns_something_else_is_named(wrap, result, came):
 
 
 def test_accumulate_as_takes_floating_dtypes_only():
-    with refused("accumulate_as: dtype must be floating; got int32"):
+    with refused("dtype must be floating; got int32"):
         accumulate_as(ON_FIRST, tf.int32)
 
 
@@ -141,11 +141,11 @@ def test_the_packer_counts_pieces_and_devices():
     packer = GradientPacker(2)
     grads = [tf.ones([4000])]
     assert packer.compute_strategy(grads)
-    with refused("unpack: tensors must be pieces as pack gives them; there are 1 ins"):
+    with refused("tensors must be pieces as pack gives them; there are 1 ins"):
         packer.unpack([tf.ones([4000])])
-    with refused("pack_all: one device per tower is needed; got 2 devices for 1"):
+    with refused("One device per tower is needed; got 2 devices for 1"):
         packer.pack_all([grads], CPUS[:2])
-    with refused("unpack_all: one device per tower"):
+    with refused("One device per tower"):
         packer.unpack_all([packer.pack(grads)], CPUS[:2])
     with refused(r"saw; 0 is float32 \(3,\) instead of float32 \(4000,\)"):
         packer.pack([tf.ones([3])])
@@ -159,5 +159,5 @@ def test_the_packer_leaves_sparse_gradients_and_says_so(caplog):
 
 
 def test_the_packer_refuses_none():
-    with refused(r"(?s)compute_strategy: .*position 1 has gradient None in"):
+    with refused(r"(?s)^Every tower must .*position 1 has gradient None in"):
         GradientPacker(1).compute_strategy([tf.ones([4000]), None])

@@ -232,5 +232,4 @@ def test_what_are_no_weights_is_refused(weights, error, message):
     grads = [[tf.constant([1.0])], [tf.constant([1.0])]]
     with pytest.raises(error) as caught:
         mean(all_reduce(CPUS[:2]), weights=weights)(grads)
-    assert str(caught.value).startswith("mean: ")
     assert message in str(caught.value)

@@ -3,9 +3,9 @@
 from functools import partial
 
 import tensorflow as tf
-from wrong_calls import Interface, Late, WrongCalls, in_graph
+from wrong_calls import Interface, Late, WrongCall, WrongCalls, in_graph
 
-from tw_core.testing import CPUS, WrongCall
+from tw_core.testing import CPUS
 from tw_reduce import (
     accumulate_as,
     all_reduce,
@@ -129,7 +129,7 @@ NAMED = {
     ".large": "algorithm",
     ".groups": "groups?",
     ".tensors": "tensors?|grads",
-    ".reduced": "the reducer must return",
+    ".reduced": "The reducer must return",
     "main.arguments": "arguments?",
 }
 EXEMPT = {
@@ -229,7 +229,7 @@ OTHERS = {
     "aggregate_grads_colocate.all_grads": [
         (Late(lambda: [[tf.ones([2])]]), TypeError, "something else at tower 0 item 0"),
         (Late(lambda: [[(tf.ones([2]),)], [3]]), TypeError, "item 0, tower 1 item 0"),
-        ([[], []], ValueError, "no gradient at all, from 2 towers"),
+        ([[], []], ValueError, "No gradient at all, from 2 towers"),
         (
             Late(lambda: [[pair("v")], [pair()]]),
             *(ValueError, "is a variable of their own"),
@@ -362,7 +362,7 @@ def packs(method):
     return WrongCall(
         f"GradientPacker.{method}",
         lambda: getattr(GradientPacker(1), method)(*both),
-        *(RuntimeError, "there is no plan to pack by"),
+        *(RuntimeError, "There is no plan to pack by"),
     )
 
 

@@ -86,10 +86,16 @@ def made():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda batch, train: batch.load([ROWS]), "load: copies rows; do so outside"),
-        (lambda batch, train: batch.load_next([ROWS]), "load_next: copies rows; do"),
-        (lambda batch, train: train.run_epochs(1), "run_epochs: gives arrays; do so"),
-        (lambda batch, train: train.optimize(0), "optimize: gives arrays; do so out"),
+        (
+            lambda batch, train: batch.load([ROWS]),
+            "DeviceBatch.load copies rows; do so",
+        ),
+        (lambda batch, train: batch.load_next([ROWS]), "load_next copies rows; do"),
+        (lambda batch, train: train.run_epochs(1), "EpochFunction gives arrays; do so"),
+        (
+            lambda batch, train: train.optimize(0),
+            "EpochFunction gives arrays; do so",
+        ),
     ],
     ids=["load", "load_next", "run_epochs", "optimize"],
 )

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_core.checks import public
 from tw_rlload import plan_load
 from tw_rlload._loading.columns import prepare, read_columns
 from tw_rlload._loading.specs import make_spec
@@ -24,7 +23,6 @@ SPECS = specs_of(x=(tf.float32, [None, 3]), n=(tf.int32, [None]))
 X, N = np.zeros((4, 3), np.float32), np.arange(4, dtype=np.int32)
 
 
-@public("load")
 def read(given, specs=SPECS, *, check_finite=False):
     return read_columns(specs, given, check_finite=check_finite)
 
@@ -70,7 +68,7 @@ def test_sizes_left_open_come_from_the_data():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([X], r"pass 2 columns \['x', 'n'\]; got 1"),
+        ([X], r"Pass 2 columns \['x', 'n'\]; got 1"),
         ({"x": X, "m": N}, r"missing: \['n'\], unknown: \['m'\]"),
         ([X[:, 0], N], r"'x' has rank 1 \(shape \[4\]\); must be \[None, 3\]"),
         ([X[:, :2], N], r"'x' has shape \[4, 2\]; must be \[None, 3\]"),
@@ -84,7 +82,7 @@ def test_sizes_left_open_come_from_the_data():
     ],
 )
 def test_a_bad_column_is_refused_by_name(given, message):
-    with pytest.raises(ValueError, match=f"load: (.|\n)*{message}"):
+    with pytest.raises(ValueError, match=message):
         read(given)
 
 
@@ -114,5 +112,5 @@ def test_values_that_are_not_finite_are_refused_on_request(bad, dtype):
 
 
 def test_columns_of_unequal_length_are_refused_with_all_lengths():
-    with pytest.raises(ValueError, match=r"all columns .*\{'x': 4, 'n': 3\}"):
+    with pytest.raises(ValueError, match=r"All columns .*\{'x': 4, 'n': 3\}"):
         prepare(SPECS, [X, N[:3]], [], plan_load, check_finite=False)

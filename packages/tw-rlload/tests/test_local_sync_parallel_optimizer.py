@@ -356,7 +356,7 @@ def test_a_device_that_the_session_lacks_is_refused_before_anything_is_loaded():
     )
     with session() as sess:
         for _ in range(2):
-            with pytest.raises(ValueError, match=r"load_data: unknown .*'/gpu:7'"):
+            with pytest.raises(ValueError, match=r"Unknown .*'/gpu:7'"):
                 optimizer.load_data(sess, [X], [])
 
 
@@ -365,7 +365,7 @@ def test_rows_are_not_trained_on_after_a_load_that_a_session_refused():
     with session() as sess:
         optimizer.load_data(sess, [X], [])
         few = v1.Session(config=session_config(num_cpus=1))
-        with few, pytest.raises(ValueError, match=r"load_data: unknown .*cpu:1"):
+        with few, pytest.raises(ValueError, match=r"Unknown .*cpu:1"):
             optimizer.load_data(few, [X + 1], [])
         assert optimizer.report is None
         with pytest.raises(RuntimeError, match="the last load was refused"):

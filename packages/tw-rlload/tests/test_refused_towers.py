@@ -55,7 +55,7 @@ def test_a_loss_that_depends_on_nothing_is_refused():
             return [(None, self.w)]
 
     with pytest.raises(
-        ValueError, match=r"no gradient for any variable; got \['w:0'\]"
+        ValueError, match=r"No gradient for any variable; got \['w:0'\]"
     ):
         make(Constant)
 

@@ -6,10 +6,10 @@ from functools import cache, partial
 import keras
 import numpy as np
 import tensorflow as tf
-from wrong_calls import Interface, Late, WrongCalls
+from wrong_calls import Interface, Late, WrongCall, WrongCalls
 
 from tw_core import towers
-from tw_core.testing import CPUS, WrongCall
+from tw_core.testing import CPUS
 from tw_rlload import (
     plan_load,
 )
@@ -225,7 +225,7 @@ OTHERS = {
         ),
         (
             {"models": [Model()] * 2, "optimizers": [sgd()], "apply_fn": print},
-            *(ValueError, "a model or an optimizer is given twice"),
+            *(ValueError, "A model or an optimizer is given twice"),
         ),
         (
             {"optimizers": [sgd()], "apply_fn": print},
@@ -241,7 +241,7 @@ OTHERS = {
             *(TypeError, "SGD, a Keras 3 optimizer, does not work"),
         ),
         ({"devices": []}, ValueError, "devices must hold at least one of"),
-        ({"devices": [None]}, TypeError, "a device is an int"),
+        ({"devices": [None]}, TypeError, "A device is an int"),
         ({"devices": [-1]}, ValueError, "-1"),
         ({"devices": ["/cpu:zero"]}, ValueError, "is not a TensorFlow device string"),
         ({"devices": ["/cpu:0", "/cpu:1", "/device:CPU:0"]}, ValueError, "given twice"),
@@ -266,7 +266,7 @@ OTHERS = {
         ),
         (
             {"rnn_inputs": Late(lambda: [placeholder(None, "h")])},
-            *(ValueError, "column 'h' has shape <unknown>"),
+            *(ValueError, "Column 'h' has shape <unknown>"),
         ),
         ({"rnn_inputs": [X]}, TypeError, "rnn_inputs must hold placeholders"),
         (
@@ -349,7 +349,7 @@ ROWS = [
     ),
     *of_state(
         f"{SESSION}.use_next",
-        (lambda: trained()[0].use_next(), RuntimeError, "no load is under way"),
+        (lambda: trained()[0].use_next(), RuntimeError, "No load is under way"),
     ),
 ]
 

@@ -66,7 +66,7 @@ def test_variables_of_unknown_shape_are_named():
 def test_reference_variables_are_named():
     v = v1.get_variable("ref", [2], use_resource=False)
     with pytest.raises(
-        TypeError, match=r"only resource variables are supported; got ref:0"
+        TypeError, match=r"Only resource variables are supported; got ref:0"
     ):
         make().apply_gradients([(tf.ones([2]), v)], global_step=step())
 

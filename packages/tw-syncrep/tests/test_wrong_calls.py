@@ -6,11 +6,10 @@ from types import SimpleNamespace
 import keras
 import pytest
 import tensorflow as tf
-from wrong_calls import Interface, Late, WrongCalls, in_graph
+from wrong_calls import Interface, Late, WrongCall, WrongCalls, in_graph
 
 import tw_launch
 import tw_syncrep
-from tw_core.testing import WrongCall
 from tw_syncrep import SyncReplicasHook, SyncReplicasOptimizer
 
 v1 = tf.compat.v1
@@ -123,7 +122,7 @@ def averaged(gradient):
     return Late(lambda: [(gradient, weight())])
 
 
-TIME = "timeouts must be seconds above 0, or None to wait forever; got"
+TIME = "Timeouts must be seconds above 0, or None to wait forever; got"
 NO_HOOKS = [
     ([None], TypeError, "got None, which has no begin, after_create"),
     (
@@ -163,7 +162,7 @@ OTHERS = {
         (INF, ValueError, f"{TIME} wait_timeout_s=inf"),
     ],
     ".start_timeout_s": [
-        (-1, ValueError, "timeouts must be seconds above 0, or None"),
+        (-1, ValueError, "Timeouts must be seconds above 0, or None"),
         (0, ValueError, "start_timeout_s=0"),
     ],
     f"{CLASS}.compute_gradients": [
@@ -179,7 +178,7 @@ OTHERS = {
         ([], ValueError, "Must supply at least one variable"),
         ([EAGER], TypeError, "must hold (gradient, variable) pairs; got <tf.Tensor"),
         ([(EAGER, None)], TypeError, "resource variables are supported; got None"),
-        ([(EAGER, "w")], TypeError, "only resource variables are supported; got w"),
+        ([(EAGER, "w")], TypeError, "Only resource variables are supported; got w"),
         (averaged("g"), TypeError, "tf.IndexedSlices or None; got w:0: str"),
         (
             averaged(in_other_graph(lambda: tf.ones([2]))),

@@ -12,7 +12,6 @@ from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
 from tw_ampopt._wrapped.factory import next_rate
 from tw_core import copy_to_replicas
-from tw_core.checks import caller, public
 from tw_core.modes import without_autograph
 
 
@@ -28,18 +27,13 @@ class BaseOptimizer:
         if share is None:
             shared = SharedState(settings.rule, settings.make_wrapped)
         elif not (isinstance(share, BaseOptimizer) and isinstance(share, own)):
-            raise TypeError(
-                f"{caller()}: share must be a tw_ampopt.{own.__name__}; got {share!r}."
-            )
+            raise TypeError(f"share must be a tw_ampopt.{own.__name__}; got {share!r}.")
         else:
             settings.check_share(share._settings)
             shared = share._shared
         self._settings, self._shared = settings, shared
 
     # Methods that depend on the mode.
-
-    # The class and the optimizer's name, with which ``caller()`` opens messages.
-    _public_name: str
 
     @property
     def devices(self) -> list[str]:
@@ -58,19 +52,16 @@ class BaseOptimizer:
         """Checks a value to be scaled; returns the shared state, with its scale."""
         raise NotImplementedError
 
-    @public
     @without_autograph
     def apply_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies a tensor by the scale; returns it unchanged without scaling."""
         return self._started(value).scaled(value)
 
-    @public
     @without_autograph
     def undo_loss_scaling(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies a tensor by 1 / scale; returns it unchanged without scaling."""
         return self._started(value).unscaled(value)
 
-    @public
     def get_slot(self, var: Any, name: str) -> tf.Variable | None:
         """Returns the slot ``name`` of ``var`` in the wrapped optimizer, or None."""
         check_slot(var, name)
@@ -82,7 +73,6 @@ class BaseOptimizer:
         first = next(iter(self._shared.wrapped.values()), None)
         return [] if first is None else first.get_slot_names()
 
-    @public
     @without_autograph
     def statistics(self) -> dict[str, tf.Tensor]:
         """Returns the optimizer's state as scalar tensors, float32 or int64.
@@ -120,7 +110,6 @@ class BaseOptimizer:
                     values["micro_batches_dropped"] = accumulator.dropped.read_value()
                 return values
 
-    @public
     def nonfinite_names(self, flags: Any) -> list[list[str]]:
         """Lists, per tower, the names of variables whose [K, N] ``flags`` are set.
 
@@ -138,15 +127,14 @@ class BaseOptimizer:
         wanted = (len(variables), len(variables[0]))
         if array.shape != wanted or array.dtype != np.bool_:
             raise ValueError(
-                f"{caller()}: flags must be [towers, variables] bools, here "
-                f"{list(wanted)}, the value of nonfinite_gradients; got {flags!r}."
+                f"flags must be [towers, variables] bools, here {list(wanted)}, the "
+                f"value of nonfinite_gradients; got {flags!r}."
             )
         return [
             [name_of(v) for flag, v in zip(row, tower, strict=True) if flag]
             for row, tower in zip(array, variables, strict=True)
         ]
 
-    @public
     @without_autograph
     def copy_to_replicas(self) -> tf.Operation | None:
         """Copies tower 0's variables and slots to all towers, e.g. after a restore.

@@ -20,7 +20,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import tensorflow as tf
 
-from tw_core.checks import caller, check_number, public
+from tw_core.checks import check_number
 
 ScaleState: TypeAlias = dict[str, tf.Tensor]
 
@@ -84,7 +84,6 @@ class GradualLossScale:
     lowest: float = 0.0
     highest: float = 120.0
 
-    @public
     def __post_init__(self) -> None:
         for name in ("init", "lowest", "highest"):
             check_number(finite=False, **{name: getattr(self, name)})
@@ -136,15 +135,13 @@ class DynamicLossScale:
     highest: int = 24
     hysteresis: int = 1
 
-    @public
     def __post_init__(self) -> None:
         _check_ints(vars(self))
         _check_bounds(self.init, self.lowest, self.highest)
         for name in ("growth_interval", "hysteresis"):
             if getattr(self, name) < 1:
                 raise ValueError(
-                    f"{caller()}: {name} counts updates, 1 or more; got "
-                    f"{getattr(self, name)}."
+                    f"{name} counts updates, 1 or more; got {getattr(self, name)}."
                 )
 
     def initial(self) -> dict[str, int | float]:
@@ -185,7 +182,6 @@ class StaticLossScale:
 
     log2: int = 15
 
-    @public
     def __post_init__(self) -> None:
         _check_ints(vars(self))
         _check_bounds(self.log2, self.log2, self.log2)
@@ -234,8 +230,8 @@ def _check_ints(values: Mapping[str, object]) -> None:
     }
     if wrong:
         raise TypeError(
-            f"{caller()}: the exponent of the scale is whole, so every number must be "
-            f"an int; got {wrong}. GradualLossScale takes fractions."
+            "The exponent of the scale is whole, so every number must be an int; got "
+            f"{wrong}. GradualLossScale takes fractions."
         )
 
 
@@ -243,12 +239,11 @@ def _check_bounds(init: float, lowest: float, highest: float) -> None:
     largest = _LARGEST_LOG2
     if not (-largest <= lowest <= highest <= largest):
         raise ValueError(
-            f"{caller()}: the log2 of the scale must lie within -{largest}..{largest}, "
-            f"lowest before highest; got lowest={lowest}, highest={highest}."
+            f"The log2 of the scale must lie within -{largest}..{largest}, lowest "
+            f"before highest; got lowest={lowest}, highest={highest}."
         )
     if not lowest <= init <= highest:
         raise ValueError(
-            f"{caller()}: the initial log2 must lie within the bounds; got "
-            f"init={init}, lowest={lowest}, highest={highest}. Change init or the "
-            "bounds."
+            f"The initial log2 must lie within the bounds; got init={init}, "
+            f"lowest={lowest}, highest={highest}. Change init or the bounds."
         )

@@ -22,7 +22,7 @@ from tw_ampopt._wrapped.factory import (
     takes_name,
 )
 from tw_ampopt._wrapped.wrapped_optimizer import MasterWeights, WrappedOptimizer, wrap
-from tw_core.checks import caller, check_flag, check_number
+from tw_core.checks import check_flag, check_number
 from tw_reduce.reducers import check_adds
 
 AccumulationSteps: TypeAlias = int | tf.Tensor | tf.Variable
@@ -68,8 +68,8 @@ class Settings:
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(
-                f"{caller()}: tf_optimizer must make an optimizer when it is called "
-                f"with learning_rate and {sorted(self.kwargs)}; {self.factory!r} says: "
+                "tf_optimizer must make an optimizer when it is called with "
+                f"learning_rate and {sorted(self.kwargs)}; {self.factory!r} says: "
                 f"{error}"
             ) from error
         wrapped = wrap(optimizer)
@@ -85,9 +85,8 @@ class Settings:
         ]
         if different:
             raise ValueError(
-                f"{caller()}: share takes an optimizer made with the same settings, "
-                f"since both use one set of slots and one scale; got "
-                f"{'; '.join(different)}."
+                "share takes an optimizer made with the same settings, since both use "
+                f"one set of slots and one scale; got {'; '.join(different)}."
             )
 
 
@@ -107,20 +106,19 @@ def read_settings(
     """Checks the arguments of both optimizers, and finds the optimizer's factory."""
     if inspect.isclass(loss_scale) or not isinstance(loss_scale, LossScale | None):
         raise TypeError(
-            f"{caller()}: loss_scale must be a rule such as "
-            f"tw_ampopt.DynamicLossScale(); got {loss_scale!r}."
+            "loss_scale must be a rule such as tw_ampopt.DynamicLossScale(); got "
+            f"{loss_scale!r}."
         )
     if on_nonfinite not in _ON_NONFINITE:
         raise ValueError(
-            f"{caller()}: on_nonfinite must be one of {list(_ON_NONFINITE)}; got "
-            f"{on_nonfinite!r}."
+            f"on_nonfinite must be one of {list(_ON_NONFINITE)}; got {on_nonfinite!r}."
         )
     clip = clip_by_global_norm
     if clip is not None:
         clip = check_number(above=0, clip_by_global_norm=clip)
     check_learning_rate(learning_rate)
     ((steps_name, given),) = steps.items()
-    message = f"{caller()}: {steps_name} must be a whole number of 1 or more; got:"
+    message = f"{steps_name} must be a whole number of 1 or more; got:"
     return Settings(
         prefix,
         find_factory(tf_optimizer),
@@ -145,8 +143,8 @@ def choose_rule(
         return given
     if given is not None:
         raise ValueError(
-            f"{caller()}: use_loss_scaling=True and loss_scale={given} are two rules "
-            "for one scale; keep one of them."
+            f"use_loss_scaling=True and loss_scale={given} are two rules for one "
+            "scale; keep one of them."
         )
     init, increment, decrement = gradual
     check_number(finite=False, loss_scaling_init=init)
@@ -155,7 +153,7 @@ def choose_rule(
     try:
         return GradualLossScale(init, increment, decrement)
     except ValueError as error:
-        raise ValueError(f"{caller()}: loss_scaling_init: {error}") from error
+        raise ValueError(f"loss_scaling_init: {error}") from error
 
 
 def _checked_steps(value: Any, name: str, message: str) -> AccumulationSteps | None:
@@ -168,8 +166,8 @@ def _checked_steps(value: Any, name: str, message: str) -> AccumulationSteps | N
     whole = value.item() if isinstance(value, np.generic | np.ndarray) else value
     if isinstance(whole, bool) or not isinstance(whole, int | float):
         raise TypeError(
-            f"{caller()}: {name} must be a whole number of micro-batches or a "
-            f"numeric scalar tensor; got {value!r}."
+            f"{name} must be a whole number of micro-batches or a numeric scalar "
+            f"tensor; got {value!r}."
         )
     if not (whole >= 1 and float(whole).is_integer()):
         raise ValueError(f"{message.removesuffix(':')} {whole}.")

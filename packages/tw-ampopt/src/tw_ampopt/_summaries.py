@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tw_ampopt._base import BaseOptimizer
 from tw_ampopt._tower_optimizer import TowerOptimizer
-from tw_core.checks import check_text, check_whole_number, public
+from tw_core.checks import check_text, check_whole_number
 from tw_core.devices import canonical_device
 
 _COUNTS = ("updates", "skipped_updates")
@@ -24,7 +24,6 @@ _SCALAR = tf.compat.v1.SummaryMetadata(
 class StatisticsWriter:
     """Event files for TensorBoard, with the tags that ``StatisticsHook`` writes."""
 
-    @public
     def __init__(self, optimizer: TowerOptimizer, logdir: str) -> None:
         """Opens an event file.
 
@@ -47,7 +46,6 @@ class StatisticsWriter:
         self._writer = tf.summary.create_file_writer(logdir)
         self._interval = Interval(optimizer.statistics())
 
-    @public("StatisticsWriter.write")
     def write(self, step: int | None = None) -> None:
         """Writes the statistics; call it between steps, outside of a ``tf.function``.
 

@@ -30,7 +30,7 @@ from tw_ampopt._update.update import Updater
 from tw_ampopt._variables import common_device
 from tw_ampopt._wrapped.factory import LearningRateLike, OptimizerFactory
 from tw_core import Tower, check_towers, towers
-from tw_core.checks import caller, check_flag, check_text, public
+from tw_core.checks import check_flag, check_text
 from tw_core.devices import canonical_device
 from tw_core.modes import builds_session_graph, compiles_with_xla, without_autograph
 from tw_core.variables import tf_variables
@@ -60,7 +60,6 @@ class TowerOptimizer(
     [2.5]
     """
 
-    @public
     def __init__(
         self,
         variables: Sequence[Any],
@@ -112,10 +111,9 @@ class TowerOptimizer(
           ValueError: an argument out of its range, or variables that do not fit.
           TypeError: an argument of the wrong kind.
         """
-        self._public_name = f"tw_ampopt.TowerOptimizer {name!r}"
         if not tf.executing_eagerly():
             raise RuntimeError(
-                f"{caller()}: makes variables, and so must be made outside of the "
+                "TowerOptimizer makes variables, and so must be made outside of the "
                 "tf.function that uses it. In a session graph use tw_ampopt.Optimizer."
             )
         check_name(name)
@@ -154,7 +152,6 @@ class TowerOptimizer(
         """The K towers' devices."""
         return list(self._updater.devices)
 
-    @public
     def get_loss_scaling_var(self, device: str = "") -> tf.Variable | None:
         """Returns the variable that holds the log2 of the scale, or None.
 
@@ -163,7 +160,6 @@ class TowerOptimizer(
         check_text(empty=True, device=device)
         return self._shared.scalars.log2
 
-    @public
     @without_autograph
     def apply(
         self, grads: Sequence[Any], *, weights: Sequence[Any] | None = None
@@ -195,7 +191,6 @@ class TowerOptimizer(
         check_weights(weights, num_towers=len(raw))
         return self._updater.step(raw, are_scaled=True, weights=weights)
 
-    @public
     @without_autograph
     def nonfinite_gradients(self, grads: Sequence[Any]) -> tf.Tensor:
         """Returns [K, N] bool: which gradients of a micro-batch are not finite.
@@ -205,13 +200,12 @@ class TowerOptimizer(
         """
         return nonfinite_flags(self._raw(grads), self._updater.devices)
 
-    @public
     def reset_optimizer_state(self) -> None:
         """Resets slots, accumulators and counts; the scale stays."""
         if not tf.executing_eagerly():
             raise RuntimeError(
-                f"{caller()}: makes fresh "
-                "slots to copy from, and so must be called outside of a tf.function."
+                "reset_optimizer_state makes fresh slots to copy from, and so must be "
+                "called outside of a tf.function."
             )
         # A variable does not know its initial value. Counts and accumulators start at
         # known values; the slots' values are taken from a fresh optimizer.
@@ -222,7 +216,6 @@ class TowerOptimizer(
         for old, start in zip(self._shared.slots(), fresh.slots(), strict=True):
             old.assign(start)
 
-    @public
     @without_autograph
     def compute_gradients(
         self, loss: tf.Tensor, var_list: Sequence[Any] | None = None, **options: Any
@@ -247,15 +240,14 @@ class TowerOptimizer(
         )
         if tf.executing_eagerly():
             raise RuntimeError(
-                f"{caller()}: needs a graph; call it inside a tf.function, or use a "
-                "GradientTape and apply."
+                "compute_gradients needs a graph; call it inside a tf.function, or use "
+                "a GradientTape and apply."
             )
         scaled = self._shared.scaled(tf.cast(loss, tf.float32))
         grads = tf.gradients(scaled, tf_variables(variables), **options)
         unscaled = self._shared.unscaled_gradients(grads)
         return list(zip(unscaled, variables, strict=True))
 
-    @public
     @without_autograph
     def apply_gradients(
         self,
@@ -305,16 +297,17 @@ class TowerOptimizer(
     def _enter(self) -> None:
         if builds_session_graph():
             raise RuntimeError(
-                f"{caller()}: works in a tf.function and eagerly; got a session graph, "
-                "whose sessions do not have this optimizer's state. Use "
+                "TowerOptimizer works in a tf.function and eagerly; got a session "
+                "graph, whose sessions do not have this optimizer's state. Use "
                 "tw_ampopt.Optimizer there."
             )
         if compiles_with_xla() and any("GPU" in own for own in self._devices()):
             raise ValueError(
-                f"{caller()}: called in a function that XLA compiles for a GPU, which "
-                f"cannot read the optimizer's scalars on {self._shared.scalars.host}. "
-                "Leave jit_compile=True to a function that takes the scale as an "
-                "argument and returns gradients (docs/howto/ampopt.md)."
+                "TowerOptimizer was called in a function that XLA compiles for a GPU, "
+                "which cannot read the optimizer's scalars on "
+                f"{self._shared.scalars.host}. Leave jit_compile=True to a function "
+                "that takes the scale as an argument and returns gradients "
+                "(docs/howto/ampopt.md)."
             )
 
     def _scope(self) -> AbstractContextManager[None]:
@@ -345,9 +338,9 @@ class TowerOptimizer(
         devices = sorted(self._devices())
         if len(devices) > 1:
             raise ValueError(
-                f"{caller()}: XLA compiles a function with the variables of one "
-                f"device; got towers on {devices}. Leave jit_compile=True to the "
-                "functions that compute a tower's gradients."
+                "XLA compiles a function with the variables of one device; got towers "
+                f"on {devices}. Leave jit_compile=True to the functions that compute a "
+                "tower's gradients."
             )
 
 
@@ -360,7 +353,7 @@ def _towers_of(
     check_towers(given)
     if len(lists) not in (1, len(given)):
         raise ValueError(
-            f"{caller()}: variables must be one list per tower, or one list for all; "
-            f"got {len(lists)} lists for {len(given)} towers."
+            "variables must be one list per tower, or one list for all; got "
+            f"{len(lists)} lists for {len(given)} towers."
         )
     return tuple(given)

@@ -15,14 +15,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tw_core import Tower, check_towers
-from tw_core.checks import (
-    caller,
-    check_flag,
-    check_function,
-    check_list,
-    check_nested,
-    public,
-)
+from tw_core.checks import check_flag, check_function, check_list, check_nested
 from tw_core.flat_variables import pack_gradients
 from tw_core.gradients import Gradients, GradList, merge_grad_list, read_pairs
 from tw_core.modes import orders_effects, traces_function, without_autograph
@@ -56,7 +49,6 @@ MADE_EARLY = (
 )
 
 
-@public
 @without_autograph
 def apply_gradients(
     towers: Sequence[Tower],
@@ -91,7 +83,6 @@ def apply_gradients(
     return apply_to_replicas(towers, packed, optimizers)
 
 
-@public
 @without_autograph
 def apply_shared_gradients(
     grad_list: GradList,
@@ -128,7 +119,6 @@ def apply_shared_gradients(
     return None if orders_effects() else op
 
 
-@public
 def make_optimizers(
     towers: Sequence[Tower],
     get_opt_fn: Callable[[], _T],
@@ -302,10 +292,9 @@ def _check_optimizers(optimizers: Sequence[Any]) -> None:
         same = [j for j in range(k) if optimizers[j] is optimizer]
         if same:
             raise ValueError(
-                f"{caller()}: towers {same[0]} and {k} got the same "
-                f"{type(optimizer).__name__} object; every tower needs an optimizer "
-                "of its own, or the replicas drift apart. Make a new one in each "
-                "call of get_opt_fn."
+                f"Towers {same[0]} and {k} got the same {type(optimizer).__name__} "
+                "object; every tower needs an optimizer of its own, or the replicas "
+                "drift apart. Make a new one in each call of get_opt_fn."
             )
 
 
@@ -315,16 +304,14 @@ def trainable_variables(replica: Any) -> list[Any]:
     variables = replica if is_list else getattr(replica, "trainable_variables", None)
     if not isinstance(variables, Sequence):
         raise TypeError(
-            f"{caller()}: a replica must be a list of variables, or have "
-            f"trainable_variables; got {type(replica).__name__}."
+            "A replica must be a list of variables, or have trainable_variables; got "
+            f"{type(replica).__name__}."
         )
     try:
         tf_variables(variables)
     except TypeError:
         others = [v for v in variables if not is_variable(v)]
-        raise TypeError(
-            f"{caller()}: a replica must hold variables; got {others}."
-        ) from None
+        raise TypeError(f"A replica must hold variables; got {others}.") from None
     return list(variables)
 
 
@@ -340,6 +327,6 @@ def check_one_per_tower(
         *first, last = per_tower
         names = f"{', '.join(first)} and {last}" if first else last
         raise ValueError(
-            f"{caller()}: {names} must hold one item per tower; got {counts} for "
-            f"{len(towers)} towers."
+            f"{names} must hold one item per tower; got {counts} for {len(towers)} "
+            "towers."
         )

@@ -13,7 +13,6 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import Tower
-from tw_core.checks import caller
 from tw_core.devices import canonical_device
 from tw_core.modes import orders_effects
 from tw_core.variables import tf_variable
@@ -88,7 +87,7 @@ def check_homes(towers: Sequence[Tower], columns: Sequence[Sequence[Any]]) -> No
     ]
     if elsewhere:
         raise ValueError(
-            f"{caller()}: every tower's variables must be on its device, here "
+            "Every tower's variables must be on its device, here "
             f"{[tower.device for tower in towers]}; got {', '.join(elsewhere)}. Make "
             "them under no tf.device of their own, or share them as with a parameter "
             "server."

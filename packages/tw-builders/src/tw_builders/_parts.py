@@ -7,7 +7,6 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import Tower
-from tw_core.checks import caller
 
 Sizes = Sequence[int] | Sequence[tf.Tensor]
 
@@ -29,20 +28,19 @@ def check_batch(spec: Any) -> None:
     others = [leaf for leaf in leaves if not isinstance(leaf, _KINDS)]
     if others:
         raise TypeError(
-            f"{caller()}: a batch must hold dense, ragged and sparse tensors; got "
-            f"{others}."
+            f"A batch must hold dense, ragged and sparse tensors; got {others}."
         )
     scalars = [leaf for leaf in leaves if leaf.shape.rank == 0]
     if scalars:
         raise ValueError(
-            f"{caller()}: everything in a batch must have rows, which the towers "
-            f"share; got {len(scalars)} scalar(s). Call batch() on the dataset, and "
-            "repeat what is the same for all rows."
+            "Everything in a batch must have rows, which the towers share; got "
+            f"{len(scalars)} scalar(s). Call batch() on the dataset, and repeat what "
+            "is the same for all rows."
         )
     if len({_known_rows(leaf) for leaf in leaves} - {None}) > 1:
         raise ValueError(
-            f"{caller()}: all tensors of a batch must have the same number of rows; "
-            f"got {[str(leaf.shape) for leaf in leaves]}."
+            "All tensors of a batch must have the same number of rows; got "
+            f"{[str(leaf.shape) for leaf in leaves]}."
         )
 
 

@@ -13,14 +13,13 @@ import tensorflow as tf
 
 from tw_builders._parts import check_batch, cut, on_devices, part_sizes
 from tw_core import Tower, check_towers
-from tw_core.checks import caller, check_function, check_whole_number, public
+from tw_core.checks import check_function, check_whole_number
 from tw_core.modes import builds_session_graph, without_autograph
 
 _T = TypeVar("_T")
 
 
 @without_autograph
-@public
 def per_tower(
     dataset: tf.data.Dataset, towers: Sequence[Tower], *, prefetch: int = 2
 ) -> tf.distribute.DistributedDataset:
@@ -66,9 +65,7 @@ def cut_batches(
 ) -> tf.data.Dataset:
     """Cuts each batch into a tuple of parts; prefetches ``buffer_size`` on the host."""
     if not isinstance(dataset, tf.data.Dataset):
-        raise TypeError(
-            f"{caller()}: dataset must be a tf.data.Dataset; got {dataset!r}."
-        )
+        raise TypeError(f"dataset must be a tf.data.Dataset; got {dataset!r}.")
     check_batch(dataset.element_spec)
     is_tuple = type(dataset.element_spec) is tuple
 
@@ -129,7 +126,6 @@ class TowerInput(tf.distribute.DistributedDataset):  # type: ignore[misc]
         if not isinstance(item, StopIteration):
             raise item
 
-    @public("per_tower.reduce")
     def reduce(self, initial_state: _T, reduce_func: Callable[[_T, Any], _T]) -> _T:
         """Calls ``reduce_func(state, item)`` for each item."""
         # Not marked without_autograph: reduce_func may need it.

@@ -14,13 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.black_box import DeadlineError, Recorder, Wait, add_report
-from tw_core.checks import (
-    check_function,
-    check_list,
-    check_number,
-    check_whole_number,
-    public,
-)
+from tw_core.checks import check_function, check_list, check_number, check_whole_number
 
 _SECONDS_AFTER_CTRL_C = 5.0
 
@@ -50,7 +44,6 @@ class AsyncRunner:
       steps_done: finished steps of each tower, so far.
     """
 
-    @public
     def __init__(
         self, steps: Sequence[Callable[[], Any]], *, max_steps: int | None = None
     ) -> None:
@@ -105,7 +98,6 @@ class AsyncRunner:
         """Asks every tower to end after its current step; does not wait."""
         self._stopping.set()
 
-    @public
     def join(self, timeout_s: float | None = 60.0) -> list[int]:
         """Waits until every tower has ended.
 
@@ -225,7 +217,6 @@ class AsyncRunner:
             ended.set()
 
 
-@public
 def locked_step(
     compute: Callable[[], Any], apply: Callable[[Any], Any], lock: threading.Lock
 ) -> Callable[[], None]:

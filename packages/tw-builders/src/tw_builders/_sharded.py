@@ -26,7 +26,7 @@ from tw_builders._owners import (
 )
 from tw_builders._sharded_optimizer import for_owners, own_variables
 from tw_core import Tower
-from tw_core.checks import caller, check_flag, check_nested, public
+from tw_core.checks import check_flag, check_nested
 from tw_core.gradients import (
     Gradients,
     check_any_gradient,
@@ -39,7 +39,6 @@ from tw_core.variables import record_variables, tf_variable, tower_build
 from tw_reduce.reducers import check_weights
 
 
-@public
 @without_autograph
 def apply_sharded_gradients(
     towers: Sequence[Tower],
@@ -93,7 +92,6 @@ def apply_sharded_gradients(
     return apply_and_copy(towers[0], reduced, variables, optimizer)
 
 
-@public
 @without_autograph
 def apply_at_owners(
     towers: Sequence[Tower],
@@ -154,8 +152,8 @@ def _read_reduced(
     ]
     if partly:
         raise ValueError(
-            f"{caller()}: a variable has a gradient in every tower or in none; got "
-            f"None in some towers for {', '.join(partly)}."
+            "A variable has a gradient in every tower or in none; got None in some "
+            f"towers for {', '.join(partly)}."
         )
     return read
 

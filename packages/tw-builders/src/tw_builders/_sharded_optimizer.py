@@ -19,7 +19,7 @@ from tw_builders._apply import (
 )
 from tw_builders._owners import check_homes, owned
 from tw_core import Tower
-from tw_core.checks import caller, check_function, public
+from tw_core.checks import check_function
 from tw_core.gradients import check_grad_list
 from tw_core.modes import orders_effects
 from tw_core.optimizers import OptimizerKind, create_slots, kind_of
@@ -28,7 +28,6 @@ from tw_core.variables import shared_variables, tf_variable
 _T = TypeVar("_T")
 
 
-@public
 def make_sharded_optimizer(
     towers: Sequence[Tower], get_opt_fn: Callable[[], _T], replicas: Sequence[Any]
 ) -> tuple[_T, _T]:
@@ -70,9 +69,9 @@ def make_sharded_optimizer(
         [optimizer] = one_optimizer_per_tower(main, get_opt_fn)
         if getattr(optimizer, "built", False):
             raise ValueError(
-                f"{caller()}: {type(optimizer).__name__} was built before, and its "
-                "slots would not be with the owners of the variables; return a new one "
-                "from get_opt_fn, without calling build."
+                f"{type(optimizer).__name__} was built before, and its slots would not "
+                "be with the owners of the variables; return a new one from "
+                "get_opt_fn, without calling build."
             )
         if kind_of(optimizer) not in MADE_EARLY:
             return optimizer, optimizer
@@ -81,7 +80,6 @@ def make_sharded_optimizer(
     return optimizer, _over(state, main, get_opt_fn, variables[0])
 
 
-@public
 def owned_variables(towers: Sequence[Tower], replicas: Sequence[Any]) -> list[Any]:
     """Returns the owner's copy of every variable, in the order of the variables.
 
@@ -110,8 +108,8 @@ def own_variables(towers: Sequence[Tower], replicas: Sequence[Any]) -> list[list
     shared = [f"{name} in towers {ks}" for name, ks in shared_variables(variables)]
     if shared:
         raise ValueError(
-            f"{caller()}: every tower must have variables of its own; got the same one "
-            f"for {', '.join(shared)}. Make a new model for each tower."
+            "Every tower must have variables of its own; got the same one for "
+            f"{', '.join(shared)}. Make a new model for each tower."
         )
     check_homes(towers, variables)
     return variables
@@ -126,10 +124,10 @@ def for_owners(
     Those of ``tf.compat.v1.train`` would make new slots, which no checkpoint has.
     """
     refusal = (
-        f"{caller()}: {type(optimizer).__name__} has its state for other variables "
-        "than the owners' copies; pass the first optimizer that make_sharded_optimizer "
-        "returned for these replicas, the second of which is for checkpoints (and "
-        "flat models as flatten returned them)."
+        f"{type(optimizer).__name__} has its state for other variables than the "
+        "owners' copies; pass the first optimizer that make_sharded_optimizer returned "
+        "for these replicas, the second of which is for checkpoints (and flat models "
+        "as flatten returned them)."
     )
     if orders_effects():
         pairs = zip(owners, zip(*columns, strict=True), strict=True)
@@ -173,8 +171,8 @@ def _over(
         raise other_state
 
     other_state = ValueError(
-        f"{caller()}: get_opt_fn made other variables in its second call than in its "
-        "first; make what calls have in common before, and pass it to the optimizer."
+        "get_opt_fn made other variables in its second call than in its first; make "
+        "what calls have in common before, and pass it to the optimizer."
     )
     with tf.variable_creator_scope(hand_out):
         [optimizer] = one_optimizer_per_tower(main, get_opt_fn)

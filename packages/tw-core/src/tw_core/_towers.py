@@ -10,21 +10,14 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
 from tw_core._records.collections import leave_no_summaries
 from tw_core._records.losses import own_losses
 from tw_core._records.origins import build_in_progress, record_scope
-from tw_core.checks import (
-    caller,
-    check_flag,
-    check_function,
-    check_list,
-    check_whole_number,
-    public,
-)
+from tw_core.checks import check_flag, check_function, check_list, check_whole_number
 from tw_core.devices._logical import canonical_device, check_known_devices, parse_device
 from tw_core.modes import without_autograph
 from tw_core.synchronized import call_towers_once, joined_towers
@@ -52,7 +45,6 @@ class Tower:
     device: str
     total: int
 
-    @public
     def __post_init__(self) -> None:
         check_whole_number(index=self.index)
         check_whole_number(total=self.total)
@@ -90,7 +82,6 @@ class Tower:
             yield self
 
 
-@public
 def towers(devices: Sequence[int | str | Tower]) -> tuple[Tower, ...]:
     """Makes one tower per device, in the order given.
 
@@ -113,13 +104,13 @@ def towers(devices: Sequence[int | str | Tower]) -> tuple[Tower, ...]:
     """
     if isinstance(devices, str) or not isinstance(devices, Sequence):
         raise TypeError(
-            f"{caller()}: devices must be a list of ints and device strings; got "
-            f"{devices!r}. Write e.g. [0, 1] or ['/cpu:0', '/cpu:1']."
+            f"devices must be a list of ints and device strings; got {devices!r}. "
+            "Write e.g. [0, 1] or ['/cpu:0', '/cpu:1']."
         )
     if not devices:
         raise ValueError(
-            f"{caller()}: devices is empty; at least one tower is needed, e.g. "
-            "['/cpu:0'] or tw_core.devices.available_devices()."
+            "devices is empty; at least one tower is needed, e.g. ['/cpu:0'] or "
+            "tw_core.devices.available_devices()."
         )
     if any(isinstance(device, Tower) for device in devices):
         return _whole(devices)
@@ -180,12 +171,19 @@ def map_towers(
     >>> map_towers(mean_of, towers(["/cpu:0"] * 2), [[1.0, 3.0], [5.0]])
     [('tower0', 2.0), ('tower1', 5.0)]
     """
-    # Not marked as public or without_autograph: fn may need AutoGraph.
+    # Not marked without_autograph: fn may need AutoGraph.
     _check_calls(fn, towers, per_tower, trace, inline)
     if trace == "once":
         context = tf.__internal__.autograph.control_status_ctx()
         converted = tf.__internal__.autograph.tf_convert(fn, context)
-        return _call_once(converted, towers, per_tower, inline)
+
+        def call(*arguments: Any) -> _T:
+            # A lambda of a converted function counts as converted itself, and leaves
+            # what it calls as it is unless AutoGraph is on.
+            with context:
+                return cast(_T, converted(*arguments))
+
+        return _call_once(call, towers, per_tower, inline)
     results = []
     with joined_towers(len(towers)) as joined:
         for k, (tower, *items) in enumerate(zip(towers, *per_tower, strict=True)):
@@ -194,7 +192,6 @@ def map_towers(
     return results
 
 
-@public("map_towers")
 @without_autograph
 def _call_once(
     fn: Callable[..., _T],
@@ -229,7 +226,6 @@ class _AnyTower(Tower):
         return f"(any of {self.total} towers)"
 
 
-@public
 @contextmanager
 def record_variables(tower: Tower, *, are_copies: bool = False) -> Iterator[None]:
     """Records the variables made inside as ``tower``'s own.
@@ -257,7 +253,6 @@ def record_variables(tower: Tower, *, are_copies: bool = False) -> Iterator[None
         yield
 
 
-@public
 @without_autograph
 def check_towers(towers: Sequence[Tower]) -> None:
     """Refuses anything but a list of towers, and devices that are known not to exist.
@@ -272,19 +267,16 @@ def check_towers(towers: Sequence[Tower]) -> None:
     """
     check_list(towers=towers, of="tw_core.Tower", empty=True)
     if not towers:
-        raise ValueError(
-            f"{caller()}: towers is empty; make some with tw_core.towers(devices)."
-        )
+        raise ValueError("towers is empty; make some with tw_core.towers(devices).")
     others = [tower for tower in towers if not isinstance(tower, Tower)]
     if others:
         raise TypeError(
-            f"{caller()}: towers must hold tw_core.Tower; got {others}. Make them "
-            "with tw_core.towers(devices)."
+            f"towers must hold tw_core.Tower; got {others}. Make them with "
+            "tw_core.towers(devices)."
         )
     check_known_devices([tower.device for tower in towers])
 
 
-@public("map_towers")
 @without_autograph
 def _check_calls(
     fn: object,
@@ -322,7 +314,7 @@ def check_tower(tower: object) -> None:
     """Refuses anything but a ``Tower``."""
     if not isinstance(tower, Tower):
         raise TypeError(
-            f"{caller()}: tower must be a tw_core.Tower; got {tower!r}. Make them with "
+            f"tower must be a tw_core.Tower; got {tower!r}. Make them with "
             "tw_core.towers(devices)."
         )
 
@@ -331,26 +323,24 @@ def _whole(towers: Sequence[Any]) -> tuple[Tower, ...]:
     """Returns an earlier call's towers, which must be complete and in order."""
     if not all(isinstance(tower, Tower) for tower in towers):
         raise TypeError(
-            f"{caller()}: devices must hold ints and device strings, or only towers; "
-            f"got {list(towers)}."
+            "devices must hold ints and device strings, or only towers; got "
+            f"{list(towers)}."
         )
     if [(t.index, t.total) for t in towers] != [
         (k, len(towers)) for k in range(len(towers))
     ]:
         raise ValueError(
-            f"{caller()}: towers must be all that one call of tw_core.towers made, in "
-            f"their order; got {list(towers)}."
+            "towers must be all that one call of tw_core.towers made, in their order; "
+            f"got {list(towers)}."
         )
     return tuple(towers)
 
 
 def _device_name(device: int | str | Tower) -> str:
     if isinstance(device, bool) or not isinstance(device, Integral | str):
-        raise TypeError(
-            f"{caller()}: a device is an int (GPU number) or a string; got {device!r}."
-        )
+        raise TypeError(f"A device is an int (GPU number) or a string; got {device!r}.")
     if isinstance(device, str):
         return device
     if device < 0:
-        raise ValueError(f"{caller()}: a GPU number is 0 or more; got {device}.")
+        raise ValueError(f"A GPU number is 0 or more; got {device}.")
     return f"/gpu:{int(device)}"

@@ -16,8 +16,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import caller, public
-
 REFERENCE_ADVICE = (
     "only resource variables are supported: call "
     "tf.compat.v1.enable_resource_variables() before making it"
@@ -60,7 +58,6 @@ def is_variable(value: object) -> bool:
     return isinstance(value, tf.Variable) or isinstance(held, tf.Variable)
 
 
-@public
 def tf_variable(variable: Any) -> tf.Variable:
     """Returns ``variable`` itself, or the TensorFlow variable that a Keras one holds.
 
@@ -72,13 +69,11 @@ def tf_variable(variable: Any) -> tf.Variable:
     held = getattr(variable, "value", None)
     if not isinstance(held, tf.Variable):
         raise TypeError(
-            f"{caller()}: variable must be a TensorFlow or Keras "
-            f"variable; got {variable!r}."
+            f"variable must be a TensorFlow or Keras variable; got {variable!r}."
         )
     return held
 
 
-@public
 def tf_variables(variables: Iterable[Any]) -> list[tf.Variable]:
     """As ``tf_variable``, for each of several variables.
 
@@ -109,7 +104,7 @@ def refuse_reference_variables(variables: Iterable[Any]) -> None:
     """Refuses reference variables, naming every one."""
     found = reference_variables_named(variables)
     if found:
-        raise ValueError(f"{caller()}: {'; '.join(found)}.")
+        raise ValueError(f"{'; '.join(found)}.")
 
 
 def make_local(variable: tf.Variable) -> None:
@@ -147,12 +142,10 @@ def device_of_variable(op: tf.Operation) -> str:
 def check_operation(op: object) -> None:
     """Refuses anything but an operation; for device functions."""
     if not isinstance(op, tf.Operation):
-        raise TypeError(f"{caller()}: op must be a tf.Operation; got {op!r}.")
+        raise TypeError(f"op must be a tf.Operation; got {op!r}.")
 
 
 def refuse_reference_op(op: tf.Operation) -> None:
     """Refuses an op that makes a reference variable; for device functions."""
     if op.type in ("Variable", "VariableV2"):
-        raise ValueError(
-            f"{caller()}: {op.name} is a reference variable; {REFERENCE_ADVICE}."
-        )
+        raise ValueError(f"{op.name} is a reference variable; {REFERENCE_ADVICE}.")

@@ -39,7 +39,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, TypeVar
 
-from tw_core.checks import check_text, public
+from tw_core.checks import check_text
 
 __all__ = [
     "KEPT",
@@ -58,7 +58,6 @@ KEPT = 100
 MOST_FILES = 5
 """Files that a process writes at most: later reports overwrite the last one."""
 
-_PACKAGES = ("ampopt", "builders", "core", "reduce", "rlload", "syncrep")
 _FRAMES = 6
 _THREADS = 40
 _log = logging.getLogger(__name__)
@@ -130,7 +129,6 @@ class Recorder:
     (['began', 'ended'], [])
     """
 
-    @public
     def __init__(
         self,
         task: str,
@@ -383,9 +381,11 @@ def _versions() -> list[str]:
     for name in ("tensorflow", "keras", "tf_keras", "numpy"):
         if (module := sys.modules.get(name)) is not None:
             lines.append(f"{name} {getattr(module, '__version__', 'unknown')}")
-    for part in _PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            lines.append(f"tw-{part} {metadata.version(f'tw-{part}')}")
+    for name in sorted(sys.modules):
+        if name.startswith("tw_") and "." not in name:
+            name = name.replace("_", "-")
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                lines.append(f"{name} {metadata.version(name)}")
     return lines
 
 

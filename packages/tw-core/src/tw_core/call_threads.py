@@ -70,7 +70,6 @@ class CallThread:
           TypeError: ``call`` or ``check`` is not a function.
           Exception: any that ``call`` or ``check`` raises.
         """
-        # Not public(): errors of `check` name the function that the user called.
         _refuse_others("run", call=call, check=check)
         wait_s = after_s
         answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()

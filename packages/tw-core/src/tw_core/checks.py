@@ -1,175 +1,29 @@
 """Argument checks at the public boundary, with uniform errors for all packages.
 
-``public`` on a function makes it the one that errors name: ``caller`` gives the name of
-the function that the user called, however deep the check is. A check takes the argument
-by its own name, as in ``check_whole_number(below=below, at_least=0)``, and returns the
-value. The message names the caller, the value passed and what was expected. Nothing
-here needs TensorFlow.
+A check takes the argument by its own name, as in
+``check_whole_number(below=below, at_least=0)``, and returns the value. The message
+begins with that name, says what was expected, and shows the value passed. Which
+function refused it, the traceback says. Nothing here needs TensorFlow.
 """
 
-import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from numbers import Integral, Real
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast, overload
+from types import UnionType
+from typing import Any
 
 __all__ = [
-    "as_user",
-    "caller",
     "check_flag",
     "check_function",
+    "check_kind",
     "check_list",
     "check_nested",
     "check_number",
     "check_text",
     "check_whole_number",
-    "public",
     "refusing_unknown",
 ]
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-_PACKAGES = (
-    "tw_ampopt",
-    "tw_builders",
-    "tw_core",
-    "tw_reduce",
-    "tw_rlload",
-    "tw_syncrep",
-)
-
-
-class _Called(NamedTuple):
-    """The public function that is running."""
-
-    own: str  # its name, with that of its class if it is a method
-    home: str  # the package that it belongs to
-    owner: Any = None  # the object whose method it is
-
-    def __str__(self) -> str:
-        """Names a method by the class of its object, a constructor by that alone."""
-        if self.owner is None:
-            return self.own
-        above, _, method = self.own.rpartition(".")
-        kind = type(self.owner)
-        if any(base.__name__ == above for base in kind.__mro__):
-            above = getattr(self.owner, "_public_name", kind.__name__)
-        constructors = ("__init__", "__new__", "__post_init__", "__call__")
-        return above if method in constructors else f"{above}.{method}"
-
-
-_called: ContextVar[_Called | None] = ContextVar("called", default=None)
-
-
-@overload
-def public(function: Callable[_P, _R], /) -> Callable[_P, _R]: ...
-
-
-@overload
-def public(name: str, /) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
-
-
-def public(function: Any, /) -> Any:
-    """Marks a function as public: errors raised inside name it as the caller.
-
-    Goes above all other decorators. Where public functions of these packages call one
-    another, the outermost is named: the user called it. Code of the user's that it
-    calls, such as a tower's function, is the user again. Context managers are entered
-    and left under the name; the body of another generator runs after the call.
-
-    Args:
-      function: the function or method, or the name to use in its place. Without one a
-        function has its own name, a method that of its object's class before it (or
-        the object's ``_public_name``), and a constructor or ``__call__`` that of the
-        class alone.
-
-    >>> @public
-    ... def build(average):
-    ...     return check_flag(average=average)
-    >>> build(1)
-    Traceback (most recent call last):
-    TypeError: build: average must be True or False; got 1 (int).
-    """
-    if isinstance(function, str):
-        return functools.partial(_make_public, name=function)
-    return _make_public(function)
-
-
-def _make_public(
-    function: Callable[_P, _R], name: str | None = None
-) -> Callable[_P, _R]:
-    home = (function.__module__ or "towers").partition(".")[0]
-    qualified = function.__qualname__.rpartition("<locals>.")[2]
-    own, is_method = name or qualified, name is None and "." in qualified
-    inner = getattr(getattr(function, "__wrapped__", None), "__code__", None)
-    is_generator = inner is not None and inner.co_flags & 0x20  # inspect.CO_GENERATOR
-
-    @functools.wraps(function)
-    def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        outer = _called.get()
-        if outer is not None:
-            # Our own code calls on the user's behalf, and a user's function for itself.
-            module = sys._getframe(1).f_globals.get("__name__", "")
-            if module.partition(".")[0] in (*_PACKAGES, outer.home):
-                return function(*args, **kwargs)
-        called = _Called(own, home, args[0] if is_method and args else None)
-        token = _called.set(called)
-        try:
-            result = function(*args, **kwargs)
-        finally:
-            _called.reset(token)
-        return cast(_R, _Entered(result, called)) if is_generator else result
-
-    # Not marked for AutoGraph to leave alone: a function may call one of the user's,
-    # which would stay unconverted as well.
-    return wrapper
-
-
-class _Entered:
-    """A context manager that is entered and left, but not used, under a name."""
-
-    def __init__(self, manager: Any, called: _Called) -> None:
-        self._manager, self._called = manager, called
-
-    def __enter__(self) -> Any:
-        token = _called.set(self._called)
-        try:
-            return self._manager.__enter__()
-        finally:
-            _called.reset(token)
-
-    def __exit__(self, *error: Any) -> Any:
-        token = _called.set(self._called)
-        try:
-            return self._manager.__exit__(*error)
-        finally:
-            _called.reset(token)
-
-
-def as_user(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Makes calls of a function that the user passed in calls of the user's.
-
-    A reducer inside of another then opens its errors with its own name.
-    """
-
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        token = _called.set(None)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            _called.reset(token)
-
-    return call
-
-
-def caller() -> str:
-    """Returns the name of the public function that the user called.
-
-    ``towers`` outside of any, as in a thread that a function has started.
-    """
-    return str(_called.get() or "towers")
 
 
 def check_whole_number(*, at_least: int | None = None, **argument: Any) -> int:
@@ -191,13 +45,9 @@ def check_whole_number(*, at_least: int | None = None, **argument: Any) -> int:
     """
     ((name, value),) = argument.items()
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(
-            f"{caller()}: {name} must be a whole number; got {_described(value)}."
-        )
+        raise TypeError(f"{name} must be a whole number; got {_described(value)}.")
     if at_least is not None and value < at_least:
-        raise ValueError(
-            f"{caller()}: {name} must be at least {at_least}; got {value}."
-        )
+        raise ValueError(f"{name} must be at least {at_least}; got {value}.")
     return int(value)
 
 
@@ -230,9 +80,7 @@ def check_number(
     """
     ((name, value),) = argument.items()
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(
-            f"{caller()}: {name} must be a number; got {_described(value)}."
-        )
+        raise TypeError(f"{name} must be a number; got {_described(value)}.")
     number = float(value)
     bounds = [
         (f"at least {at_least}", at_least is None or number >= at_least),
@@ -243,9 +91,7 @@ def check_number(
     if math.isnan(number) or (finite and math.isinf(number)):
         wanted = ["finite" if finite else "a number"]
     if wanted:
-        raise ValueError(
-            f"{caller()}: {name} must be {' and '.join(wanted)}; got {value}."
-        )
+        raise ValueError(f"{name} must be {' and '.join(wanted)}; got {value}.")
     return number
 
 
@@ -264,9 +110,7 @@ def check_flag(**argument: Any) -> bool:
     ((name, value),) = argument.items()
     # NumPy's bools have their own class, recognised by name to avoid the import.
     if not isinstance(value, bool) and type(value).__name__ not in ("bool", "bool_"):
-        raise TypeError(
-            f"{caller()}: {name} must be True or False; got {_described(value)}."
-        )
+        raise TypeError(f"{name} must be True or False; got {_described(value)}.")
     return bool(value)
 
 
@@ -281,10 +125,28 @@ def check_function(**argument: Any) -> Callable[..., Any]:
     """
     ((name, value),) = argument.items()
     if not callable(value):
-        raise TypeError(
-            f"{caller()}: {name} must be a function; got {_described(value)}."
-        )
+        raise TypeError(f"{name} must be a function; got {_described(value)}.")
     return value  # type: ignore[no-any-return]
+
+
+def check_kind(kind: type | UnionType, wanted: str, **argument: Any) -> Any:
+    """Refuses anything that is not of a class.
+
+    Args:
+      kind: a class, or a union of classes, as in ``Path | None``.
+      wanted: what it is, for the message.
+      **argument: the one argument to check, as ``name=value``.
+
+    Raises:
+      TypeError: not of that class.
+
+    >>> check_kind(int | None, "a port", port=80)
+    80
+    """
+    ((name, value),) = argument.items()
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be {wanted}; got {_described(value)}.")
+    return value
 
 
 def check_text(*, empty: bool = False, **argument: Any) -> str:
@@ -303,11 +165,9 @@ def check_text(*, empty: bool = False, **argument: Any) -> str:
     """
     ((name, value),) = argument.items()
     if not isinstance(value, str):
-        raise TypeError(
-            f"{caller()}: {name} must be a string; got {_described(value)}."
-        )
+        raise TypeError(f"{name} must be a string; got {_described(value)}.")
     if not value and not empty:
-        raise ValueError(f"{caller()}: {name} must not be empty; got ''.")
+        raise ValueError(f"{name} must not be empty; got ''.")
     return value
 
 
@@ -333,13 +193,9 @@ def check_list(
     """
     ((name, value),) = argument.items()
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-        raise TypeError(
-            f"{caller()}: {name} must be a list of {of}; got {_described(value)}."
-        )
+        raise TypeError(f"{name} must be a list of {of}; got {_described(value)}.")
     if not value and not empty:
-        raise ValueError(
-            f"{caller()}: {name} must hold at least one of {of}; got an empty list."
-        )
+        raise ValueError(f"{name} must hold at least one of {of}; got an empty list.")
     return value
 
 
@@ -357,7 +213,7 @@ def check_nested(*, of: str = "items", **argument: Any) -> Sequence[Sequence[Any
     [['g'], []]
     """
     ((name, value),) = argument.items()
-    wanted = f"{caller()}: {name} must be a list with one list of {of} per tower; got"
+    wanted = f"{name} must be a list with one list of {of} per tower; got"
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise TypeError(f"{wanted} {_described(value)}.")
     others = [

@@ -22,7 +22,7 @@ from typing import TypeVar, cast
 import tensorflow as tf
 
 from tw_core._tf_compat import in_xla_context
-from tw_core.checks import check_function, public
+from tw_core.checks import check_function
 
 __all__ = [
     "builds_session_graph",
@@ -88,7 +88,6 @@ def compiles_with_xla() -> bool:
     return in_xla_context(tf.compat.v1.get_default_graph())
 
 
-@public
 def without_autograph(function: _F) -> _F:
     """Exempts a function, and everything that it calls, from AutoGraph.
 

@@ -15,7 +15,6 @@ from typing import Any, Protocol, runtime_checkable
 import tensorflow as tf
 
 from tw_core._variable_kinds import CALLS, is_variable, tf_variable, tf_variables
-from tw_core.checks import caller, public
 from tw_core.flat_variables import slots_like_parts
 from tw_core.flat_variables._flat_variables import flat_among
 from tw_core.gradients._values import with_unique_rows
@@ -144,7 +143,6 @@ _WITHOUT_OP = {
 }
 
 
-@public
 def check_optimizer(optimizer: Any) -> None:
     """Refuses non-optimizers, and optimizers that a session graph cannot use.
 
@@ -162,15 +160,14 @@ def check_optimizer(optimizer: Any) -> None:
             f"the class {optimizer.__name__}" if is_class else type(optimizer).__name__
         )
         raise TypeError(
-            f"{caller()}: optimizer must be an object with apply_gradients(pairs), as "
+            "optimizer must be an object with apply_gradients(pairs), as "
             f"tf.compat.v1.train.AdamOptimizer() is; got {got}."
         )
     # A function that a session graph calls orders effects; a branch of it does not.
     if not orders_effects() and (advice := _WITHOUT_OP.get(kind_of(optimizer))):
-        raise TypeError(f"{caller()}: {type(optimizer).__name__}, {advice}")
+        raise TypeError(f"{type(optimizer).__name__}, {advice}")
 
 
-@public
 @without_autograph
 def create_slots(optimizer: Any, variables: Sequence[Any]) -> None:
     """Makes an optimizer's state before its first update.
@@ -232,7 +229,6 @@ def _trace_unused_update(optimizer: Any, variables: Sequence[Any]) -> None:
     tf.function(update, autograph=False).get_concrete_function()
 
 
-@public
 @without_autograph
 def apply_pairs(
     optimizer: Any, pairs: Sequence[tuple[Any, Any]], *, name: str | None = None
@@ -295,7 +291,6 @@ def _once_known(grads: Sequence[Any]) -> AbstractContextManager[Any]:
     return gate
 
 
-@public
 def are_alike(optimizers: Sequence[Any]) -> bool:
     """Returns whether one optimizer's update does what every other one's does.
 
@@ -399,7 +394,6 @@ def keep_repeated_rows() -> Iterator[None]:
         _keeps_rows.reset(token)
 
 
-@public
 def check_elementwise(optimizer: Any, variables: Sequence[Any]) -> None:
     """Refuses flat variables for an optimizer that treats each variable as a whole.
 
@@ -419,8 +413,8 @@ def check_elementwise(optimizer: Any, variables: Sequence[Any]) -> None:
         reason = _why_not_elementwise(one)
         if reason is not None:
             raise ValueError(
-                f"{caller()}: {type(one).__name__} {reason}, and {', '.join(flat)} "
-                "holds several; leave them alone (below_bytes=0 or group=...)."
+                f"{type(one).__name__} {reason}, and {', '.join(flat)} holds several; "
+                "leave them alone (below_bytes=0 or group=...)."
             )
 
 

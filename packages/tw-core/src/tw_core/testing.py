@@ -1,32 +1,24 @@
-"""Test support for all packages: running in each mode, and tables of wrong calls.
+"""Test support for all packages: running one function in each mode.
 
 ``run_in_graph`` and its siblings run one function in each mode. The devices are
 fakes: eight logical CPUs, made before TensorFlow starts. A graph is fed through
 placeholders, so that nothing is computed while it is built.
-
-``WrongCall`` is a row of a table of calls that a package must refuse, and
-``names_without_wrong_calls`` lists the public names that the table lacks.
 """
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator
-from types import ModuleType
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tw_core._variable_kinds import is_variable, tf_variable
-from tw_core.checks import check_function, public
+from tw_core.checks import check_function
 from tw_core.devices._logical import use_logical_cpus
 
 __all__ = [
     "CPUS",
     "NUM_CPUS",
     "SparseRows",
-    "WrongCall",
-    "check_wrong_call",
-    "names_without_wrong_calls",
     "run_eagerly",
     "run_in_function",
     "run_in_graph",
@@ -93,7 +85,7 @@ def run_in_graph(
       ``fn``'s structure with arrays for tensors, ``SparseRows`` for
       ``IndexedSlices`` and None for operations; tuples become lists.
     """
-    public("run_in_graph")(check_function)(fn=fn)
+    check_function(fn=fn)
     v1 = tf.compat.v1
     with tf.Graph().as_default() as graph:
         feeds: list[tuple[tf.Tensor, np.ndarray]] = []
@@ -113,7 +105,7 @@ def run_in_function(fn: Callable[..., Any], *args: Any) -> Any:
     Returns:
       The same structure as ``run_in_graph``.
     """
-    public("run_in_function")(check_function)(fn=fn)
+    check_function(fn=fn)
 
     def traced(tensors: list[Any]) -> Any:
         return fn(*_filled(_is_data, args, tensors))
@@ -124,114 +116,8 @@ def run_in_function(fn: Callable[..., Any], *args: Any) -> Any:
 
 def run_eagerly(fn: Callable[..., Any], *args: Any) -> Any:
     """Calls ``fn`` with eager tensors; like ``run_in_function``."""
-    public("run_eagerly")(check_function)(fn=fn)
+    check_function(fn=fn)
     return _map(_to_numpy, fn(*_map(_to_tensor, args)))
-
-
-class WrongCall(NamedTuple):
-    """A call that must be refused with a clear message.
-
-    Attributes:
-      name: of the callee, as users write it without the package: ``"map_towers"``,
-        ``"Tower"`` for its constructor, ``"Tower.scope"`` for a method.
-      call: makes the call; takes no arguments.
-      error: the exception that it must raise.
-      says: part of the message: the value passed, or what was expected.
-    """
-
-    name: str
-    call: Callable[[], Any]
-    error: type[Exception]
-    says: str
-
-
-def check_wrong_call(row: WrongCall) -> None:
-    """Makes a wrong call and checks how it is refused.
-
-    Args:
-      row: the call and the expected error.
-
-    Raises:
-      AssertionError: the call was accepted; it raised something else; or the message
-        lacks ``row.says`` or the callee's name (for a method, its own or its
-        class's).
-    """
-    try:
-        row.call()
-    except row.error as error:
-        message = str(error)
-    except Exception as error:
-        raise AssertionError(
-            f"{row.name}: raised {type(error).__name__} instead of "
-            f"{row.error.__name__}: {error}"
-        ) from error
-    else:
-        raise AssertionError(f"{row.name}: accepted the call; wanted {row.says!r}.")
-    owner, _, method = row.name.rpartition(".")
-    names_itself = any(part and part in message for part in (owner, method))
-    if not names_itself or row.says not in message:
-        raise AssertionError(
-            f"{row.name}: the message must have this name and {row.says!r}; got: "
-            f"{message}"
-        )
-
-
-def names_without_wrong_calls(
-    module: ModuleType, rows: Iterable[WrongCall], *, exempt: Iterable[str] = ()
-) -> list[str]:
-    """Lists the public callables of a module that a table of wrong calls lacks.
-
-    Args:
-      module: a package, or a public module of one, with ``__all__``.
-      rows: the table.
-      exempt: names that cannot be called wrongly; the test says why.
-
-    Returns:
-      Functions, classes and their public methods that take arguments and have neither
-      a row nor an exemption; and exemptions that name nothing of the kind.
-      Protocols and exceptions are left out.
-    """
-    public = {
-        name
-        for exported in module.__all__
-        for name in _callables(exported, getattr(module, exported))
-    }
-    exempted = set(exempt)
-    covered = {row.name for row in rows} | exempted
-    return sorted((public - covered) | (exempted - public))
-
-
-def _callables(name: str, value: Any) -> Iterator[str]:
-    """Names a function, or a class and its public methods, that take arguments."""
-    if not inspect.isclass(value):
-        if callable(value) and _takes_arguments(value):
-            yield name
-        return
-    if getattr(value, "_is_protocol", False) or issubclass(value, BaseException):
-        return
-    if _takes_arguments(value):
-        yield name
-    own_package = value.__module__.split(".")[0]
-    for kind in value.__mro__:
-        if kind.__module__.split(".")[0] != own_package:
-            continue
-        for attribute, member in vars(kind).items():
-            is_public = not attribute.startswith("_") or attribute == "__call__"
-            plain = getattr(member, "__func__", member)  # of a static or class method
-            bound = 0 if isinstance(member, staticmethod) else 1
-            if (
-                is_public
-                and inspect.isfunction(plain)
-                and _takes_arguments(plain, bound)
-            ):
-                yield f"{name}.{attribute}"
-
-
-def _takes_arguments(function: Callable[..., Any], bound: int = 0) -> bool:
-    try:
-        return len(inspect.signature(function).parameters) > bound
-    except ValueError:  # a builtin without a signature
-        return False
 
 
 def _map(fn: Callable[[Any], Any], tree: Any) -> Any:

@@ -221,7 +221,7 @@ def test_what_is_no_device_is_refused(worker, ps):
 
 
 def test_a_reference_variable_is_refused(graph, reference_variables):
-    want = "LeastLoadedDeviceSetter: w is a reference variable; only resource variables"
+    want = "w is a reference variable; only resource variables"
     with pytest.raises(ValueError, match=want), v1.device(setter()):
         v1.get_variable("w", [2])
 
@@ -240,11 +240,11 @@ def test_something_as_large_as_a_variable_is_balanced_too(graph):
 
 
 def test_balancing_wants_an_output(graph):
-    with pytest.raises(TypeError, match=r"place_with_balance: .* an output; got"):
+    with pytest.raises(TypeError, match=r" an output; got"):
         setter().place_with_balance(tf.no_op())
 
 
 def test_balancing_refuses_reference_variables(graph):
     w = v1.Variable([1.0], use_resource=False, name="w")
-    with pytest.raises(ValueError, match=r"place_with_balance: w is a reference var"):
+    with pytest.raises(ValueError, match=r"^w is a reference var"):
         setter().place_with_balance(w.op)

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tw_core import towers, use_logical_cpus
-from tw_core.checks import public
 from tw_core.devices import (
     _logical,
     available_devices,
@@ -69,11 +68,9 @@ def test_the_canonical_spelling_is_its_own(prefix, kind, number):
     "device", ["foo", "/foo:0", "/cpu:x", "/cpu:-1", "/cpu:0/gpu:1", 3]
 )
 def test_what_tensorflow_cannot_read_is_refused_by_name(device):
-    with pytest.raises(
-        ValueError, match=f"asker: {device!r} is not a TensorFlow device"
-    ):
-        public("asker")(parse_device)(device)
-    with pytest.raises(ValueError, match=r"^canonical_device: .*write e.g. '/gpu:0'"):
+    with pytest.raises(ValueError, match=f"^{device!r} is not a TensorFlow device"):
+        parse_device(device)
+    with pytest.raises(ValueError, match=r"^.* is not .*write e.g. '/gpu:0'"):
         canonical_device(device)
 
 
@@ -120,7 +117,7 @@ def test_asking_for_the_cpus_that_there_are_changes_nothing():
 
 def test_another_number_of_cpus_after_tensorflow_has_started_is_refused():
     tf.constant(0)
-    want = f"use_logical_cpus: .*already started with {NUM_CPUS} .*asked for 3"
+    want = f"already started with {NUM_CPUS} .*asked for 3"
     with pytest.raises(RuntimeError, match=want):
         use_logical_cpus(3)
 
@@ -128,7 +125,7 @@ def test_another_number_of_cpus_after_tensorflow_has_started_is_refused():
 def test_a_session_without_a_configuration_has_the_logical_cpus(graph):
     with tf.compat.v1.Session() as sess:
         check_devices(CPUS, session=sess)
-        with pytest.raises(ValueError, match=f"unknown devices .'/cpu:{NUM_CPUS}'"):
+        with pytest.raises(ValueError, match=f"Unknown devices .'/cpu:{NUM_CPUS}'"):
             check_devices([f"/cpu:{NUM_CPUS}"], session=sess)
 
 
@@ -142,15 +139,15 @@ def test_known_devices_and_devices_with_a_job_pass(device):
 
 def test_every_unknown_device_is_named_once_with_the_known_ones():
     with pytest.raises(ValueError) as error:
-        public("asker")(check_devices)(["/cpu:9", "/cpu:0", "/gpu:99", "/cpu:9"])
+        check_devices(["/cpu:9", "/cpu:0", "/gpu:99", "/cpu:9"])
     message = str(error.value)
-    assert message.startswith("asker: unknown devices ['/cpu:9', '/gpu:99']; known are")
+    assert message.startswith("Unknown devices ['/cpu:9', '/gpu:99']; known are")
     assert all(f"'/device:CPU:{i}'" in message for i in range(NUM_CPUS))
     assert "use_logical_cpus" in message
 
 
 def test_a_kind_that_no_device_has_is_unknown_without_a_number_too():
-    with pytest.raises(ValueError, match=r"unknown devices \['/tpu'\]"):
+    with pytest.raises(ValueError, match=r"Unknown devices \['/tpu'\]"):
         check_devices(["/tpu"])
 
 
@@ -158,7 +155,7 @@ def test_a_sessions_own_devices_count_not_the_configured_ones(graph):
     config = tf.compat.v1.ConfigProto(device_count={"CPU": 2})
     with tf.compat.v1.Session(config=config) as sess:
         check_devices(["/cpu:1"], session=sess)
-        with pytest.raises(ValueError, match=r"unknown devices \['/cpu:2'\]"):
+        with pytest.raises(ValueError, match=r"Unknown devices \['/cpu:2'\]"):
             check_devices(["/cpu:2"], session=sess)
 
 
@@ -168,14 +165,13 @@ def test_a_session_on_a_server_knows_that_servers_devices(graph):
     with tf.compat.v1.Session(server.target) as sess:
         assert all("/job:worker/" in device.name for device in sess.list_devices())
         check_devices(["/cpu:0"], session=sess)
-        with pytest.raises(ValueError, match="unknown devices"):
+        with pytest.raises(ValueError, match="Unknown devices"):
             check_devices(["/cpu:99"], session=sess)
 
 
-def test_what_is_no_device_string_is_refused_by_the_caller():
-    want = "asker: 'nonsense' is not a TensorFlow device"
-    with pytest.raises(ValueError, match=want):
-        public("asker")(check_devices)(["nonsense"])
+def test_what_is_no_device_string_is_refused_among_devices():
+    with pytest.raises(ValueError, match=r"^'nonsense' is not a TensorFlow device"):
+        check_devices(["nonsense"])
 
 
 def test_devices_with_several_towers_are_said_in_the_log(caplog):

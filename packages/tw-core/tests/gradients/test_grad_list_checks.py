@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_core.checks import public
 from tw_core.gradients import (
     check_grad_list,
     check_replicated_grad_list,
@@ -397,12 +396,6 @@ def test_what_is_no_pair_is_refused_by_its_place(pair):
 
 @pytest.mark.parametrize("grad_list", [[], [[]], [[], []]])
 def test_no_gradient_at_all_is_refused(grad_list):
-    want = f"no gradient at all, from {len(grad_list)} towers; a tower function returns"
+    want = f"No gradient at all, from {len(grad_list)} towers; a tower function returns"
     with pytest.raises(ValueError, match=want):
         check_grad_list(grad_list)
-
-
-@pytest.mark.parametrize("grad_list", [3, [[3]], [], [[(None, tf.Variable(0.0))]]])
-def test_the_caller_opens_every_message(grad_list):
-    with pytest.raises((TypeError, ValueError), match=r"^me: "):
-        public("me")(check_grad_list)(grad_list)

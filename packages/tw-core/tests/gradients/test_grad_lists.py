@@ -32,5 +32,5 @@ def test_splitting_keeps_towers_and_order(pairs):
     ],
 )
 def test_different_lengths_are_refused(grads, variables, lengths):
-    with pytest.raises(ValueError, match=f"merge_grad_list: .*got {lengths} per tower"):
+    with pytest.raises(ValueError, match=f"got {lengths} per tower"):
         merge_grad_list(grads, variables)

@@ -106,7 +106,7 @@ def test_one_gradient_is_enough():
     variables = [tf.Variable(0.0, name="a"), keras.Variable(0.0, name="b")]
     check_any_gradient([None, tf.constant(0.0)], variables)
     check_any_gradient([None, tf.IndexedSlices([1.0], [0])], variables)
-    says = r"^check_any_gradient: no gradient .*; got \['a:0', 'b'\]\. Does the loss"
+    says = r"^No gradient .*; got \['a:0', 'b'\]\. Does the loss"
     with pytest.raises(ValueError, match=says):
         check_any_gradient([None, None], variables)
 

@@ -378,11 +378,11 @@ def test_an_exception_in_a_tower_ends_the_build_and_leaves_no_tower(run):
 
 
 def test_eager_towers_are_refused():
-    with pytest.raises(RuntimeError, match=r"sum_over_towers: .*inside a tf.function"):
+    with pytest.raises(RuntimeError, match=r"Towers are built .*inside a tf.function"):
         map_towers(lambda _: sum_over_towers(tf.constant(1.0)), ours(2))
     with (
         synchronized_layers(),
-        pytest.raises(RuntimeError, match=r"joined_towers: .*a tf.function"),
+        pytest.raises(RuntimeError, match=r"Towers are built .*a tf.function"),
     ):
         map_towers(lambda _: 1, ours(2))
 
@@ -408,9 +408,7 @@ def test_a_branch_of_a_tower_is_refused(run, differentiates):
 
             return tf.cond(tf.reduce_sum(x) > 0, branch, lambda: x)
 
-    with pytest.raises(
-        RuntimeError, match=r"sum_over_towers: .*tf.cond.*tower0|tower0"
-    ):
+    with pytest.raises(RuntimeError, match=r"tf.cond.*tower0|tower0"):
         run(lambda x: map_towers(tower_fn, ours(2), [x, x]), X)
 
 

@@ -489,7 +489,7 @@ def test_variables_seeds_and_sums_in_bodies_are_refused():
     def unlike(tower, x):
         return tf.cond(x[0] > 0, lambda: sum_over_towers(x), lambda: (x, x))
 
-    refused(TypeError, "both branches of a tf.cond must return", unlike, xs)
+    refused(TypeError, "Both branches of a tf.cond must return", unlike, xs)
 
 
 class Summing(tf.Module):

@@ -151,7 +151,5 @@ def test_what_is_no_variable_is_refused_by_its_place():
 
 def test_reference_variables_are_refused(graph, reference_variables):
     lists = [[v1.get_variable(name, [1])] for name in "ab"]
-    with pytest.raises(
-        ValueError, match=r"copy_to_replicas: a:0 is a reference .*b:0 is"
-    ):
+    with pytest.raises(ValueError, match=r"a:0 is a reference .*b:0 is"):
         copy_to_replicas(lists)

@@ -137,6 +137,6 @@ def test_it_does_nothing_in_eager_mode_and_in_a_function():
 
 
 def test_a_reference_variable_is_refused(graph, reference_variables):
-    want = "override_to_local_variable: w:0 is a reference variable; only resource var"
+    want = "w:0 is a reference variable; only resource var"
     with pytest.raises(ValueError, match=want), override_to_local_variable():
         v1.get_variable("w", [2])

@@ -157,7 +157,7 @@ def test_get_variable_code_gets_variables_of_its_own_in_a_session_graph(graph):
 
 
 def test_an_unknown_device_is_refused_before_the_factory_is_called():
-    with pytest.raises(ValueError, match=r"replicate: unknown devices \['/cpu:99'\]"):
+    with pytest.raises(ValueError, match=r"Unknown devices \['/cpu:99'\]"):
         replicate(towers(["/cpu:0", "/cpu:99"]), lambda _: pytest.fail("was called"))
 
 
@@ -183,9 +183,7 @@ def test_a_keras_model_without_its_variables_is_refused():
 
 def test_one_model_for_all_towers_is_refused():
     model = Linear()
-    want = (
-        r"replicate: .*got the same one for count:0 in towers \[0, 1, 2\], w:0 in towe"
-    )
+    want = r"got the same one for count:0 in towers \[0, 1, 2\], w:0 in towe"
     with pytest.raises(ValueError, match=want):
         replicate(TOWERS, lambda _: model)
 
@@ -195,7 +193,7 @@ def test_copies_that_differ_are_refused():
         def __init__(self, tower):
             self.w = tf.Variable(tf.zeros([tower.index + 1]), name="w")
 
-    want = r"replicate: the towers' variables must agree .*'\(1,\)'.*'\(2,\)'.*'\(3,\)'"
+    want = r"The towers' variables must agree .*'\(1,\)'.*'\(2,\)'.*'\(3,\)'"
     with pytest.raises(ValueError, match=want):
         replicate(TOWERS, Growing)
 

@@ -324,7 +324,7 @@ def test_recorders_refuse_what_they_cannot_do(function, tmp_path):
             tw_doctor.record_steps(),
         ):
             pass
-    with pytest.raises(RuntimeError, match="no step was recorded"):
+    with pytest.raises(RuntimeError, match="No step was recorded"):
         steps.write(tmp_path / "trace.json")
     with pytest.raises(RuntimeError, match="a recorder records once"), steps:
         pass
@@ -343,9 +343,9 @@ def test_a_trace_that_cannot_be_written_leaves_nothing(function, tmp_path, monke
     steps.write(tmp_path / "own.json", task="a")
     kept = list(tmp_path.iterdir())
     for folder in (tmp_path, ".", "/"):
-        with pytest.raises(IsADirectoryError, match=r"write: path must be a file's;"):
+        with pytest.raises(IsADirectoryError, match=r"path must be a file's;"):
             steps.write(folder)
-    with pytest.raises(IsADirectoryError, match=r"merge_traces: .*trace\.json"):
+    with pytest.raises(IsADirectoryError, match=r"trace\.json"):
         merge_traces(kept, tmp_path)
     with pytest.raises(FileNotFoundError):
         steps.write(tmp_path / "missing" / "trace.json")
@@ -375,9 +375,7 @@ def test_a_profiler_that_others_end_is_named(function):
 def test_steps_inside_of_steps_are_refused(function):
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    nested = pytest.raises(
-        RuntimeError, match="is inside a step that is marked already"
-    )
+    nested = pytest.raises(RuntimeError, match="is inside one that is marked already")
     with tw_doctor.record_steps(2) as steps:
         for _ in range(20):
             with steps.step():
@@ -440,10 +438,13 @@ def test_any_program_of_steps_runs_or_is_told_what_is_wrong(program):
                 ended.add(True)
                 tf.profiler.experimental.stop(save=False)
         elif own == "summary":
-            with pytest.raises(RuntimeError, match="summary: call it after the block"):
+            with pytest.raises(RuntimeError, match="read them after the block"):
                 steps.summary()
         elif inside:
-            with pytest.raises(RuntimeError, match="inside a step"), steps.step():
+            with (
+                pytest.raises(RuntimeError, match="one that is marked"),
+                steps.step(),
+            ):
                 raise AssertionError("entered")
         else:
             inside = True

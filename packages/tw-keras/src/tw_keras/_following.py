@@ -14,8 +14,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tw_core.checks import public
-
 
 class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
     """Copies tower 0 to the others after callbacks that run between epochs.
@@ -164,7 +162,6 @@ class _OnRank0(keras.callbacks.Callback):  # type: ignore[misc] # untyped
         self.callback = callback
 
 
-@public
 def on_rank_0(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
     """Makes ``TowerModel.fit`` run a callback on rank 0 alone.
 

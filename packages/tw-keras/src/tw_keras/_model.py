@@ -11,12 +11,7 @@ import tensorflow as tf
 
 from tw_core import Tower
 from tw_core import towers as make_towers
-from tw_core.checks import (
-    check_flag,
-    check_function,
-    check_whole_number,
-    public,
-)
+from tw_core.checks import check_flag, check_function, check_whole_number
 from tw_core.ranks import RankGroup
 from tw_keras._accumulation import accumulates
 from tw_keras._checks import check_choices, check_outside, check_replicated
@@ -63,7 +58,6 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
     _fits = _stops = _has_failed = False
     _epoch_iterator: Any = None
 
-    @public
     def __init__(
         self,
         make_model: Callable[[], keras.Model],
@@ -204,7 +198,6 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         """The K towers' devices."""
         return [tower.device for tower in self._own.towers]
 
-    @public("TowerModel")
     def copy_to_replicas(self) -> None:
         """Copies the values of tower 0, its optimizer's included, to all towers.
 
@@ -214,7 +207,6 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         """
         self._own.make_equal()
 
-    @public("TowerModel")
     def compile(
         self,
         *args: Any,
@@ -259,17 +251,14 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             auto_scale_loss=False,
         )
 
-    @public("TowerModel")
     def train_step(self, data: Any) -> Any:
         """Runs every tower's ``train_step`` on its part of a batch."""
         return self._steps.step("train_step", data)
 
-    @public("TowerModel")
     def test_step(self, data: Any) -> Any:
         """Runs every tower's ``test_step`` on its part of a batch."""
         return self._steps.step("test_step", data)
 
-    @public("TowerModel")
     def predict_step(self, data: Any) -> Any:
         """Runs every tower's ``predict_step``; the rows are in the batch's order."""
         return self._steps.predict(data)
@@ -457,13 +446,11 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         """Computes tower 0's loss."""
         return self._own.main.compute_loss(*args, **kwargs)
 
-    @public("TowerModel")
     def set_weights(self, weights: Any) -> None:
         """Sets all towers' weights."""
         self._own.main.set_weights(weights)
         self.copy_to_replicas()
 
-    @public("TowerModel")
     def load_weights(self, *args: Any, **kwargs: Any) -> None:
         """Loads a plain model's saved weights into all towers."""
         self._own.main.load_weights(*args, **kwargs)

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tw_core.checks import check_whole_number, public
+from tw_core.checks import check_whole_number
 
 _LISTEN = "0A"
 _LOWEST_PORT = 10_000
@@ -42,7 +42,6 @@ class ExposedServerWarning(UserWarning):
     """Other machines can reach a server, or the system does not show if they can."""
 
 
-@public
 def is_exposed(port: int, *, proc: Path = Path("/proc/net")) -> bool:
     """Returns whether other machines can reach a listener on ``port``.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import caller, check_flag, check_whole_number, public
+from tw_core.checks import check_flag, check_kind, check_whole_number
 from tw_launch._addresses import hold_port, split_address, wait_for_port
 from tw_launch._network_exposure import hold_free_ports, warn_if_exposed
 from tw_launch._tf_config import TaskConfig, check_task
@@ -24,7 +24,6 @@ _HEAP_BYTES = 64 << 20
 _PORT_S = 10.0
 
 
-@public
 def cluster_spec(task: TaskConfig) -> tf.train.ClusterSpec:
     """Returns the cluster as a ``tf.train.ClusterSpec``.
 
@@ -35,7 +34,6 @@ def cluster_spec(task: TaskConfig) -> tf.train.ClusterSpec:
     return tf.train.ClusterSpec({job: list(a) for job, a in task.addresses.items()})
 
 
-@public
 def start_server(
     task: TaskConfig, *, config: Any = None, keep_memory: bool = True
 ) -> tf.distribute.Server:
@@ -54,7 +52,9 @@ def start_server(
       OSError: something else is listening on its port, and still is after 10 s.
     """
     check_task(task)
-    _check_config(config)
+    check_kind(
+        tf.compat.v1.ConfigProto | None, "a tf.compat.v1.ConfigProto", config=config
+    )
     check_flag(keep_memory=keep_memory)
     if task.address is None:
         raise ValueError(
@@ -82,7 +82,6 @@ def start_server(
     return server
 
 
-@public
 def with_device_filters(config: Any, cluster: TaskConfig | None) -> Any:
     """Returns a session config with which a task sees only itself and the servers.
 
@@ -96,7 +95,9 @@ def with_device_filters(config: Any, cluster: TaskConfig | None) -> Any:
     Raises:
       TypeError: an argument has the wrong type.
     """
-    _check_config(config)
+    check_kind(
+        tf.compat.v1.ConfigProto | None, "a tf.compat.v1.ConfigProto", config=config
+    )
     if cluster is not None:
         check_task(cluster)
     if cluster is None or (config is not None and config.device_filters):
@@ -149,7 +150,6 @@ class LocalCluster:
             )
 
 
-@public
 def start_local(*, ps: int = 1, workers: int = 2, config: Any = None) -> LocalCluster:
     """Starts a cluster's servers in this process, on free ports.
 
@@ -164,7 +164,9 @@ def start_local(*, ps: int = 1, workers: int = 2, config: Any = None) -> LocalCl
     """
     check_whole_number(ps=ps)
     check_whole_number(workers=workers)
-    _check_config(config)
+    check_kind(
+        tf.compat.v1.ConfigProto | None, "a tf.compat.v1.ConfigProto", config=config
+    )
     if ps < 0 or workers < 1:
         raise ValueError(
             f"start_local: needs ps >= 0 and workers >= 1; got {ps} and {workers}."
@@ -238,12 +240,3 @@ def keep_freed_memory() -> bool:
 
 def _tasks_of(addresses: Mapping[str, Sequence[str]]) -> list[tuple[str, int]]:
     return [(job, i) for job, listed in addresses.items() for i in range(len(listed))]
-
-
-def _check_config(config: Any) -> None:
-    """Refuses anything but None or a configuration of sessions or servers."""
-    if config is not None and not isinstance(config, tf.compat.v1.ConfigProto):
-        raise TypeError(
-            f"{caller()}: config must be a tf.compat.v1.ConfigProto; got {config!r} "
-            f"({type(config).__name__})."
-        )

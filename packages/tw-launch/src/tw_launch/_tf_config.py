@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tw_core.checks import caller, check_text, check_whole_number, public
+from tw_core.checks import check_text, check_whole_number
 from tw_launch._addresses import split_address
 
 JOBS = ("chief", "worker", "ps", "evaluator")
@@ -33,7 +33,6 @@ class TaskConfig:
     job: str
     index: int
 
-    @public
     def __post_init__(self) -> None:
         """Checks that this is a task of a cluster.
 
@@ -86,7 +85,6 @@ class TaskConfig:
         return f"/job:{self.job}/replica:0/task:{self.index}"
 
 
-@public
 def read_tf_config(text: str | None = None) -> TaskConfig:
     """Reads and checks TF_CONFIG.
 
@@ -144,9 +142,8 @@ def check_task(task: Any) -> None:
     """Refuses anything but a ``TaskConfig``."""
     if not isinstance(task, TaskConfig):
         raise TypeError(
-            f"{caller()}: task must be a tw_launch.TaskConfig, as "
-            "cluster.read_tf_config() "
-            f"returns; got {task!r}."
+            "task must be a tw_launch.TaskConfig, as cluster.read_tf_config() returns; "
+            f"got {task!r}."
         )
 
 

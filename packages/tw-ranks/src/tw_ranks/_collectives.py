@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tw_core.checks import caller
 from tw_ranks import _tf_compat
 from tw_ranks._group import ProcessGroup
 
@@ -60,8 +59,7 @@ def check_dtypes(tensors: Sequence[tf.Tensor], known: Sequence[str]) -> None:
     ]
     if others:
         raise ValueError(
-            f"{caller()}: tensors must be {', '.join(known)}; of those given, "
-            f"{', '.join(others)}."
+            f"tensors must be {', '.join(known)}; of those given, {', '.join(others)}."
         )
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import caller, check_function, public
+from tw_core.checks import check_function
 from tw_core.gradients import (
     Gradients,
     add_rows,
@@ -46,7 +46,6 @@ _WHOLE = ("int32", "int64")
 _WIRE_DTYPES = (None, *NARROW)
 
 
-@public
 def sum_across(
     grads: Grads,
     *,
@@ -84,7 +83,6 @@ def sum_across(
     return _reduce(grads, group, sum_towers, wire_dtype, names, weight=1.0)
 
 
-@public
 def mean_across(
     grads: Grads,
     *,
@@ -127,7 +125,6 @@ def mean_across(
     )
 
 
-@public
 def mean_of_ranks(
     grads: Grads,
     *,
@@ -172,8 +169,8 @@ def _reduce(
     wire = _check(grads, sum_towers, wire_dtype, names)
     if weight is not None and weights is not None:
         raise ValueError(
-            f"{caller()}: weights of towers make the weight of this rank, which is "
-            "their sum; pass one of both."
+            "weights of towers make the weight of this rank, which is their sum; pass "
+            "one of both."
         )
     if weight is not None:
         check_weight(weight)
@@ -237,18 +234,17 @@ def _check(
     if not isinstance(grads, Gradients):
         check_gradients(grads)
     if not grads[0]:
-        raise ValueError(f"{caller()}: grads must hold at least one gradient.")
+        raise ValueError("grads must hold at least one gradient.")
     if sum_towers is not None:
         check_function(sum_towers=sum_towers)
     if names and len(names) != len(grads[0]):
         raise ValueError(
-            f"{caller()}: needs a name per gradient; got {len(names)} for "
-            f"{len(grads[0])}."
+            f"names must hold one per gradient; got {len(names)} for {len(grads[0])}."
         )
     wire = None if wire_dtype is None else tf.as_dtype(wire_dtype).name
     if wire not in _WIRE_DTYPES:
         raise ValueError(
-            f"{caller()}: wire_dtype must be one of {_WIRE_DTYPES}; got {wire_dtype!r}."
+            f"wire_dtype must be one of {_WIRE_DTYPES}; got {wire_dtype!r}."
         )
     return wire
 

@@ -9,14 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import (
-    as_user,
-    caller,
-    check_function,
-    check_list,
-    check_nested,
-    public,
-)
+from tw_core.checks import check_function, check_list, check_nested
 from tw_core.devices import check_known_devices, repeated_devices
 from tw_core.gradients import Gradients, check_gradients, read_gradients
 from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors
@@ -27,7 +20,6 @@ ADDABLE = (
 )
 
 
-@public
 def check_tower_tensors(grads: TowerTensors) -> None:
     """Refuses what no reducer can add, naming every tower and position.
 
@@ -47,7 +39,6 @@ def check_tower_tensors(grads: TowerTensors) -> None:
     check_gradients(grads)
 
 
-@public
 def check_reduced(reduced: Sequence[Sequence[Tensorlike]], grads: TowerTensors) -> None:
     """Refuses the result of a reducer that changed the shape of the list.
 
@@ -65,7 +56,6 @@ def check_reduced(reduced: Sequence[Sequence[Tensorlike]], grads: TowerTensors) 
     _check_lengths(reduced, grads)
 
 
-@public
 def check_adds(**argument: Any) -> Reducer:
     """Refuses anything but a reducer that adds, for code that divides its sums.
 
@@ -83,15 +73,15 @@ def check_adds(**argument: Any) -> Reducer:
     check_function(**argument)
     if getattr(reducer, "averages", False):
         raise ValueError(
-            f"{caller()}: {name} averages already, and its means would be divided "
-            "again; pass the reducer without tw_reduce.mean."
+            f"{name} averages already, and its means would be divided again; pass the "
+            "reducer without tw_reduce.mean."
         )
     return reducer  # type: ignore[no-any-return]
 
 
 def reduced_by(reducer: Reducer, grads: TowerTensors) -> list[list[Tensorlike]]:
     """Calls an inner reducer, and refuses a result that is not [K][N]."""
-    reduced = as_user(reducer)(grads)
+    reduced = reducer(grads)
     _check_lengths(reduced, grads)
     return reduced
 
@@ -107,8 +97,8 @@ def check_addable(grads: TowerTensors, *, dtypes: Sequence[str] = ADDABLE) -> No
     """Refuses dtypes that cannot be added, naming their positions."""
     if unfit := positions_of(grads, lambda dtype: dtype.name not in dtypes):
         raise TypeError(
-            f"{caller()}: only {', '.join(dtypes)} can be added; got others at "
-            f"positions {unfit}. Cast them, or leave them out."
+            f"Only {', '.join(dtypes)} can be added; got others at positions {unfit}. "
+            "Cast them, or leave them out."
         )
 
 
@@ -131,8 +121,7 @@ def check_items(kind: type, of: str, wanted: str, **argument: Any) -> None:
     ]
     if others:
         raise TypeError(
-            f"{caller()}: {name} must {wanted}; got others at positions "
-            f"{', '.join(others)}."
+            f"{name} must {wanted}; got others at positions {', '.join(others)}."
         )
 
 
@@ -146,8 +135,8 @@ def check_devices(devices: Sequence[str], *, num_towers: int | None = None) -> N
     check_known_devices(devices)
     if num_towers is not None and len(devices) != num_towers:
         raise ValueError(
-            f"{caller()}: devices must hold one device per tower; got {len(devices)} "
-            f"for {num_towers} towers. Pass the towers' devices, tower 0 first."
+            f"devices must hold one device per tower; got {len(devices)} for "
+            f"{num_towers} towers. Pass the towers' devices, tower 0 first."
         )
 
 
@@ -156,11 +145,11 @@ def check_device_strings(devices: Sequence[str]) -> None:
     listed = isinstance(devices, Sequence) and not isinstance(devices, str)
     if not listed or not all(isinstance(device, str) for device in devices):
         raise TypeError(
-            f"{caller()}: devices must be a list of device strings; got {devices!r}. "
-            "Write e.g. ['/cpu:0']."
+            f"devices must be a list of device strings; got {devices!r}. Write e.g. "
+            "['/cpu:0']."
         )
     if not devices:
-        raise ValueError(f"{caller()}: devices is empty; pass e.g. ['/cpu:0'].")
+        raise ValueError("devices is empty; pass e.g. ['/cpu:0'].")
 
 
 def check_distinct(devices: Sequence[str]) -> None:
@@ -168,8 +157,8 @@ def check_distinct(devices: Sequence[str]) -> None:
     shared = repeated_devices(devices)
     if shared:
         raise ValueError(
-            f"{caller()}: every tower needs a device of its own; several are on "
-            f"{shared}. Use sum_balanced, which adds wherever the towers are."
+            f"Every tower needs a device of its own; several are on {shared}. Use "
+            "sum_balanced, which adds wherever the towers are."
         )
 
 
@@ -184,7 +173,7 @@ def _check_lengths(
     if got != expected:
         found = type(reduced).__name__ if got is None else f"lists of lengths {got}"
         raise ValueError(
-            f"{caller()}: the reducer must return a list per tower, as long as the one "
-            f"that it was given, of lengths {expected}; got {found}. A reducer is "
-            "[K][N] -> [K][N] tensors."
+            "The reducer must return a list per tower, as long as the one that it was "
+            f"given, of lengths {expected}; got {found}. A reducer is [K][N] -> [K][N] "
+            "tensors."
         )

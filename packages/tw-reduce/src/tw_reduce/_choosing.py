@@ -8,7 +8,7 @@ from functools import partial
 
 import tensorflow as tf
 
-from tw_core.checks import caller, check_function, public
+from tw_core.checks import check_function
 from tw_core.devices import canonical_device
 from tw_core.gradients import Gradients
 from tw_reduce._checks import check_addable, check_devices
@@ -37,7 +37,6 @@ from tw_reduce._sums.rendezvous import CollectiveKeys, check_keys
 from tw_reduce._tensor_info import TensorInfo, describe_columns
 
 
-@public
 def auto(
     devices: Sequence[str],
     *,
@@ -76,7 +75,6 @@ def auto(
     return _chosen(KEPT, devices, below_bytes, measured, keys, explain)
 
 
-@public
 def all_reduce(
     devices: Sequence[str],
     *,
@@ -118,7 +116,6 @@ def all_reduce(
     return _chosen(COPIED, devices, below_bytes, measured, keys, explain)
 
 
-@public
 def reducer_for_mode(
     mode: str, devices: Sequence[str], *, keys: CollectiveKeys | None = None
 ) -> Reducer:
@@ -145,17 +142,17 @@ def reducer_for_mode(
     modes = ("collective", "cpu", "gpu", "hierarchical", "nccl")
     if mode not in modes:
         raise ValueError(
-            f"{caller()}: unknown mode {mode!r}; known are {[*modes]}. "
-            "Or pass a reducer, such as auto(devices)."
+            f"Unknown mode {mode!r}; known are {[*modes]}. Or pass a reducer, such as "
+            "auto(devices)."
         )
     check_devices(devices)
     own, keys = tuple(devices), keys or CollectiveKeys()
     if mode == "hierarchical":
         if len(own) != 8:
             raise ValueError(
-                f"{caller()}: mode 'hierarchical' means eight towers; got {len(own)}. "
-                "For other numbers pass hierarchical(groups), e.g. "
-                "hierarchical([[0, 1], [2, 3]])."
+                f"mode 'hierarchical' means eight towers; got {len(own)}. For other "
+                "numbers pass hierarchical(groups), e.g. hierarchical([[0, 1], [2, "
+                "3]])."
             )
         return packed(hierarchical(EIGHT_GPU_CROSS, devices=own))
     if mode == "nccl" and len(own) > 1:

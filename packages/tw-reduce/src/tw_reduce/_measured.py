@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tw_core.checks import caller, check_text, check_whole_number, public
+from tw_core.checks import check_text, check_whole_number
 
 FORMAT = 1
 ALGORITHMS = (
@@ -47,7 +47,6 @@ class Strategy:
     large: str
     below_bytes: int
 
-    @public
     def __post_init__(self) -> None:
         """Refuses unknown algorithms.
 
@@ -138,7 +137,6 @@ Measured: TypeAlias = Measurements | Mapping[str, Any] | str | os.PathLike[str]
 """Measurements, the content of a file of ``tw-doctor --json``, or the file's path."""
 
 
-@public
 def read_measurements(measured: Measured) -> Measurements:
     """Reads the file that ``tw-doctor --json FILE`` wrote.
 
@@ -162,22 +160,20 @@ def as_measurements(measured: Measured) -> Measurements:
     if isinstance(measured, Measurements):
         return measured
     if isinstance(measured, Mapping):
-        return _parse(measured, f"{caller()}: measured")
+        return _parse(measured, "measured")
     if not isinstance(measured, str | os.PathLike):
         raise TypeError(
-            f"{caller()}: measured must be a path, or what tw-doctor wrote there; got "
+            "measured must be a path, or what tw-doctor wrote there; got "
             f"{type(measured).__name__}."
         )
     path = Path(measured)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (RecursionError, ValueError) as error:
-        raise ValueError(
-            f"{caller()}: {path} is not JSON ({error}). {_AGAIN}."
-        ) from None
+        raise ValueError(f"{path} is not JSON ({error}). {_AGAIN}.") from None
     if not isinstance(content, Mapping):
-        raise ValueError(f"{caller()}: {path} holds no JSON object. {_AGAIN}.")
-    return _parse(content, f"{caller()}: {path}")
+        raise ValueError(f"{path} holds no JSON object. {_AGAIN}.")
+    return _parse(content, f"{path}")
 
 
 def choose_strategy(
@@ -237,7 +233,7 @@ def check_made_for(
     """Refuses measurements of other devices; warns of those from another machine."""
     if measured.devices != tuple(devices):
         raise ValueError(
-            f"{caller()}: measured was taken on devices {list(measured.devices)}; got "
+            f"measured was taken on devices {list(measured.devices)}; got "
             f"{list(devices)}. Pass those, or measure these with `tw-doctor --towers "
             f"{len(devices)} --json FILE`."
         )
@@ -248,9 +244,9 @@ def check_made_for(
     ]
     if others:
         warnings.warn(
-            f"{caller()}: measured was taken elsewhere: {'; '.join(others)}. The "
-            f"choice may not be the fastest here. {_AGAIN}.",
-            stacklevel=5,
+            f"measured was taken elsewhere: {'; '.join(others)}. The choice may not be "
+            f"the fastest here. {_AGAIN}.",
+            stacklevel=4,
         )
 
 

@@ -13,7 +13,7 @@ from functools import partial
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, public
+from tw_core.checks import check_flag
 from tw_core.devices import canonical_device
 from tw_reduce._checks import check_device_strings
 from tw_reduce._combinators.packed import check_below_bytes
@@ -95,7 +95,6 @@ class AutoPlan:
         return "\n".join([*map(str, self.choices), total])
 
 
-@public
 def plan_auto(
     infos: Sequence[TensorInfo],
     devices: Sequence[str],

@@ -7,12 +7,7 @@ from math import prod
 import tensorflow as tf
 
 from tw_core import flat_packs
-from tw_core.checks import (
-    check_flag,
-    check_text,
-    check_whole_number,
-    public,
-)
+from tw_core.checks import check_flag, check_text, check_whole_number
 from tw_core.flat_packs import PackPlan
 from tw_core.gradients import check_gradients
 from tw_reduce._checks import check_items
@@ -44,7 +39,6 @@ class TensorInfo:
     itemsize: int
     is_sparse: bool = False
 
-    @public
     def __post_init__(self) -> None:
         """Refuses values that no planner can use."""
         check_whole_number(index=self.index, at_least=0)
@@ -75,7 +69,6 @@ class TensorInfo:
         return None if count is None else count * self.itemsize
 
 
-@public
 def describe(tensors: Sequence[Tensorlike]) -> tuple[TensorInfo, ...]:
     """Describes one tower's N tensors for planners.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import caller, check_flag, check_text, check_whole_number
+from tw_core.checks import check_flag, check_text, check_whole_number
 from tw_core.modes import builds_session_graph
 from tw_launch import find_tf_config
 from tw_syncrep._checks import check_methods
@@ -107,8 +107,8 @@ def check_scope_name(name: Any) -> None:
     check_text(name=name)
     if not _SCOPE_NAME.fullmatch(name):
         raise ValueError(
-            f"{caller()}: name must have letters, digits and ./_- only, and begin with "
-            f"a letter, a digit or a dot; got {name!r}."
+            "name must have letters, digits and ./_- only, and begin with a letter, a "
+            f"digit or a dot; got {name!r}."
         )
 
 
@@ -116,8 +116,7 @@ def check_loss(loss: Any, var_list: Any) -> None:
     """Checks the loss and the variables of ``compute_gradients``."""
     if not (tf.is_tensor(loss) or callable(loss)):
         raise TypeError(
-            f"{caller()}: loss must be a tensor, or a function that returns one; got "
-            f"{loss!r}."
+            f"loss must be a tensor, or a function that returns one; got {loss!r}."
         )
     if var_list is not None:
         _check_variables(var_list=var_list)
@@ -129,8 +128,7 @@ def _check_variables(**given: Any) -> None:
     others = [v for v in tf.nest.flatten(value) if not isinstance(v, tf.Variable)]
     if others:
         raise TypeError(
-            f"{caller()}: {name} must be a list of variables; got "
-            f"{', '.join(map(repr, others))}."
+            f"{name} must be a list of variables; got {', '.join(map(repr, others))}."
         )
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import caller
-
 
 def check_timeouts(**given: Any) -> None:
     """Refuses timeouts that are neither None nor finite seconds above 0."""
@@ -17,21 +15,9 @@ def check_timeouts(**given: Any) -> None:
         return
     kind = ValueError if all(map(_is_number, wrong.values())) else TypeError
     raise kind(
-        f"{caller()}: timeouts must be seconds above 0, or None to wait forever; got "
+        "Timeouts must be seconds above 0, or None to wait forever; got "
         f"{', '.join(f'{name}={s!r}' for name, s in wrong.items())}."
     )
-
-
-def check_kind(
-    kind: type | tuple[type, ...], wanted: str, *, or_none: bool = True, **given: Any
-) -> None:
-    """Refuses an argument that is neither None nor of a ``kind``, named ``wanted``."""
-    for name, value in given.items():
-        if not isinstance(value, kind) and not (or_none and value is None):
-            raise TypeError(
-                f"{caller()}: {name} must be {wanted}; got {value!r} "
-                f"({type(value).__name__})."
-            )
 
 
 def check_methods(methods: Iterable[str], wanted: str, **given: Any) -> None:
@@ -40,19 +26,14 @@ def check_methods(methods: Iterable[str], wanted: str, **given: Any) -> None:
         lacking = [m for m in methods if not callable(getattr(value, m, None))]
         if isinstance(value, type):
             raise TypeError(
-                f"{caller()}: {name} must be {wanted}; got the class {value.__name__}. "
-                "Make an object of it."
+                f"{name} must be {wanted}; got the class {value.__name__}. Make an "
+                "object of it."
             )
         if lacking:
             raise TypeError(
-                f"{caller()}: {name} must be {wanted}; got {value!r}, which has no "
+                f"{name} must be {wanted}; got {value!r}, which has no "
                 f"{', '.join(lacking)}."
             )
-
-
-def check_config(config: Any) -> None:
-    """Refuses anything but None or a configuration of sessions or servers."""
-    check_kind(tf.compat.v1.ConfigProto, "a tf.compat.v1.ConfigProto", config=config)
 
 
 def check_session(session: Any, graph: tf.Graph) -> None:
@@ -61,8 +42,8 @@ def check_session(session: Any, graph: tf.Graph) -> None:
     launched = getattr(session, "graph", None)
     if launched is not None and launched is not graph:
         raise ValueError(
-            f"{caller()}: session must be one of the graph in which apply_gradients "
-            "was called; got one of another graph."
+            "session must be one of the graph in which apply_gradients was called; got "
+            "one of another graph."
         )
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import caller
 from tw_core.gradients import check_weight, ensure_gradient_shapes
 from tw_syncrep._parameters.cache import with_masters
 
@@ -36,19 +35,18 @@ def _read_pairs(grads_and_vars: Any) -> list[Any]:
         grads_and_vars, Iterable
     ):
         raise TypeError(
-            f"{caller()}: grads_and_vars must be a list of (gradient, variable) pairs; "
-            f"got {grads_and_vars!r}."
+            "grads_and_vars must be a list of (gradient, variable) pairs; got "
+            f"{grads_and_vars!r}."
         )
     pairs = list(grads_and_vars)
     if not pairs:
         raise ValueError(
-            f"{caller()}: Must supply at least one variable; got no (gradient, "
-            "variable) pairs."
+            "Must supply at least one variable; got no (gradient, variable) pairs."
         )
     others = [p for p in pairs if not (isinstance(p, tuple | list) and len(p) == 2)]
     if others:
         raise TypeError(
-            f"{caller()}: grads_and_vars must hold (gradient, variable) pairs; got "
+            "grads_and_vars must hold (gradient, variable) pairs; got "
             f"{', '.join(map(repr, others))}."
         )
     return pairs
@@ -57,16 +55,15 @@ def _read_pairs(grads_and_vars: Any) -> list[Any]:
 def _check_step(global_step: Any) -> None:
     if global_step is None:
         raise ValueError(
-            f"{caller()}: Global step is required to check staleness; got none, and "
-            "the graph has none. Pass global_step="
-            "tf.compat.v1.train.get_or_create_global_step(), or create it first."
+            "Global step is required to check staleness; got none, and the graph has "
+            "none. Pass global_step=tf.compat.v1.train.get_or_create_global_step(), or "
+            "create it first."
         )
     _check_resources([global_step])
     if not global_step.dtype.is_integer or global_step.shape.rank != 0:
         raise ValueError(
-            f"{caller()}: global_step must be a scalar of whole numbers; got "
-            f"{global_step.name} of {global_step.dtype.name} and shape "
-            f"{global_step.shape}."
+            f"global_step must be a scalar of whole numbers; got {global_step.name} of "
+            f"{global_step.dtype.name} and shape {global_step.shape}."
         )
 
 
@@ -82,8 +79,8 @@ def _check_graph(pairs: Sequence[tuple[Any, Any]]) -> None:
     ]
     if others:
         raise ValueError(
-            f"{caller()}: variables and gradients must belong to the default graph; "
-            f"got others for {', '.join(dict.fromkeys(others))}."
+            "Variables and gradients must belong to the default graph; got others for "
+            f"{', '.join(dict.fromkeys(others))}."
         )
 
 
@@ -93,13 +90,11 @@ def _check_weight(weight: Any, sparse_mean: str) -> None:
     check_weight(weight)
     graph = tf.compat.v1.get_default_graph()
     if tf.is_tensor(weight) and getattr(weight, "graph", None) is not graph:
-        raise ValueError(
-            f"{caller()}: weight must belong to the default graph; got {weight!r}."
-        )
+        raise ValueError(f"weight must belong to the default graph; got {weight!r}.")
     if sparse_mean == "per_row":
         raise ValueError(
-            f"{caller()}: weight is that of a mean over replicas; with "
-            "sparse_mean='per_row' each row counts replicas. Use 'replicas'."
+            "weight is that of a mean over replicas; with sparse_mean='per_row' each "
+            "row counts replicas. Use 'replicas'."
         )
 
 
@@ -111,9 +106,9 @@ def _check_resources(variables: Sequence[Any]) -> None:
     ]
     if others:
         raise TypeError(
-            f"{caller()}: only resource variables are supported; got "
-            f"{', '.join(others)}. Call tf.compat.v1.enable_resource_variables() "
-            "before building the model; of a Keras variable, pass its value."
+            f"Only resource variables are supported; got {', '.join(others)}. Call "
+            "tf.compat.v1.enable_resource_variables() before building the model; of a "
+            "Keras variable, pass its value."
         )
 
 
@@ -125,8 +120,8 @@ def _check_gradients(pairs: Sequence[tuple[Any, tf.Variable]]) -> None:
     ]
     if others:
         raise TypeError(
-            f"{caller()}: a gradient must be a tf.Tensor, tf.IndexedSlices or None; "
-            f"got {', '.join(others)}."
+            "A gradient must be a tf.Tensor, tf.IndexedSlices or None; got "
+            f"{', '.join(others)}."
         )
     others = [
         f"{grad.dtype.name} for {variable.name} ({variable.dtype.base_dtype.name})"
@@ -135,21 +130,19 @@ def _check_gradients(pairs: Sequence[tuple[Any, tf.Variable]]) -> None:
     ]
     if others:
         raise TypeError(
-            f"{caller()}: a gradient must have the dtype of its variable; got "
-            f"{', '.join(others)}. Cast it; for narrower transfers pass compression=."
+            f"A gradient must have the dtype of its variable; got {', '.join(others)}. "
+            "Cast it; for narrower transfers pass compression=."
         )
     unknown = [v.name for _, v in pairs if not v.shape.is_fully_defined()]
     if unknown:
         raise ValueError(
-            f"{caller()}: variables must have fully known shapes; got "
-            f"{', '.join(unknown)} without."
+            f"Variables must have fully known shapes; got {', '.join(unknown)} without."
         )
     misfits = [_misfit(grad, variable) for grad, variable in pairs if grad is not None]
     found = [misfit for misfit in misfits if misfit]
     if found:
         raise ValueError(
-            f"{caller()}: a gradient must have the shape of its variable; got "
-            f"{'; '.join(found)}."
+            f"A gradient must have the shape of its variable; got {'; '.join(found)}."
         )
 
 
@@ -182,7 +175,7 @@ def _with_a_row_per_index(grad: Any, variable: tf.Variable) -> Any:
         if values.shape == known and known.is_fully_defined():
             return grad
         fits = tf.equal(tf.shape(values)[0], tf.shape(places)[0])
-        message = f"{caller()}: {variable.name} must have one row per index; got "
+        message = f"{variable.name} must have one row per index; got "
         same = tf.debugging.Assert(fits, [message, tf.shape(values), tf.shape(places)])
         with tf.control_dependencies([same]):
             values = tf.ensure_shape(values, known)

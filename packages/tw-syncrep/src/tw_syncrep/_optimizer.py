@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_whole_number, public
+from tw_core.checks import check_whole_number
 from tw_syncrep._arguments import (
     check_choice,
     check_loss,
@@ -59,7 +59,6 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     2.0
     """
 
-    @public
     def __init__(
         self,
         opt: Any,
@@ -180,7 +179,6 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         """Names of uninitialized global variables, string [*]."""
         return self.sync_graph.uninitialized
 
-    @public
     def compute_gradients(
         self,
         loss: Any,
@@ -210,7 +208,6 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         wanted = copies_for(var_list)
         return with_masters(self._opt.compute_gradients(loss, wanted, *args, **kwargs))
 
-    @public
     def apply_gradients(
         self,
         grads_and_vars: Any,
@@ -270,7 +267,6 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         self._runner = None
         return self._built.train_op
 
-    @public
     def get_chief_queue_runner(self) -> Any:
         """Returns the ``QueueRunner`` that runs the chief's rounds.
 
@@ -285,7 +281,6 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             self._runner = make_queue_runner(graph.state, graph.round_op)
         return self._runner
 
-    @public
     def get_init_tokens_op(self, num_tokens: int = -1) -> tf.Operation:
         """Returns the op that lets replicas continue before the first step is over.
 
@@ -301,7 +296,6 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         check_whole_number(num_tokens=num_tokens)
         return build_initial_tokens_op(state, int(num_tokens))
 
-    @public
     def make_session_run_hook(
         self, is_chief: bool, num_tokens: int = -1
     ) -> SyncReplicasHook:
@@ -320,7 +314,6 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             min_replicas=self._min_replicas,
         )
 
-    @public
     def status(self, session: Any) -> Status:
         """Reads the state of the run, in any replica's session.
 
@@ -332,12 +325,10 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         check_session(session, graph.train_op.graph)
         return read_status(session.run(graph.ops.status))
 
-    @public
     def status_line(self, session: Any) -> str:
         """Reads the state of the run as one line of text."""
         return format_status(self.status(session))
 
-    @public
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
         """Returns a slot of the wrapped optimizer.
 
@@ -352,7 +343,6 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             )
         return self._opt.get_slot(*args, **kwargs)
 
-    @public
     def get_slot_names(self, *args: Any, **kwargs: Any) -> list[str]:
         """Returns the names of the wrapped optimizer's slots."""
         return list(self._opt.get_slot_names(*args, **kwargs))

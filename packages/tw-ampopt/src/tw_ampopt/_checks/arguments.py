@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tw_ampopt._variables import identity
-from tw_core.checks import caller, check_text
+from tw_core.checks import check_text
 from tw_core.gradients import check_grad_list, values_of
 from tw_core.modes import builds_session_graph
 from tw_core.variables import (
@@ -27,8 +27,8 @@ def check_name(name: object) -> str:
     text = check_text(name=name)
     if not _SCOPE.fullmatch(text.replace("/", ".")):
         raise ValueError(
-            f"{caller()}: name must begin with a letter, a digit or '.', and hold only "
-            f"these, '_', '-', '/', '>' and backslashes; got {text!r}."
+            "name must begin with a letter, a digit or '.', and hold only these, '_', "
+            f"'-', '/', '>' and backslashes; got {text!r}."
         )
     return text
 
@@ -36,15 +36,13 @@ def check_name(name: object) -> str:
 def check_loss(loss: object) -> None:
     """Refuses a loss that is not a scalar to be differentiated."""
     if not isinstance(loss, tf.Tensor):
-        raise TypeError(f"{caller()}: loss must be a tensor; got {loss!r}.")
+        raise TypeError(f"loss must be a tensor; got {loss!r}.")
     if not loss.dtype.is_floating:
-        raise TypeError(
-            f"{caller()}: loss must be of a floating dtype; got {loss.dtype.name}."
-        )
+        raise TypeError(f"loss must be of a floating dtype; got {loss.dtype.name}.")
     if loss.shape.is_fully_defined() and loss.shape.num_elements() != 1:
         raise ValueError(
-            f"{caller()}: loss must be a scalar; got a tensor of shape {loss.shape}. "
-            "Take its mean or sum."
+            f"loss must be a scalar; got a tensor of shape {loss.shape}. Take its mean "
+            "or sum."
         )
     check_same_graph([loss], lambda _: "the loss")
 
@@ -60,9 +58,9 @@ def check_variables(variables: Iterable[Any]) -> list[Any]:
     ]
     if wrong:
         raise TypeError(
-            f"{caller()}: only resource variables, TensorFlow's or Keras's, are "
-            f"supported; got {wrong!r}. Reference variables become resource variables "
-            "by tf.compat.v1.enable_resource_variables()."
+            "Only resource variables, TensorFlow's or Keras's, are supported; got "
+            f"{wrong!r}. Reference variables become resource variables by "
+            "tf.compat.v1.enable_resource_variables()."
         )
     dtypes = [tf.as_dtype(v.dtype) for v in found]
     wrong = [
@@ -72,7 +70,7 @@ def check_variables(variables: Iterable[Any]) -> list[Any]:
     ]
     if wrong:
         raise TypeError(
-            f"{caller()}: only variables of a floating dtype can be trained; got "
+            "Only variables of a floating dtype can be trained; got "
             f"{', '.join(wrong)}. Leave them out."
         )
     wrong = [
@@ -82,8 +80,8 @@ def check_variables(variables: Iterable[Any]) -> list[Any]:
     ]
     if wrong:
         raise ValueError(
-            f"{caller()}: variables must have known shapes, as slots and accumulators "
-            f"have theirs; got {', '.join(wrong)}. Make them with a full shape."
+            "Variables must have known shapes, as slots and accumulators have theirs; "
+            f"got {', '.join(wrong)}. Make them with a full shape."
         )
     check_same_graph(found, lambda n: f"the variable {name_of(found[n])}")
     return found
@@ -94,21 +92,21 @@ def variables_by_tower(variables: Any, *, knows_towers: bool) -> list[list[Any]]
 
     Their devices do not tell the towers then: ``knows_towers`` from elsewhere.
     """
-    wanted = f"{caller()}: variables must be one list per tower, or one list for all"
+    wanted = "variables must be one list per tower, or one list for all"
     lists = lists_by_tower(variables, wanted)
     for tower in lists:
         check_variables(tower)
     if not any(lists):
         raise ValueError(
-            f"{caller()}: no variables; build the model before the optimizer, and pass "
-            "e.g. [model.trainable_variables for model in models]."
+            "No variables; build the model before the optimizer, and pass e.g. "
+            "[model.trainable_variables for model in models]."
         )
     keys = [list(map(identity, tower)) for tower in lists]
     if all(key == keys[0] for key in keys):
         if len(lists) > 1 and not knows_towers:
             raise ValueError(
-                f"{caller()}: variables are one list {len(lists)} times, which "
-                f"{len(lists)} towers share; pass that list, and the towers, as in "
+                f"variables are one list {len(lists)} times, which {len(lists)} towers "
+                "share; pass that list, and the towers, as in "
                 "towers=tw_core.towers(devices)."
             )
         lists = lists[:1]
@@ -116,7 +114,7 @@ def variables_by_tower(variables: Any, *, knows_towers: bool) -> list[list[Any]]
     twice = repeated_variables([v for tower in lists for v in tower])
     if twice:
         raise ValueError(
-            f"{caller()}: {sorted(v.name for v in twice)} came more than once; every "
+            f"variables holds {sorted(v.name for v in twice)} more than once; every "
             "tower has its own variables, or all have the same list."
         )
     return lists
@@ -141,17 +139,17 @@ def check_differentiation(
     known = [*inspect.signature(gradients).parameters][2:]
     unknown = sorted(set(options) - set(known))
     if unknown:
-        raise TypeError(f"{caller()}: got unknown options {unknown}; takes {known}.")
+        raise TypeError(f"Unknown options {unknown}; known are {known}.")
     if var_list is not None and not isinstance(var_list, list | tuple):
         raise TypeError(
-            f"{caller()}: var_list must be a list of variables, or None for all "
-            f"trainable ones; got {var_list!r}."
+            "var_list must be a list of variables, or None for all trainable ones; got "
+            f"{var_list!r}."
         )
     variables = list(default if var_list is None else var_list)
     if not variables:
         raise ValueError(
-            f"{caller()}: no variables; pass those that the loss trains, or None for "
-            f"all trainable ones made before; got var_list={var_list!r}."
+            "No variables; pass those that the loss trains, or None for all trainable "
+            f"ones made before; got var_list={var_list!r}."
         )
     return check_variables(variables)
 
@@ -160,14 +158,10 @@ def check_value(value: object) -> None:
     """Refuses a value that cannot be scaled."""
     kinds = (tf.Tensor, tf.Variable, tf.IndexedSlices, np.ndarray, np.generic)
     if not isinstance(value, kinds):
-        raise TypeError(
-            f"{caller()}: value must be a tensor, e.g. a loss; got {value!r}."
-        )
+        raise TypeError(f"value must be a tensor, e.g. a loss; got {value!r}.")
     dtype = tf.as_dtype(value.dtype)
     if not dtype.is_floating:
-        raise TypeError(
-            f"{caller()}: value must be of a floating dtype; got {dtype.name}."
-        )
+        raise TypeError(f"value must be of a floating dtype; got {dtype.name}.")
     check_same_graph([value], lambda _: "value")
 
 
@@ -177,8 +171,7 @@ def check_counter(global_step: Any) -> None:
         return
     if not is_variable(global_step):
         raise TypeError(
-            f"{caller()}: global_step must be a variable that counts updates; got "
-            f"{global_step!r}."
+            f"global_step must be a variable that counts updates; got {global_step!r}."
         )
     check_numeric_scalar(tf_variable(global_step), name="global_step")
 
@@ -187,18 +180,16 @@ def check_numeric_scalar(value: Any, *, name: str) -> None:
     """Refuses a tensor or variable that is not a numeric scalar."""
     dtype = tf.as_dtype(value.dtype).base_dtype
     if not (dtype.is_floating or dtype.is_integer):
-        raise TypeError(f"{caller()}: {name} must be numeric; got {dtype.name}.")
+        raise TypeError(f"{name} must be numeric; got {dtype.name}.")
     if not tf.TensorShape(value.shape).is_compatible_with([]):
-        raise ValueError(
-            f"{caller()}: {name} must be a scalar; got shape {value.shape}."
-        )
+        raise ValueError(f"{name} must be a scalar; got shape {value.shape}.")
     check_same_graph([value], lambda _: name)
 
 
 def check_slot(var: object, name: object) -> None:
     """Refuses arguments that cannot identify a slot."""
     if not is_variable(var):
-        raise TypeError(f"{caller()}: var must be a variable; got {var!r}.")
+        raise TypeError(f"var must be a variable; got {var!r}.")
     check_text(name=name)
 
 
@@ -209,7 +200,7 @@ def check_same_graph(values: Sequence[Any], name: Callable[[int], str]) -> None:
     foreign = [name(n) for n, v in enumerate(values) if not _is_usable(v, usable)]
     if foreign:
         raise ValueError(
-            f"{caller()}: everything must belong to the graph that is being built; got "
+            "Everything must belong to the graph that is being built; got "
             f"{', '.join(foreign)} of another graph, of eager mode, or of a tf.cond "
             "branch, a loop or a function that is finished. Build both in one place."
         )

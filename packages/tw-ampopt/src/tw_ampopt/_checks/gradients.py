@@ -19,7 +19,6 @@ from tw_ampopt._checks.arguments import (
     name_of,
 )
 from tw_ampopt._variables import identity
-from tw_core.checks import caller
 from tw_core.gradients import Gradient, check_any_gradient, ensure_gradient_shapes
 from tw_core.variables import repeated_variables
 
@@ -87,13 +86,13 @@ def gradients_by_tower(
     grads: Any, lists: Sequence[Sequence[Any]]
 ) -> list[list[list[Gradient]]]:
     """Checks gradients, [K][N] or [N], of [K][N] variables; returns [K][N][1]."""
-    wanted = f"{caller()}: grads must be [K][N] gradients, one list per tower"
+    wanted = "grads must be [K][N] gradients, one list per tower"
     by_tower = lists_by_tower(grads, wanted)
     counts, expected = [len(t) for t in by_tower], [len(own) for own in lists]
     if counts != expected:
         raise ValueError(
-            f"{caller()}: grads must hold one gradient (or None) per variable from "
-            f"each of {len(lists)} towers, {expected} of them; got {counts}."
+            "grads must hold one gradient (or None) per variable from each of "
+            f"{len(lists)} towers, {expected} of them; got {counts}."
         )
     check_any_gradient([g for tower in by_tower for g in tower], lists[0])
     return _of_one_call(check_gradients(by_tower, lists))
@@ -108,8 +107,8 @@ def gradients_of_pairs(
     by_tower = pairs if nested else [pairs]
     if len(by_tower) != len(lists):
         raise ValueError(
-            f"{caller()}: grads_and_vars must hold pairs from each of {len(lists)} "
-            f"towers; got them from {len(by_tower)}."
+            f"grads_and_vars must hold pairs from each of {len(lists)} towers; got "
+            f"them from {len(by_tower)}."
         )
     grads = []
     for tower, own in zip(by_tower, lists, strict=True):
@@ -119,9 +118,9 @@ def gradients_of_pairs(
         missing = [name_of(v) for key, v in known.items() if key not in found]
         if unknown or missing:
             raise ValueError(
-                f"{caller()}: the pairs must have the variables that the optimizer was "
-                f"made for; got unknown {unknown}, and missing are {missing}. A "
-                "variable without a gradient takes part with None."
+                "The pairs must have the variables that the optimizer was made for; "
+                f"got unknown {unknown}, and missing are {missing}. A variable without "
+                "a gradient takes part with None."
             )
         grads.append([found[key][0] for key in known])
     return _of_one_call(check_gradients(grads, lists))
@@ -137,8 +136,8 @@ def _list_pairs(grads_and_vars: Any) -> list[Any]:
         grads_and_vars, Iterable
     ):
         raise TypeError(
-            f"{caller()}: grads_and_vars must be a list of (gradient, variable) pairs; "
-            f"got {grads_and_vars!r}."
+            "grads_and_vars must be a list of (gradient, variable) pairs; got "
+            f"{grads_and_vars!r}."
         )
     return list(grads_and_vars)
 
@@ -148,16 +147,15 @@ def _check_pairs(pairs: Sequence[Any]) -> list[tuple[Any, Any]]:
     wrong = [p for p in pairs if not isinstance(p, tuple | list) or len(p) != 2]
     if wrong:
         raise TypeError(
-            f"{caller()}: grads_and_vars must hold (gradient, variable) pairs; got "
-            f"{wrong!r}."
+            f"grads_and_vars must hold (gradient, variable) pairs; got {wrong!r}."
         )
     variables = check_variables((variable for _, variable in pairs))
     check_any_gradient([grad for grad, _ in pairs], variables)
     twice = sorted(map(name_of, repeated_variables(variables)))
     if twice:
         raise ValueError(
-            f"{caller()}: {twice} came more than once; each variable has one gradient. "
-            "Add them up first."
+            f"grads_and_vars holds {twice} more than once; each variable has one "
+            "gradient. Add them up first."
         )
     return [(grad, variable) for grad, variable in pairs]
 
@@ -181,9 +179,9 @@ def _check_kinds(places: Sequence[_Place]) -> None:
     ]
     if wrong:
         raise TypeError(
-            f"{caller()}: a gradient is a tensor of a floating dtype, an IndexedSlices "
-            f"with int32 or int64 indices, or None; got {'; '.join(wrong)}. Cast it "
-            "where you compute it."
+            "A gradient is a tensor of a floating dtype, an IndexedSlices with int32 "
+            f"or int64 indices, or None; got {'; '.join(wrong)}. Cast it where you "
+            "compute it."
         )
 
 
@@ -216,8 +214,8 @@ def _check_shapes(places: Sequence[_Place]) -> None:
     ]
     if wrong:
         raise ValueError(
-            f"{caller()}: gradients must have their variables' shapes, in the "
-            f"variables' order; got: {'; '.join(wrong)}."
+            "Gradients must have their variables' shapes, in the variables' order; "
+            f"got: {'; '.join(wrong)}."
         )
 
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tw_ampopt._session.optimizer import Optimizer
 from tw_ampopt._summaries import Interval, as_text
-from tw_core.checks import check_flag, check_text, check_whole_number, public
+from tw_core.checks import check_flag, check_text, check_whole_number
 
 _log = logging.getLogger("tw_ampopt")
 
@@ -22,7 +22,6 @@ class StatisticsHook(
     and the step is the number of updates that were due, skipped ones included.
     """
 
-    @public
     def __init__(
         self,
         optimizer: Optimizer,

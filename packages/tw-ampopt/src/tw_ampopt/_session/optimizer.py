@@ -24,7 +24,7 @@ from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
 from tw_ampopt._variables import common_device
 from tw_ampopt._wrapped.factory import LearningRateLike, OptimizerFactory
-from tw_core.checks import caller, check_flag, check_text, public
+from tw_core.checks import check_flag, check_text
 from tw_core.devices import canonical_device
 
 
@@ -54,7 +54,6 @@ class Optimizer(BaseOptimizer):
     [2. 4.]
     """
 
-    @public
     def __init__(
         self,
         name: str = "Train",
@@ -108,7 +107,6 @@ class Optimizer(BaseOptimizer):
           ValueError: an argument out of its range, or two kinds of scaling.
           TypeError: an argument of the wrong kind.
         """
-        self._public_name = f"tw_ampopt.Optimizer {name!r}"
         check_in_graph()
         check_name(name)
         check_flag(use_loss_scaling=use_loss_scaling)
@@ -141,7 +139,6 @@ class Optimizer(BaseOptimizer):
         self._steps = GraphSteps(self.scope, settings, self._shared)
         self._registered = Registered()
 
-    @public
     def register_gradients(
         self,
         loss: tf.Tensor,
@@ -176,7 +173,6 @@ class Optimizer(BaseOptimizer):
         [grads] = check_gradients([grads], [variables])
         self._registered.add(loss.device, variables, grads, weight)
 
-    @public
     def apply_updates(self, allow_no_op: bool = False) -> tf.Operation:
         """Builds the op that processes a micro-batch and updates all towers.
 
@@ -195,7 +191,6 @@ class Optimizer(BaseOptimizer):
         with self._scope():
             return tf.group(*updated, name="TrainingOp")
 
-    @public
     def compute_gradients(
         self, loss: tf.Tensor, var_list: Sequence[Any] | None = None, **options: Any
     ) -> list[tuple[Any, Any]]:
@@ -221,7 +216,6 @@ class Optimizer(BaseOptimizer):
             unscaled = self._shared.unscaled_gradients(grads)
         return list(zip(unscaled, variables, strict=True))
 
-    @public
     def apply_gradients(
         self,
         grads_and_vars: Sequence[tuple[Any, Any]],
@@ -253,7 +247,6 @@ class Optimizer(BaseOptimizer):
         )
         return tf.group(updated, name=name or f"{self._settings.prefix}_update")
 
-    @public
     def get_loss_scaling_var(self, device: str) -> tf.Variable | None:
         """Returns the variable of the scale's log2, or None without scaling.
 
@@ -265,24 +258,19 @@ class Optimizer(BaseOptimizer):
           ValueError: not a device.
         """
         check_text(empty=True, device=device)
-        try:
-            canonical_device(device)
-        except ValueError as error:
-            raise ValueError(f"{caller()}: {error}") from error
+        canonical_device(device)
         return self._steps.start(device).scalars.log2
 
     @property
-    @public
     def reset_op(self) -> tf.Operation:
         """The op that resets slots, accumulators and counts, but not the scale.
 
         It covers the steps built so far, including those of optimizers that share.
         """
         if self._steps.reset_op is None:
-            raise self._nothing_built("there is no state yet")
+            raise self._nothing_built("There is no state yet")
         return self._steps.reset_op
 
-    @public
     def reset_optimizer_state(self) -> None:
         """Runs ``reset_op`` in the default session.
 
@@ -292,8 +280,8 @@ class Optimizer(BaseOptimizer):
         session = tf.compat.v1.get_default_session()
         if session is None:
             raise RuntimeError(
-                f"{caller()}: there is no default "
-                "session; call it inside `with session.as_default():`, or run reset_op."
+                "There is no default session; call reset_optimizer_state inside `with "
+                "session.as_default():`, or run reset_op."
             )
         session.run(self.reset_op)
 
@@ -308,7 +296,6 @@ class Optimizer(BaseOptimizer):
         scalars = self._shared.scalars.variables()
         return [*scalars, *self._shared.slots(), *self._steps.own_state()]
 
-    @public
     def nonfinite_gradients(self) -> tf.Tensor:
         """Returns [K, N] bool: which gradients of the micro-batch are not finite.
 
@@ -321,7 +308,6 @@ class Optimizer(BaseOptimizer):
         updater = self._built()
         return self._steps.nonfinite_flags(updater)
 
-    @public
     def copy_to_replicas(self) -> tf.Operation:
         """Returns the op that copies tower 0's state to all towers, after a restore."""
         copied = super().copy_to_replicas()
@@ -333,13 +319,11 @@ class Optimizer(BaseOptimizer):
 
     def _built(self) -> Updater:
         if self._steps.updater is None:
-            raise self._nothing_built("nothing updates yet")
+            raise self._nothing_built("Nothing updates yet")
         return self._steps.updater
 
     def _nothing_built(self, problem: str) -> RuntimeError:
-        return RuntimeError(
-            f"{caller()}: {problem}; call apply_updates or apply_gradients first."
-        )
+        return RuntimeError(f"{problem}; call apply_updates or apply_gradients first.")
 
     def _started(self, value: Any) -> SharedState:
         check_value(value)

@@ -25,7 +25,6 @@ from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
 from tw_ampopt._update.weights import as_tensors, mean_of_calls
 from tw_ampopt._variables import are_local, host_of
-from tw_core.checks import caller
 from tw_core.devices import canonical_device
 from tw_core.gradients import check_weight
 from tw_core.modes import builds_session_graph
@@ -73,8 +72,8 @@ class Registered:
         """Checks one registration and returns its variables as a list."""
         if self._taken:
             raise RuntimeError(
-                f"{caller()}: comes after apply_updates, whose op would not see these "
-                "gradients; register all of them first."
+                "register_gradients comes after apply_updates, whose op would not see "
+                "these gradients; register all of them first."
             )
         check_loss(loss)
         self._check_weight(weight)
@@ -82,21 +81,20 @@ class Registered:
             trainable_vars = list(trainable_vars.values())
         if not isinstance(trainable_vars, list | tuple):
             raise TypeError(
-                f"{caller()}: trainable_vars must be a list or dict of variables; got "
+                "trainable_vars must be a list or dict of variables; got "
                 f"{trainable_vars!r}."
             )
         if not trainable_vars:
             raise ValueError(
-                f"{caller()}: trainable_vars is empty; pass the variables that the "
-                f"loss {loss.name!r} trains."
+                "trainable_vars is empty; pass the variables that the loss "
+                f"{loss.name!r} trains."
             )
         variables = check_variables(trainable_vars)
         twice = sorted(map(name_of, repeated_variables(variables)))
         if twice:
             raise ValueError(
-                f"{caller()}: trainable_vars holds {twice} more than once; each "
-                "variable has one gradient per call. To add up losses, register them "
-                "one by one."
+                f"trainable_vars holds {twice} more than once; each variable has one "
+                "gradient per call. To add up losses, register them one by one."
             )
         _check_device(loss, variables)
         return variables
@@ -122,7 +120,7 @@ class Registered:
         """Returns each device's gradients, once; ``[]`` for none, if allowed."""
         if self._taken:
             raise RuntimeError(
-                f"{caller()}: was called before; keep the op that it returned."
+                "apply_updates was called before; keep the op that it returned."
             )
         towers = list(self._by_device.values())
         calls = [call for tower in towers for call in tower.calls.values()]
@@ -130,14 +128,13 @@ class Registered:
         if not reaches and not allow_none:
             if not towers:
                 raise ValueError(
-                    f"{caller()}: no gradients were registered; call "
-                    "register_gradients, or pass allow_no_op=True."
+                    "No gradients were registered; call register_gradients, or pass "
+                    "allow_no_op=True."
                 )
             names = sorted({name_of(v) for tower in towers for v in tower.variables})
             raise ValueError(
-                f"{caller()}: no registered loss depends on any of its variables "
-                f"{names}; check what the losses are computed from, or pass "
-                "allow_no_op=True."
+                f"No registered loss depends on any of its variables {names}; check "
+                "what the losses are computed from, or pass allow_no_op=True."
             )
         if reaches:
             named = [f"tower {k} is {t.device!r}" for k, t in enumerate(towers)]
@@ -156,8 +153,8 @@ class Registered:
         if self._by_device and weighs != (weight is not None):
             came, before = ("one", "none") if weight is not None else ("none", "some")
             raise ValueError(
-                f"{caller()}: every registration brings a weight, or none does; got "
-                f"{came} after {before}."
+                f"Every registration brings a weight, or none does; got {came} after "
+                f"{before}."
             )
 
 
@@ -280,7 +277,7 @@ def check_in_graph() -> None:
     if not builds_session_graph():
         where = "eager mode" if tf.executing_eagerly() else "a tf.function"
         raise RuntimeError(
-            f"{caller()}: builds a session graph; got {where}. Use it inside "
+            f"Optimizer builds a session graph; got {where}. Use it inside "
             "tf.Graph().as_default(), or tw_ampopt.TowerOptimizer with tf.function."
         )
 
@@ -294,9 +291,9 @@ def _check_device(loss: Any, variables: Sequence[Any]) -> None:
     ]
     if elsewhere:
         raise ValueError(
-            f"{caller()}: variables must be on their loss's device; the loss "
-            f"{loss.name!r} is on {loss.device!r}, but {', '.join(elsewhere)}. Compute "
-            "the loss where its variables are: with tf.device(variable.device)."
+            f"trainable_vars must be on their loss's device; the loss {loss.name!r} is "
+            f"on {loss.device!r}, but {', '.join(elsewhere)}. Compute the loss where "
+            "its variables are: with tf.device(variable.device)."
         )
 
 

@@ -30,7 +30,6 @@ from tw_ampopt._update.state import SharedState, SlotRequest
 from tw_ampopt._update.weights import total_of
 from tw_ampopt._variables import are_local, bool_after, make_state, present
 from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer
-from tw_core.checks import caller
 from tw_core.flat_packs import PackPlan, unpack
 from tw_core.gradients import map_values, scale, shares_of, values_of, weigh
 from tw_core.modes import orders_effects, traces_function
@@ -214,9 +213,8 @@ class Updater:
         if not _are_sums_of(given, sums):
             wanted = [[str(buffer.shape) for buffer in tower] for tower in given]
             raise ValueError(
-                f"{caller()}: reducer must return [K][M] sums, for each "
-                "tower one for each tensor that it was given, here of shapes "
-                f"{wanted}; got {sums!r}."
+                "reducer must return [K][M] sums, for each tower one for each tensor "
+                f"that it was given, here of shapes {wanted}; got {sums!r}."
             )
         return sums
 

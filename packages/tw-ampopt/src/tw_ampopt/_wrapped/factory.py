@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tw_ampopt._checks.arguments import check_numeric_scalar
-from tw_core.checks import caller
 
 OptimizerFactory: TypeAlias = Callable[..., Any]
 LearningRateLike: TypeAlias = (
@@ -33,9 +32,9 @@ def find_factory(tf_optimizer: str | OptimizerFactory) -> Any:
         hasattr(given, "apply_gradients") and not inspect.isclass(given)
     ):
         raise TypeError(
-            f"{caller()}: tf_optimizer must be a class, a factory or a dotted name, "
-            f"since every tower needs its own optimizer; got {tf_optimizer!r}. Write "
-            "e.g. tf_optimizer=keras.optimizers.Adam, learning_rate=0.001."
+            "tf_optimizer must be a class, a factory or a dotted name, since every "
+            f"tower needs its own optimizer; got {tf_optimizer!r}. Write e.g. "
+            "tf_optimizer=keras.optimizers.Adam, learning_rate=0.001."
         )
     return given
 
@@ -57,8 +56,8 @@ def next_rate(value: LearningRateLike, updates: tf.Variable) -> tf.Tensor:
             _check_tensor(value)
         elif not is_number(value) and not hasattr(value, "dtype"):
             raise TypeError(
-                f"{caller()}: the schedule learning_rate must return a number or a "
-                f"scalar tensor; got {value!r}."
+                "The schedule learning_rate must return a number or a scalar tensor; "
+                f"got {value!r}."
             )
     return tf.cast(tf.convert_to_tensor(value), tf.float32)
 
@@ -76,8 +75,8 @@ def check_learning_rate(value: object) -> None:
         _check_tensor(value)
     elif not callable(value) or not _takes_one(value):
         raise TypeError(
-            f"{caller()}: learning_rate must be a number, a scalar tensor or variable, "
-            f"or a schedule (a function of the number of updates); got {value!r}."
+            "learning_rate must be a number, a scalar tensor or variable, or a "
+            f"schedule (a function of the number of updates); got {value!r}."
         )
 
 
@@ -96,9 +95,9 @@ def _by_name(dotted: str) -> Any:
     found = None if roots else _imported(dotted)
     if found is None:
         raise ValueError(
-            f"{caller()}: tf_optimizer={dotted!r} could not be resolved; write the "
-            "name as Python would import it, e.g. 'tf.train.AdamOptimizer', "
-            "'keras.optimizers.Adam' or 'tw_ampopt.SimpleAdam', or pass the class."
+            f"tf_optimizer={dotted!r} could not be resolved; write the name as Python "
+            "would import it, e.g. 'tf.train.AdamOptimizer', 'keras.optimizers.Adam' "
+            "or 'tw_ampopt.SimpleAdam', or pass the class."
         )
     return found
 
@@ -128,7 +127,7 @@ def _check_tensor(value: Any) -> None:
 
 def _check_finite(value: Any) -> None:
     if value is not None and not math.isfinite(value):
-        raise ValueError(f"{caller()}: learning_rate must be finite; got {value}.")
+        raise ValueError(f"learning_rate must be finite; got {value}.")
 
 
 def _takes_one(schedule: Callable[..., Any]) -> bool:

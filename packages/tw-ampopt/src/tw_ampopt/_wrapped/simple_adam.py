@@ -14,7 +14,7 @@ from tw_ampopt._checks.arguments import check_differentiation, check_name, check
 from tw_ampopt._checks.gradients import check_application
 from tw_ampopt._variables import make_state
 from tw_ampopt._wrapped.factory import check_learning_rate
-from tw_core.checks import caller, check_number, public
+from tw_core.checks import check_number
 from tw_core.modes import without_autograph
 
 _SLOTS = ("m", "v")
@@ -30,7 +30,6 @@ class SimpleAdam:
         variable -= a * sqrt(1 - beta2**t) / (1 - beta1**t) * m / (sqrt(v) + epsilon)
     """
 
-    @public
     def __init__(
         self,
         name: str = "Adam",
@@ -67,7 +66,6 @@ class SimpleAdam:
         self._powers: list[tf.Variable] = []
         self._slots: dict[int, dict[str, tf.Variable]] = {}
 
-    @public("SimpleAdam.compute_gradients")
     @without_autograph
     def compute_gradients(
         self,
@@ -89,8 +87,8 @@ class SimpleAdam:
         """
         if tf.executing_eagerly():
             raise RuntimeError(
-                f"{caller()}: needs a graph; call it inside a tf.function, or use a "
-                "GradientTape and apply_gradients."
+                "compute_gradients needs a graph; call it inside a tf.function, or use "
+                "a GradientTape and apply_gradients."
             )
         variables = check_differentiation(
             *(loss, var_list, options),
@@ -100,7 +98,6 @@ class SimpleAdam:
         grads = tf.compat.v1.gradients(loss, variables, **options)
         return list(zip(grads, variables, strict=True))
 
-    @public("SimpleAdam.apply_gradients")
     @without_autograph
     def apply_gradients(
         self,
@@ -135,7 +132,6 @@ class SimpleAdam:
         slots = [slots[key] for slots in self._slots.values() for key in _SLOTS]
         return [*self._powers, *slots]
 
-    @public("SimpleAdam.get_slot")
     def get_slot(self, var: tf.Variable, name: str) -> tf.Variable | None:
         """Returns the slot ``"m"`` or ``"v"`` of ``var``, or None."""
         check_slot(var, name)

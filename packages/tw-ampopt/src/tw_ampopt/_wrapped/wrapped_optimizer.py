@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tw_ampopt._variables import are_local, identity, make_state, present
-from tw_core.checks import caller
 from tw_core.gradients import map_values, with_unique_rows
 from tw_core.optimizers import OptimizerKind, apply_pairs, create_slots, kind_of
 from tw_core.variables import override_to_local_variable, tf_variable, tf_variables
@@ -36,8 +35,8 @@ def wrap(optimizer: Any) -> WrappedOptimizer:
     if kind in _LIKE_V1:
         return WrappedV1(optimizer)
     raise TypeError(
-        f"{caller()}: cannot wrap {_class_of(optimizer)}; can wrap tf.compat.v1.train "
-        "optimizers (and classes that follow tw_core.optimizers.OptimizerLike, as "
+        f"Cannot wrap {_class_of(optimizer)}; can wrap tf.compat.v1.train optimizers "
+        "(and classes that follow tw_core.optimizers.OptimizerLike, as "
         "tw_ampopt.SimpleAdam does), tf_keras.optimizers.legacy optimizers, and Keras "
         "3 optimizers that neither scale the loss nor accumulate themselves."
     )
@@ -102,10 +101,7 @@ class WrappedKeras3:
         """Makes the slots, once."""
         if self.optimizer.built:
             return
-        try:
-            create_slots(self.optimizer, variables)
-        except ValueError as error:
-            raise ValueError(f"{caller()}: {error}") from error
+        create_slots(self.optimizer, variables)
         self._variables = list(variables)
 
     def apply(self, grads: Sequence[Any], variables: Sequence[Any]) -> Any:
@@ -151,8 +147,8 @@ class WrappedKeras3:
         unknown = [v.name for v in variables if identity(v) not in known]
         if unknown:
             raise ValueError(
-                f"{caller()}: the Keras optimizer {self.optimizer.name!r} has "
-                f"slots for {[v.name for v in self._variables]} and cannot add any for "
+                f"The Keras optimizer {self.optimizer.name!r} has slots for "
+                f"{[v.name for v in self._variables]} and cannot add any for "
                 f"{unknown}; an optimizer that shares another one's state must update "
                 "the same variables or fewer."
             )
@@ -256,7 +252,7 @@ def _check_keras_3(optimizer: Any) -> None:
         problem = "accumulates itself; let tw_ampopt do so, by the argument for it"
     else:
         return
-    raise TypeError(f"{caller()}: cannot wrap {_class_of(optimizer)}: it {problem}.")
+    raise TypeError(f"Cannot wrap {_class_of(optimizer)}: it {problem}.")
 
 
 def _class_of(value: Any) -> str:

@@ -17,14 +17,7 @@ from tw_builders._apply import check_one_per_tower, with_flat
 from tw_builders._session.sync_variables import build_sync_op
 from tw_core import Tower
 from tw_core import towers as make_towers
-from tw_core.checks import (
-    caller,
-    check_flag,
-    check_function,
-    check_list,
-    check_whole_number,
-    public,
-)
+from tw_core.checks import check_flag, check_function, check_list, check_whole_number
 from tw_core.contexts import TrainTowerContext
 from tw_core.devices import canonical_device, check_known_devices
 from tw_core.flat_variables import FlatVariables
@@ -47,7 +40,6 @@ class DataParallelBuilder:
       towers: the ints (GPU numbers) and device strings given.
     """
 
-    @public
     def __init__(
         self,
         towers: Sequence[int | str | Tower],
@@ -83,8 +75,8 @@ class DataParallelBuilder:
             check_function(flat_group=flat_group)
             if not flat_below_bytes:
                 raise ValueError(
-                    f"{caller()}: flat_group chooses among variables of "
-                    "fewer than flat_below_bytes bytes, which is 0; give both."
+                    "flat_group chooses among variables of fewer than flat_below_bytes "
+                    "bytes, which is 0; give both."
                 )
         self._flat_group = flat_group
 
@@ -94,7 +86,6 @@ class DataParallelBuilder:
         return [tower.device for tower in self._towers]
 
     @staticmethod
-    @public
     def call_for_each_tower(
         towers: Sequence[int | str | Tower],
         func: Callable[[], _T],
@@ -157,7 +148,6 @@ class DataParallelBuilder:
         return results
 
     @staticmethod
-    @public
     def build_on_towers(
         towers: Sequence[int | str | Tower],
         func: Callable[[], _T],
@@ -171,7 +161,6 @@ class DataParallelBuilder:
 class TowersBuilder(DataParallelBuilder):
     """Builds one step from the gradients of all towers; base of the public builders."""
 
-    @public
     def call_for_each_tower(  # type: ignore[override]
         self, tower_fn: Callable[[], _T]
     ) -> list[_T]:
@@ -220,8 +209,8 @@ class TowersBuilder(DataParallelBuilder):
         check_list(grad_list=grad_list, of="lists of pairs", empty=True)
         if len(grad_list) != total:
             raise ValueError(
-                f"{caller()}: grad_list must hold one list per tower; got "
-                f"{len(grad_list)} lists for {total} towers."
+                f"grad_list must hold one list per tower; got {len(grad_list)} lists "
+                f"for {total} towers."
             )
         is_shared = self._own_variables() is None
         read = read_pairs(grad_list, variables="shared" if is_shared else "own")
@@ -235,7 +224,6 @@ class CopiesBuilder(TowersBuilder):
 
     _average: bool
 
-    @public
     def build(
         self,
         grad_list: GradList,
@@ -289,8 +277,8 @@ def check_session_graph() -> None:
     """Refuses eager mode and ``tf.function``, which builders do not support."""
     if not builds_session_graph():
         raise RuntimeError(
-            f"{caller()}: builds a session graph; got eager mode or a tf.function. "
-            "Call it under tf.Graph().as_default(), or compose tw_core.map_towers, a "
+            "Builders build a session graph; got eager mode or a tf.function. Call "
+            "them under tf.Graph().as_default(), or compose tw_core.map_towers, a "
             "reducer and tw_builders.apply_gradients in the tf.function."
         )
 
@@ -318,7 +306,7 @@ def _check_devices(devices: Sequence[Any]) -> None:
     others = [d for d in devices if not isinstance(d, str) and not callable(d)]
     if any(device is not None for device in others):
         raise TypeError(
-            f"{caller()}: devices must hold device strings and functions; got {others}."
+            f"devices must hold device strings and functions; got {others}."
         )
     for name in names:
         canonical_device(name)

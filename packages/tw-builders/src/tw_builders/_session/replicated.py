@@ -12,7 +12,7 @@ from tw_builders._apply import (
 from tw_builders._session.base import CopiesBuilder
 from tw_builders._session.sync_variables import build_sync_op
 from tw_core import Tower
-from tw_core.checks import caller, check_flag, public
+from tw_core.checks import check_flag
 from tw_core.gradients import Gradients, check_replicated_grad_list, merge_grad_list
 from tw_reduce import Reducer, all_reduce, mean, reducer_for_mode
 from tw_reduce.reducers import check_adds
@@ -44,7 +44,6 @@ class SyncMultiGPUReplicatedBuilder(CopiesBuilder):
     [2. 4.]
     """
 
-    @public
     def __init__(
         self,
         towers: Sequence[int | str | Tower],
@@ -111,8 +110,7 @@ class SyncMultiGPUReplicatedBuilder(CopiesBuilder):
             try:
                 check_replicated_grad_list(self.grads)
             except (TypeError, ValueError) as error:
-                said = str(error).removeprefix(f"{caller()}: ")
-                raise type(error)(f"{caller()}: from the reducer: {said}") from error
+                raise type(error)(f"From the reducer: {error}") from error
         optimizers = one_optimizer_per_tower(self._towers, get_opt_fn)
         applied = Gradients(reduced, variables, packed.tests)
         return apply_to_replicas(self._towers, applied, optimizers)

@@ -10,7 +10,7 @@ from tw_builders._owners import check_homes, owned
 from tw_builders._session.base import CopiesBuilder
 from tw_builders._sharded import apply_and_copy
 from tw_core import Tower
-from tw_core.checks import check_flag, public
+from tw_core.checks import check_flag
 from tw_core.gradients import Gradients
 
 
@@ -39,7 +39,6 @@ class SyncMultiGPUShardedBuilder(CopiesBuilder):
     [2. 4.]
     """
 
-    @public
     def __init__(
         self,
         towers: Sequence[int | str | Tower],

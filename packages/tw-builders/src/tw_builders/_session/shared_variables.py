@@ -16,7 +16,7 @@ from tw_builders._apply import (
 )
 from tw_builders._session.base import Device, TowersBuilder
 from tw_core import Tower
-from tw_core.checks import caller, check_flag, public
+from tw_core.checks import check_flag
 from tw_core.devices import LeastLoadedDeviceSetter, replica_device_setter
 from tw_core.gradients import GradList, scale, values_of
 from tw_core.optimizers import apply_pairs, check_optimizer
@@ -49,7 +49,6 @@ class SyncMultiGPUParameterServerBuilder(TowersBuilder):
     [2. 4.]
     """
 
-    @public
     def __init__(
         self,
         towers: Sequence[int | str | Tower],
@@ -75,14 +74,12 @@ class SyncMultiGPUParameterServerBuilder(TowersBuilder):
         )
         if ps_device not in ("cpu", "gpu"):
             raise ValueError(
-                f"{caller()}: ps_device must be 'cpu' (all "
-                "variables on /cpu:0) or 'gpu' (spread over the towers' devices); got "
-                f"{ps_device!r}."
+                "ps_device must be 'cpu' (all variables on /cpu:0) or 'gpu' (spread "
+                f"over the towers' devices); got {ps_device!r}."
             )
         self.ps_device = ps_device
         self.grads: list[tuple[Any, tf.Variable]] | None = None
 
-    @public
     def build(
         self,
         grad_list: GradList,
@@ -145,7 +142,6 @@ class AsyncMultiGPUBuilder(TowersBuilder):
     [3.75 7.75]
     """
 
-    @public
     def __init__(
         self,
         towers: Sequence[int | str | Tower],
@@ -170,7 +166,6 @@ class AsyncMultiGPUBuilder(TowersBuilder):
         check_flag(scale_gradient=scale_gradient)
         self._scale_gradient = scale_gradient
 
-    @public
     def build(self, grad_list: GradList, get_opt_fn: Callable[[], Any]) -> tf.Operation:
         """Builds one op in which every tower applies its own gradients once.
 
@@ -199,7 +194,6 @@ class AsyncMultiGPUBuilder(TowersBuilder):
                 previous = [apply_pairs(optimizer, pairs, name=f"apply_grad_{k}")]
         return tf.group(*previous, name="train_op")
 
-    @public
     def build_tower_ops(
         self,
         grad_list: GradList,

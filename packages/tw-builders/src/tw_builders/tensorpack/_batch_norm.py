@@ -8,11 +8,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tw_core.checks import check_list, public
+from tw_core.checks import check_list
 from tw_core.synchronized import moments_over_towers
 
 
-@public
 def get_sync_bn_mean_var(
     inputs: tf.Tensor, red_axis: Sequence[int], sync_statistics: str
 ) -> tuple[tf.Tensor, tf.Tensor]:

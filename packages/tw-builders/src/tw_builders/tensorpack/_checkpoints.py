@@ -10,13 +10,12 @@ from functools import partial
 
 import tensorflow as tf
 
-from tw_core.checks import check_list, check_text, public
+from tw_core.checks import check_list, check_text
 
 # Those of SyncMultiGPUReplicatedBuilder and AsyncMultiGPUBuilder; the rest have none.
 _SCOPES = ("", "apply_gradients/", "async_apply_gradients/")
 
 
-@public
 def assignment_map(
     checkpoint: str, variables: Sequence[tf.Variable] | None = None
 ) -> dict[str, tf.Variable]:

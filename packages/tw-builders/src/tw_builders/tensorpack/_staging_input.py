@@ -19,7 +19,7 @@ import tensorflow as tf
 from tw_builders._parts import on_devices
 from tw_builders._per_tower import cut_batches, flat_parts, no_rows, packed_parts
 from tw_core import Tower, towers
-from tw_core.checks import check_whole_number, public
+from tw_core.checks import check_whole_number
 from tw_core.modes import builds_session_graph
 
 v1 = tf.compat.v1
@@ -54,7 +54,6 @@ class StagingInput:
       initializer: op that starts over.
     """
 
-    @public
     def __init__(
         self,
         input: tf.data.Dataset,

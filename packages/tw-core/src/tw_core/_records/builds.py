@@ -18,7 +18,7 @@ from tw_core._records.collections import TowerCollections
 from tw_core._records.initial_values import initial_value, regularize
 from tw_core._records.origins import Record, building_graph, make_record
 from tw_core._tf_compat import set_initializer
-from tw_core.checks import check_flag, public
+from tw_core.checks import check_flag
 from tw_core.modes import orders_effects
 
 _KEYS = tf.compat.v1.GraphKeys
@@ -31,7 +31,6 @@ class _Leftover(NamedTuple):
     keys: tuple[str, ...]  # of the collections that it was in
 
 
-@public
 @contextmanager
 def tower_build(*, undo_on_error: bool = False) -> Iterator[None]:
     """Marks the towers built inside as copies of each other, and of no others.

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, public
+from tw_core.checks import check_flag
 
 _KEYS = tf.compat.v1.GraphKeys
 _FROZEN = "tw_core/frozen_collections"
@@ -80,7 +80,6 @@ def with_outer_graphs(graph: tf.Graph | None) -> list[tf.Graph]:
     return found
 
 
-@public
 @contextmanager
 def leave_no_summaries(enable: bool = True) -> Iterator[None]:
     """Removes the items that are added inside to the graph's frozen collections.

@@ -23,7 +23,6 @@ import tensorflow as tf
 
 from tw_core._tf_compat import outermost_function_graph
 from tw_core._variable_kinds import make_local
-from tw_core.checks import caller, public
 from tw_core.modes import builds_session_graph, orders_effects, traces_function
 
 # Not a string, so that TensorFlow leaves the collection out of exported graphs.
@@ -150,7 +149,6 @@ class Record:
         return None
 
 
-@public
 def variable_origin(variable: Any) -> VariableOrigin | None:
     """Returns which tower made a variable, and of which variable it is a copy.
 
@@ -168,7 +166,6 @@ def variable_origin(variable: Any) -> VariableOrigin | None:
     return origin
 
 
-@public
 def variable_origins(variables: Iterable[Any]) -> list[VariableOrigin | None]:
     """As ``variable_origin``, for each of several variables.
 
@@ -185,7 +182,7 @@ def variable_origins(variables: Iterable[Any]) -> list[VariableOrigin | None]:
     others = [v for v in variables if not isinstance(_held(v), tf.Variable)]
     if others:
         raise TypeError(
-            f"{caller()}: wants a TensorFlow or Keras variable; got "
+            "Every variable must be a TensorFlow or Keras variable; got "
             f"{', '.join(map(repr, others))}."
         )
     return _recorded_origins(variables)

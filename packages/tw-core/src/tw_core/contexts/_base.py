@@ -21,7 +21,7 @@ import tensorflow as tf
 from tw_core._records.collections import TowerCollections, with_outer_graphs
 from tw_core._records.losses import own_losses
 from tw_core._variable_kinds import refuse_reference_variables
-from tw_core.checks import check_text, public
+from tw_core.checks import check_text
 from tw_core.modes import without_autograph
 
 _SCOPE = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
@@ -63,7 +63,6 @@ class BaseTowerContext(ABC):
 
     is_training = False
 
-    @public
     def __init__(self, ns_name: str, vs_name: str = "") -> None:
         """Names the tower; nothing is built before it is entered.
 
@@ -129,7 +128,6 @@ class BaseTowerContext(ABC):
             raise RuntimeError(f"{self}: enter the tower first: with {self}: ...")
         return self._graph
 
-    @public
     def get_collection_in_tower(self, key: str) -> list[Any]:
         """Lists this tower's additions to a collection, frozen collections included.
 
@@ -252,7 +250,7 @@ class BaseTowerContext(ABC):
     ) -> tf.Variable:
         # A creator, since a tf.function has no collections to read afterwards.
         variable = next_creator(**kwargs)
-        public(repr(self))(refuse_reference_variables)([variable])
+        refuse_reference_variables([variable])
         if variable.trainable:
             self._new_trainable.append(variable.name)
         return variable

@@ -10,14 +10,13 @@ from typing import Any, overload
 
 import tensorflow as tf
 
-from tw_core.checks import check_list, check_text, public
+from tw_core.checks import check_list, check_text
 from tw_core.contexts._base import BaseTowerContext, get_current_tower_context
 
 
 class TowerHandle:
     """One built tower: finds its tensors, variables and collection items."""
 
-    @public
     def __init__(
         self,
         context: BaseTowerContext,
@@ -75,7 +74,6 @@ class TowerHandle:
         """Whether it is a training tower."""
         return self._context.is_training
 
-    @public
     def get_tensor(self, name: str) -> tf.Tensor:
         """Finds an input, or a tensor by its name inside the tower.
 
@@ -100,13 +98,11 @@ class TowerHandle:
                 f"{sorted(self._by_input_name)}."
             ) from error
 
-    @public
     def get_tensors(self, names: Sequence[str]) -> list[tf.Tensor]:
         """Finds several tensors; see ``get_tensor``."""
         check_list(names=names, of="names", empty=True)
         return [self.get_tensor(name) for name in names]
 
-    @public
     def get_variable(self, name: str) -> tf.Variable:
         """Finds a variable that the tower made or reuses.
 
@@ -133,7 +129,6 @@ class TowerHandle:
             )
         return found[0]
 
-    @public
     def get_variables(self, names: Sequence[str]) -> list[tf.Variable]:
         """Finds several variables; see ``get_variable``."""
         check_list(names=names, of="names", empty=True)
@@ -146,7 +141,6 @@ class TowerHandle:
         except KeyError:
             return self.get_variable(name)
 
-    @public
     def get_collection(
         self, key: str | None = None, name: str | None = None
     ) -> list[Any]:
@@ -176,7 +170,6 @@ class TowerHandle:
 class TowerHandles(Sequence[TowerHandle]):
     """Handles in the order in which the towers were built."""
 
-    @public
     def __init__(self, handles: Sequence[TowerHandle] = ()) -> None:
         """Holds ``handles``.
 
@@ -255,7 +248,6 @@ class TowerFunc:
     _input_signature: tuple[Any, ...]
     _handles: list[TowerHandle]
 
-    @public
     def __new__(
         cls, tower_fn: "Callable[..., Any] | TowerFunc", input_signature: Sequence[Any]
     ) -> "TowerFunc":

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tw_core._records.collections import frozen_keys
 from tw_core._records.origins import build_in_progress, record_scope
-from tw_core.checks import check_flag, check_whole_number, public
+from tw_core.checks import check_flag, check_whole_number
 from tw_core.contexts._base import BaseTowerContext
 
 
@@ -32,7 +32,6 @@ class TrainTowerContext(BaseTowerContext):
 
     is_training = True
 
-    @public
     def __init__(
         self, ns_name: str, vs_name: str = "", index: int = 0, total: int = 1
     ) -> None:
@@ -141,7 +140,6 @@ class PredictTowerContext(BaseTowerContext):
         return [*frozen_keys(graph), tf.compat.v1.GraphKeys.UPDATE_OPS]
 
 
-@public
 def TowerContext(
     tower_name: str, is_training: bool, vs_name: str = ""
 ) -> BaseTowerContext:

@@ -19,7 +19,7 @@ from tw_core._variable_kinds import (
     device_of_variable,
     refuse_reference_op,
 )
-from tw_core.checks import caller, check_function, public
+from tw_core.checks import check_function
 from tw_core.devices._logical import canonical_device, parse_device
 
 _log = logging.getLogger("tw_core")
@@ -37,7 +37,6 @@ class LeastLoadedDeviceSetter:
       ps_devices: where variables go.
     """
 
-    @public
     def __init__(self, worker_device: str, ps_devices: Sequence[str]) -> None:
         """Starts with nothing on any device.
 
@@ -70,7 +69,6 @@ class LeastLoadedDeviceSetter:
         """The same as ``bytes_on``, under tensorpack's name, which counted elements."""
         return self.bytes_on
 
-    @public
     def place_with_balance(self, op: tf.Operation) -> str:
         """Chooses the least loaded device for something as large as ``op``.
 
@@ -89,7 +87,7 @@ class LeastLoadedDeviceSetter:
         """
         if not isinstance(op, tf.Operation) or not op.outputs:
             raise TypeError(
-                f"{caller()}: wants an operation with an output; got {op!r}. Pass e.g. "
+                f"op must be an operation with an output; got {op!r}. Pass e.g. "
                 "variable.op."
             )
         refuse_reference_op(op)
@@ -97,7 +95,6 @@ class LeastLoadedDeviceSetter:
         self._loads.add(device, _bytes_of_op(op))
         return device
 
-    @public
     def __call__(self, op: tf.Operation) -> str:
         """Returns the device of ``op``; an op that has one keeps it.
 
@@ -115,7 +112,6 @@ class LeastLoadedDeviceSetter:
             self._loads.note(op)
         return device
 
-    @public
     def create(
         self, next_creator: Callable[..., tf.Variable], **kwargs: Any
     ) -> tf.Variable:

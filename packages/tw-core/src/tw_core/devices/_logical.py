@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from tw_core.checks import caller, check_flag, check_whole_number, public
+from tw_core.checks import check_flag, check_whole_number
 from tw_core.modes import builds_session_graph, without_autograph
 
 
@@ -32,7 +32,6 @@ def parse_device(device: str) -> tf.DeviceSpec:
     return spec
 
 
-@public
 def canonical_device(device: str) -> str:
     """Spells a device canonically, so that two strings can be compared.
 
@@ -60,7 +59,6 @@ def canonical_device(device: str) -> str:
     return str(spec.to_string())
 
 
-@public
 def host_of(device: str | None) -> str:
     """Names the first CPU of the task that a device belongs to.
 
@@ -76,7 +74,6 @@ def host_of(device: str | None) -> str:
     return str(spec.replace(device_type="CPU", device_index=0).to_string())
 
 
-@public
 def repeated_devices(devices: Iterable[str]) -> list[str]:
     """Returns the devices that occur more than once, spelt canonically and sorted.
 
@@ -100,7 +97,6 @@ def available_devices() -> list[str]:
     return [f"/cpu:{i}" for i in range(count_logical_devices("CPU"))]
 
 
-@public
 def use_logical_cpus(count: int) -> list[str]:
     """Splits the CPU into ``count`` logical devices, for towers without GPUs.
 
@@ -124,7 +120,6 @@ def use_logical_cpus(count: int) -> list[str]:
     return [f"/cpu:{i}" for i in range(count)]
 
 
-@public
 def session_config(
     *, num_cpus: int | None = None, soft_placement: bool = True
 ) -> tf.compat.v1.ConfigProto:
@@ -160,7 +155,6 @@ def session_config(
     return config
 
 
-@public
 @without_autograph
 def check_devices(
     devices: Iterable[str],
@@ -184,11 +178,10 @@ def check_devices(
     """
     specs = _specs(devices)
     if session is not None and not callable(getattr(session, "list_devices", None)):
-        raise TypeError(f"{caller()}: session must be a session; got {session!r}.")
+        raise TypeError(f"session must be a session; got {session!r}.")
     _check_known(specs, session)
 
 
-@public
 @without_autograph
 def check_known_devices(devices: Iterable[str]) -> None:
     """Refuses unknown devices as ``check_devices`` does, where they can be known.
@@ -226,8 +219,8 @@ def count_logical_devices(device_type: str) -> int:
 
 def _no_device(device: object) -> str:
     return (
-        f"{caller()}: {device!r} is not a TensorFlow device string; write e.g. "
-        "'/gpu:0', '/cpu:1' or '/job:worker/task:0/gpu:0'."
+        f"{device!r} is not a TensorFlow device string; write e.g. '/gpu:0', '/cpu:1' "
+        "or '/job:worker/task:0/gpu:0'."
     )
 
 
@@ -263,9 +256,7 @@ def _use_gpus_of_this_process(config: tf.compat.v1.ConfigProto) -> None:
 
 def _specs(devices: Iterable[str]) -> dict[str, tf.DeviceSpec]:
     if isinstance(devices, str) or not isinstance(devices, Iterable):
-        raise TypeError(
-            f"{caller()}: devices must be a list of device strings; got {devices!r}."
-        )
+        raise TypeError(f"devices must be a list of device strings; got {devices!r}.")
     return {device: parse_device(device) for device in devices}
 
 
@@ -276,9 +267,9 @@ def _check_known(
     unknown = [device for device, spec in specs.items() if not _is_known(spec, known)]
     if unknown:
         raise ValueError(
-            f"{caller()}: unknown devices {unknown}; known are {known}. Name known "
-            "ones, or call tw_core.use_logical_cpus(n) before TensorFlow starts "
-            "to have n logical CPUs."
+            f"Unknown devices {unknown}; known are {known}. Name known ones, or call "
+            "tw_core.use_logical_cpus(n) before TensorFlow starts to have n logical "
+            "CPUs."
         )
 
 

@@ -19,7 +19,7 @@ from tw_core._variable_kinds import (
     is_variable,
     tf_variable,
 )
-from tw_core.checks import check_list, public
+from tw_core.checks import check_list
 from tw_core.devices._logical import canonical_device
 
 _NO_WORK = ("Const", "NoOp", "Placeholder", "VarHandleOp")
@@ -72,7 +72,6 @@ class _Handle(NamedTuple):
     num_bytes: int
 
 
-@public
 def placement(
     graph: tf.Graph,
     *,

@@ -18,14 +18,7 @@ from tw_core._variable_kinds import (
     device_of_variable,
     refuse_reference_op,
 )
-from tw_core.checks import (
-    caller,
-    check_flag,
-    check_list,
-    check_text,
-    check_whole_number,
-    public,
-)
+from tw_core.checks import check_flag, check_list, check_text, check_whole_number
 from tw_core.devices._least_loaded import ByteLoads
 from tw_core.devices._logical import parse_device
 
@@ -46,7 +39,6 @@ _PS_OPS = (
 )
 
 
-@public
 def replica_device_setter(
     ps_tasks: int = 0,
     ps_device: str = "/job:ps",
@@ -94,8 +86,8 @@ def replica_device_setter(
             check_text(ps_ops=op_type)
     if ps_strategy is not None and not callable(ps_strategy):
         raise TypeError(
-            f"{caller()}: ps_strategy must be a function from an op to a task number; "
-            f"got {ps_strategy!r}."
+            "ps_strategy must be a function from an op to a task number; got "
+            f"{ps_strategy!r}."
         )
     ps = parse_device("" if ps_device is None else ps_device)
     worker = parse_device("" if worker_device is None else worker_device)
@@ -120,7 +112,6 @@ class _Placer:
     merges_devices: bool
     choose_task: Callable[[tf.Operation], int]
 
-    @public("replica_device_setter")
     def place(self, op: tf.Operation) -> str:
         """Returns the device of ``op``."""
         refuse_reference_op(op)
@@ -142,7 +133,6 @@ class _Placer:
 class LeastLoadedTask:
     """A ``ps_strategy``: each variable to the task with the fewest bytes so far."""
 
-    @public
     def __init__(self, ps_tasks: int) -> None:
         """Starts with nothing on any task.
 
@@ -159,7 +149,6 @@ class LeastLoadedTask:
         """Bytes of variables on each task."""
         return self._loads.bytes
 
-    @public
     def __call__(self, op: tf.Operation) -> int:
         """Returns the number of a task; only variables count as load."""
         check_operation(op)
@@ -176,7 +165,7 @@ class LeastLoadedTask:
 def _count_tasks(cluster: Any, job: str | None) -> int:
     if not isinstance(cluster, tf.train.ClusterSpec | tf.train.ClusterDef | dict):
         raise TypeError(
-            f"{caller()}: cluster must be a tf.train.ClusterSpec, a ClusterDef or a "
-            f"dictionary; got {type(cluster).__name__}."
+            "cluster must be a tf.train.ClusterSpec, a ClusterDef or a dictionary; got "
+            f"{type(cluster).__name__}."
         )
     return len(tf.train.ClusterSpec(cluster).as_dict().get(job, ()))

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tw_core._records.origins import open_tower_scope
 from tw_core._variable_kinds import is_reference_variable, tf_variable
-from tw_core.checks import check_function, check_whole_number, public
+from tw_core.checks import check_function, check_whole_number
 from tw_core.flat_variables._flat_variable import FlatVariable
 from tw_core.flat_variables._layout import DEFAULT_BELOW_BYTES, Group, Layout
 from tw_core.flat_variables._opening import FLAT_KEY, Opened
@@ -28,7 +28,6 @@ class FlatVariables:
     variables themselves.
     """
 
-    @public
     def __init__(
         self,
         below_bytes: int = DEFAULT_BELOW_BYTES,

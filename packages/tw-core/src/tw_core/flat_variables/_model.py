@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 import tensorflow as tf
 
 from tw_core._variable_kinds import tf_variable
-from tw_core.checks import check_function, public
+from tw_core.checks import check_function
 from tw_core.flat_variables._flat_variable import FlatVariable
 from tw_core.flat_variables._flat_variables import (
     FlatVariables,
@@ -108,7 +108,6 @@ class FlatModel(Generic[_Model]):
         return found
 
 
-@public
 def flatten(
     make_model: Callable[[], _Model],
     *,

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_list, public
+from tw_core.checks import check_list
 from tw_core.flat_packs import join
 from tw_core.flat_variables._flat_variable import FlatVariable, describe_sparse
 from tw_core.flat_variables._flat_variables import views_of
@@ -13,7 +13,6 @@ from tw_core.flat_variables._view import VariableView
 from tw_core.modes import without_autograph
 
 
-@public
 @without_autograph
 def pack_gradients(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Joins the gradients of views into those of their flat variables.

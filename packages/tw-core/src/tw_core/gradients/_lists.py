@@ -9,14 +9,13 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from tw_core.checks import caller, check_nested, public
+from tw_core.checks import check_nested
 from tw_core.modes import without_autograph
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 GradList: TypeAlias = "Sequence[Sequence[tuple[Gradient, tf.Variable]]]"
 
 
-@public
 @without_autograph
 def split_grad_list(
     grad_list: GradList,
@@ -48,7 +47,6 @@ def split_grad_list(
     return grads, variables
 
 
-@public
 @without_autograph
 def merge_grad_list(
     all_grads: Sequence[Sequence[Gradient]],
@@ -75,8 +73,8 @@ def merge_grad_list(
     grads, variables = [len(g) for g in all_grads], [len(v) for v in all_vars]
     if grads != variables:
         raise ValueError(
-            f"{caller()}: gradients and variables must have the same lengths; "
-            f"got {grads} gradients and {variables} variables per tower."
+            f"Gradients and variables must have the same lengths; got {grads} "
+            f"gradients and {variables} variables per tower."
         )
     return [
         list(zip(grads, variables, strict=True))

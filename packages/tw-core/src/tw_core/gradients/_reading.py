@@ -16,7 +16,7 @@ from tw_core._variable_kinds import (
     reference_variables_named,
     tf_variables,
 )
-from tw_core.checks import caller, check_flag, check_nested, public
+from tw_core.checks import check_flag, check_nested
 from tw_core.gradients._lists import GradList
 from tw_core.gradients._shapes import compared, differences, ensured
 from tw_core.modes import builds_session_graph, without_autograph
@@ -77,7 +77,6 @@ class Gradients(list[list[Any]]):
         ]
 
 
-@public
 @without_autograph
 def read_pairs(
     grad_list: "GradList | Gradients",
@@ -108,7 +107,6 @@ def read_pairs(
     return Gradients(*_ensured(grad_list))
 
 
-@public
 @without_autograph
 def read_gradients(grads: Sequence[Sequence[Any]]) -> Gradients:
     """Reads the towers' gradients without variables, as a reducer takes them.
@@ -136,7 +134,6 @@ def read_gradients(grads: Sequence[Sequence[Any]]) -> Gradients:
     return Gradients(settled, tests=tests)
 
 
-@public
 @without_autograph
 def check_grad_list(grad_list: GradList, *, allow_none: bool = False) -> None:
     """Checks that every tower has the same gradients in the same order.
@@ -159,7 +156,6 @@ def check_grad_list(grad_list: GradList, *, allow_none: bool = False) -> None:
     _check_pairs(grad_list, allow_none=allow_none)
 
 
-@public
 @without_autograph
 def check_replicated_grad_list(grad_list: GradList) -> None:
     """Checks like ``check_grad_list``, and that every tower has its own variables.
@@ -176,7 +172,6 @@ def check_replicated_grad_list(grad_list: GradList) -> None:
     _check_pairs(grad_list, variables="own")
 
 
-@public
 @without_autograph
 def check_shared_grad_list(grad_list: GradList) -> None:
     """Checks like ``check_grad_list``, and that all towers use the same variables.
@@ -191,7 +186,6 @@ def check_shared_grad_list(grad_list: GradList) -> None:
     _check_pairs(grad_list, variables="shared")
 
 
-@public
 @without_autograph
 def ensure_gradient_shapes(grad_list: GradList) -> list[list[tuple[Any, Any]]]:
     """Gives every gradient the shape of its variable, checked when it is computed.
@@ -218,7 +212,6 @@ def ensure_gradient_shapes(grad_list: GradList) -> list[list[tuple[Any, Any]]]:
     return Gradients(*_ensured(grad_list)).pairs
 
 
-@public
 @without_autograph
 def check_gradients(grads: Sequence[Sequence[Any]]) -> None:
     """Checks as ``read_gradients``, and compares nothing in the run.
@@ -232,15 +225,13 @@ def check_gradients(grads: Sequence[Sequence[Any]]) -> None:
     """
     check_nested(grads=grads, of="tensors")
     if not grads:
-        raise ValueError(
-            f"{caller()}: grads is empty; it must hold one list of tensors per tower."
-        )
+        raise ValueError("grads is empty; it must hold one list of tensors per tower.")
     lengths = [len(tower) for tower in grads]
     if len(set(lengths)) > 1:
         raise ValueError(
-            f"{caller()}: every tower must bring the same number of gradients; got "
-            f"{lengths} from towers 0..{len(grads) - 1}. A tower falls short when a "
-            "variable's gradient is None: drop it, or fill it with zeros, everywhere."
+            f"Every tower must bring the same number of gradients; got {lengths} from "
+            f"towers 0..{len(grads) - 1}. A tower falls short when a variable's "
+            "gradient is None: drop it, or fill it with zeros, everywhere."
         )
     others = [
         f"grads[{k}][{n}] is {type(grad).__name__}"
@@ -250,7 +241,7 @@ def check_gradients(grads: Sequence[Sequence[Any]]) -> None:
     ]
     if others:
         raise TypeError(
-            f"{caller()}: every gradient must be a tf.Tensor or tf.IndexedSlices; "
+            "Every gradient must be a tf.Tensor or tf.IndexedSlices; "
             f"{', '.join(others)}. Convert it with tf.convert_to_tensor."
         )
     names = [[f"position {n}" for n in range(lengths[0])]] * len(grads)
@@ -260,7 +251,6 @@ def check_gradients(grads: Sequence[Sequence[Any]]) -> None:
     )
 
 
-@public
 def check_any_gradient(grads: Iterable[Any], variables: Iterable[Any]) -> None:
     """Refuses gradients that are all None.
 
@@ -274,8 +264,7 @@ def check_any_gradient(grads: Iterable[Any], variables: Iterable[Any]) -> None:
     if all(grad is None for grad in grads):
         names = [getattr(v, "path", None) or v.name for v in variables]
         raise ValueError(
-            f"{caller()}: no gradient for any variable; got {names}. Does the loss "
-            "depend on them?"
+            f"No gradient for any variable; got {names}. Does the loss depend on them?"
         )
 
 
@@ -297,8 +286,8 @@ def _check_pairs(
     _check_are_pairs(grad_list)
     if not any(grad_list):
         raise ValueError(
-            f"{caller()}: no gradient at all, from {len(grad_list)} towers; a tower "
-            "function returns (gradient, variable) pairs."
+            f"No gradient at all, from {len(grad_list)} towers; a tower function "
+            "returns (gradient, variable) pairs."
         )
     grads = [[grad for grad, _ in tower] for tower in grad_list]
     own = [[variable for _, variable in tower] for tower in grad_list]
@@ -309,8 +298,8 @@ def _refuse(problems: Sequence[str]) -> None:
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems)
         raise ValueError(
-            f"{caller()}: every tower must bring one gradient per variable, with the "
-            f"same variables, shapes and dtypes in the same order; got:\n{listed}"
+            "Every tower must bring one gradient per variable, with the same "
+            f"variables, shapes and dtypes in the same order; got:\n{listed}"
         )
 
 
@@ -407,9 +396,8 @@ def _check_are_pairs(grad_list: GradList) -> None:
     ]
     if others:
         raise TypeError(
-            f"{caller()}: grad_list must hold pairs of a gradient (tensor, "
-            "IndexedSlices or None) and its variable; got something else at "
-            f"{', '.join(others)}."
+            "grad_list must hold pairs of a gradient (tensor, IndexedSlices or None) "
+            f"and its variable; got something else at {', '.join(others)}."
         )
 
 

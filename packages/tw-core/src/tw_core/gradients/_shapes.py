@@ -13,7 +13,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import caller
 from tw_core.devices import host_of
 from tw_core.gradients._values import map_values, narrow_source, values_of
 from tw_core.modes import compiles_with_xla
@@ -61,7 +60,7 @@ def compared(
     tests: list[tf.Operation] = []
     for n, column in enumerate(columns):
         if len(grads) > 1 and not all(map(_is_known, column)):
-            columns[n] = _compared(column, f"{caller()}: position {n}", tests)
+            columns[n] = _compared(column, f"The gradients at position {n}", tests)
     return [[column[k] for column in columns] for k in range(len(grads))], tests
 
 

@@ -11,12 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import caller, check_list, public
+from tw_core.checks import check_list
 from tw_core.gradients._values import map_values, scalar_of
 from tw_core.modes import without_autograph
 
 
-@public
 def check_weight(weight: Any) -> None:
     """Refuses anything that cannot weight gradients in a mean.
 
@@ -29,16 +28,13 @@ def check_weight(weight: Any) -> None:
     """
     if not _is_weight(weight):
         raise TypeError(
-            f"{caller()}: weight must be a real number or a scalar tensor, such as the "
-            f"number of rows; got {weight!r:.80}."
+            "weight must be a real number or a scalar tensor, such as the number of "
+            f"rows; got {weight!r:.80}."
         )
     if isinstance(weight, Real) and not 0 <= float(weight) < float("inf"):
-        raise ValueError(
-            f"{caller()}: weight must be finite and 0 or more; got {weight}."
-        )
+        raise ValueError(f"weight must be finite and 0 or more; got {weight}.")
 
 
-@public
 def check_weights(
     weights: Sequence[Any] | None,
     *,
@@ -61,8 +57,8 @@ def check_weights(
         return
     if not average:
         raise ValueError(
-            f"{caller()}: weights are those of a mean; pass average=True, or leave "
-            "them out for a sum."
+            "weights are those of a mean; pass average=True, or leave them out for a "
+            "sum."
         )
     check_list(weights=weights, of="numbers or scalar tensors, one per tower")
     others = [
@@ -72,8 +68,8 @@ def check_weights(
     ]
     if others:
         raise TypeError(
-            f"{caller()}: weights must hold real numbers or scalar tensors, one per "
-            f"tower; got {', '.join(others)}. Pass e.g. the number of its rows."
+            "weights must hold real numbers or scalar tensors, one per tower; got "
+            f"{', '.join(others)}. Pass e.g. the number of its rows."
         )
     low = [
         f"tower {k}: {weight}"
@@ -81,13 +77,10 @@ def check_weights(
         if isinstance(weight, Real) and not 0 <= float(weight) < float("inf")
     ]
     if low:
-        raise ValueError(
-            f"{caller()}: weights must be finite and 0 or more; got {', '.join(low)}."
-        )
+        raise ValueError(f"weights must be finite and 0 or more; got {', '.join(low)}.")
     if num_towers is not None and len(weights) != num_towers:
         raise ValueError(
-            f"{caller()}: weights must be one per tower ({num_towers}); got "
-            f"{len(weights)}."
+            f"weights must be one per tower ({num_towers}); got {len(weights)}."
         )
 
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import caller, check_flag, check_number, check_whole_number, public
+from tw_core.checks import check_flag, check_number, check_whole_number
 from tw_core.modes import orders_effects, without_autograph
 from tw_core.synchronized._sums import current_place, sum_over_towers
 
 
-@public
 @without_autograph
 def moments_over_towers(
     x: tf.Tensor, axes: int | Sequence[int], *, keepdims: bool = False
@@ -46,7 +45,6 @@ def moments_over_towers(
         return tf.cast(mean, x.dtype), tf.cast(variance, x.dtype)
 
 
-@public
 @without_autograph
 def batch_normalization(
     inputs: tf.Tensor,
@@ -115,7 +113,7 @@ def batch_normalization(
     length = tf.compat.dimension_value(inputs.shape[channels])
     if length is None:
         raise ValueError(
-            f"{caller()}: the length of axis {axis} must be known; got {inputs.shape}."
+            f"The length of axis {axis} must be known; got {inputs.shape}."
         )
     x = _at_least_float32(inputs)
     v1 = tf.compat.v1
@@ -187,13 +185,11 @@ def _at_least_float32(x: tf.Tensor) -> tf.Tensor:
 
 def _checked_axes(x: tf.Tensor, axes: int | Sequence[int]) -> list[int]:
     if not x.dtype.is_floating:
-        raise TypeError(f"{caller()}: wants floating point; got {x.dtype.name}.")
+        raise TypeError(f"The tensor must be of a floating dtype; got {x.dtype.name}.")
     if x.shape.rank is None:
-        raise ValueError(f"{caller()}: the rank of the tensor must be known.")
+        raise ValueError("The rank of the tensor must be known.")
     several = axes if isinstance(axes, list | tuple) else [axes]
     whole = [check_whole_number(axes=axis) for axis in several]
     if any(not -x.shape.rank <= axis < x.shape.rank for axis in whole):
-        raise ValueError(
-            f"{caller()}: axes must be within the rank {x.shape.rank}; got {axes}."
-        )
+        raise ValueError(f"axes must be within the rank {x.shape.rank}; got {axes}.")
     return sorted({axis % x.shape.rank for axis in whole})

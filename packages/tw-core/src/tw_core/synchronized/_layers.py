@@ -11,7 +11,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import public
 from tw_core.synchronized._sums import around_towers, current_place, sum_over_towers
 
 
@@ -48,7 +47,6 @@ class _TowerReplicaContext(tf.distribute.ReplicaContext):  # type: ignore[misc]
         )
 
 
-@public
 @contextmanager
 def synchronized_layers() -> Iterator[None]:
     """Synchronises layers written for ``tf.distribute`` over towers.

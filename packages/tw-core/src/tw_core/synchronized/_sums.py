@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tw_core._records.origins import open_tower_scope, without_numbers
 from tw_core._tf_compat import control_flow_context, set_input, with_gradient
-from tw_core.checks import caller, check_whole_number, public
+from tw_core.checks import check_whole_number
 from tw_core.modes import compiles_with_xla, without_autograph
 from tw_core.synchronized._cycles import check_order_of_effects
 from tw_core.tracing import Combine, Scope, Settle, call_once, meet
@@ -41,7 +41,6 @@ class _Entered(threading.local):
 _entered = _Entered()
 
 
-@public
 @without_autograph
 def sum_over_towers(tensors: _T) -> _T:
     """Sums tensors over all towers of a build, in the function that builds a tower.
@@ -75,7 +74,6 @@ def sum_over_towers(tensors: _T) -> _T:
     return cast(_T, tf.nest.pack_sequence_as(tensors, sums))
 
 
-@public
 @contextmanager
 def joined_towers(total: int) -> Iterator["JoinedTowers"]:
     """Joins the towers that are built inside, for ``sum_over_towers``.
@@ -128,7 +126,6 @@ class JoinedTowers:
         self._first_op = 0
         self.counted: Sequence[tf.Tensor] | None = None  # [K], whose parts are added
 
-    @public("joined_towers")
     @contextmanager
     def tower(self, index: int) -> Iterator[None]:
         """Marks tower ``index``, built inside; enter every index once, in order."""
@@ -218,9 +215,9 @@ def current_place() -> Place | None:
             return place
         if place.joined.graph is None:
             raise RuntimeError(
-                f"{caller()}: towers are built one after the other, which eager mode "
-                "computes at once; call map_towers inside a tf.function. A tf.function "
-                "for each tower does not do."
+                "Towers are built one after the other, which eager mode computes at "
+                "once; call map_towers inside a tf.function. A tf.function for each "
+                "tower does not do."
             )
         if graph is place.joined.graph:
             _check_context(place.joined)
@@ -229,15 +226,15 @@ def current_place() -> Place | None:
             if isinstance(place.joined, _TracedTowers):  # See ``tracing.meet``.
                 return place
             raise RuntimeError(
-                f"{caller()}: was called in the body of a tf.cond, a loop or a "
-                f"function inside tower{place.index}, which other towers cannot reach; "
-                "call it in the tower itself."
+                "A sum over towers is in the body of a tf.cond, a loop or a function "
+                f"inside tower{place.index}, which other towers cannot reach; build it "
+                "in the tower itself."
             )
     scope = open_tower_scope()
     if scope is not None and scope.total > 1 and not _entered.places:
         raise RuntimeError(
-            f"{caller()}: tower{scope.index} is built by neither map_towers nor a "
-            "builder, so that other towers cannot be found; build all of them in "
+            f"tower{scope.index} is built by neither map_towers nor a builder, so that "
+            "other towers cannot be found; build all of them in "
             "tw_core.synchronized.joined_towers."
         )
     return None
@@ -432,7 +429,7 @@ def call_towers_once(
             sums = _add(brought, counted)
             return [sums if sum_ranks is None else sum_ranks(place.name, sums)] * total
         if combine is None:
-            raise RuntimeError(f"{caller()}: towers came to {place}.")
+            raise RuntimeError(f"Towers came to {place}.")
         return combine(place, brought)
 
     return call_once(
@@ -503,8 +500,8 @@ def _has_gradient(tensor: tf.Tensor) -> bool:
 def _check_context(joined: Joined) -> None:
     if control_flow_context(joined.graph) is not joined.context:
         raise RuntimeError(
-            f"{caller()}: was called in a branch or loop of a tower, which other "
-            "towers cannot reach; call it in the tower itself."
+            "A sum over towers is in a branch or loop of a tower, which other towers "
+            "cannot reach; build it in the tower itself."
         )
 
 

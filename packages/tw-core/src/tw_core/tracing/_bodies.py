@@ -20,7 +20,6 @@ from tw_core._tf_compat import (
     replaced_bodies,
     with_gradient,
 )
-from tw_core.checks import caller
 from tw_core.tracing._trace import Trace, current_trace, meet, trace_function
 
 
@@ -44,9 +43,9 @@ def agreed(predicates: Sequence[tf.Tensor]) -> tf.Tensor:
         return predicates[0]
     every = tf.stack(predicates)
     message = (
-        f"{caller()}: towers meet in a branch of a tf.cond, and must all take the same "
-        "one; compute its predicate from what is equal in all towers, such as a "
-        "counter. Predicates of towers 0..:"
+        "Towers meet in a branch of a tf.cond, and must all take the same one; compute "
+        "its predicate from what is equal in all towers, such as a counter. Predicates "
+        "of towers 0..:"
     )
     are_same = tf.reduce_all(tf.equal(every, every[0]))
     check = tf.debugging.Assert(are_same, [message, every], summarize=-1)
@@ -141,8 +140,8 @@ def _common_specs(results: Sequence[Any]) -> Any:
         return tf.nest.map_structure(common, *results)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"{caller()}: both branches of a tf.cond must return the same structure of "
-            f"tensors of the same dtypes; got {results}."
+            "Both branches of a tf.cond must return the same structure of tensors of "
+            f"the same dtypes; got {results}."
         ) from error
 
 

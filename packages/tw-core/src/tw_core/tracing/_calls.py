@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from tw_core._tf_compat import captured_from, is_variable_handle
 from tw_core._variable_kinds import tf_variables
-from tw_core.checks import caller
 from tw_core.modes import orders_effects, traces_function, without_autograph
 from tw_core.tracing._bodies import Conditional, agreed, meeting_in_bodies
 from tw_core.tracing._copies import Copies
@@ -28,7 +27,6 @@ from tw_core.tracing._trace import (
     Meeting,
     Trace,
     components,
-    or_each,
     trace_function,
 )
 from tw_core.tracing._written import (
@@ -97,8 +95,8 @@ def call_once(
     """
     if not traces_function() or not orders_effects():
         raise RuntimeError(
-            f"{caller()}: a function is traced once for all towers in a tf.function; "
-            "call it in one, or use trace='each'."
+            "A function is traced once for all towers in a tf.function; call it in "
+            "one, or use trace='each'."
         )
     copies = Copies.of(items)
     arguments = [copies.arguments(k) for k in range(len(items))]
@@ -345,18 +343,18 @@ def _check_captured(
         towers = _towers_behind(outer, owners)
         if towers and len(towers) < len(arguments):
             raise ValueError(
-                f"{caller()}: a function that is traced once for all towers uses "
+                "A function that is traced once for all towers uses "
                 f"{name_in(trace, outer)}, which belongs to towers {sorted(towers)} "
-                f"alone; pass it to the function, an item per tower{or_each()}."
+                "alone; pass it to the function, an item per tower, or use map_towers "
+                "with trace='each'."
             )
         if may_write or not is_variable_handle(outer):
             continue
         if tensor.name not in trace.only_read:
             raise ValueError(
-                f"{caller()}: a function that is traced once for all towers writes "
+                "A function that is traced once for all towers writes "
                 f"{name_in(trace, outer)}, which no tower was given; pass what holds "
-                "the variable to the function, an item per tower, or use "
-                "trace='each'."
+                "the variable to the function, an item per tower, or use trace='each'."
             )
 
 
@@ -382,8 +380,8 @@ def _written_outside(
     ]
     if faults:
         raise ValueError(
-            f"{caller()}: towers share {', '.join(faults)}, and each would write "
-            f"something else there: {advice}."
+            f"Towers share {', '.join(faults)}, and each would write something else "
+            f"there: {advice}."
         )
     return set(found)
 

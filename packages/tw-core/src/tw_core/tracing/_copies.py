@@ -13,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 
 from tw_core._variable_kinds import is_variable, tf_variables
-from tw_core.checks import caller
 
 
 @dataclass(frozen=True)
@@ -123,8 +122,8 @@ def _common_spec(column: Sequence[tf.Tensor]) -> tf.TensorSpec:
     for other in column[1:]:
         if other.dtype != first.dtype:
             raise TypeError(
-                f"{caller()}: towers that are traced once must get tensors of one "
-                f"dtype; got {[tensor.dtype.name for tensor in column]}."
+                "Towers that are traced once must get tensors of one dtype; got "
+                f"{[tensor.dtype.name for tensor in column]}."
             )
         shape = _common_shape(shape, other.shape)
     return tf.TensorSpec(shape, first.dtype)
@@ -143,8 +142,8 @@ def _check_structures(items: Sequence[Sequence[Any]]) -> None:
             tf.nest.assert_same_structure(list(items[0]), list(own))
         except (ValueError, TypeError) as error:
             raise ValueError(
-                f"{caller()}: towers that are traced once must get items of one "
-                f"structure; those of towers 0 and {k} differ: {error}"
+                "Towers that are traced once must get items of one structure; those of "
+                f"towers 0 and {k} differ: {error}"
             ) from None
 
 
@@ -159,10 +158,10 @@ def _check_same(column: Sequence[Any]) -> None:
         are_equal = False
     if not are_equal:
         raise ValueError(
-            f"{caller()}: a function that is traced once sees tower 0's {first!r:.80} "
-            f"in every tower; got {[f'{other!r:.80}' for other in column]}. Pass what "
-            "differs as tensors, variables as tf.Module, Keras objects or lists, or "
-            "use trace='each'."
+            f"A function that is traced once sees tower 0's {first!r:.80} in every "
+            f"tower; got {[f'{other!r:.80}' for other in column]}. Pass what differs "
+            "as tensors, variables as tf.Module, Keras objects or lists, or use "
+            "trace='each'."
         )
 
 
@@ -171,15 +170,15 @@ def _check_variables(variables: Sequence[Sequence[Any]]) -> None:
     counts = [len(own) for own in variables]
     if len(set(counts)) > 1:
         raise ValueError(
-            f"{caller()}: towers that are traced once must have the same variables; "
-            f"got {counts} of them in towers 0..{len(counts) - 1}: "
+            f"Towers that are traced once must have the same variables; got {counts} "
+            f"of them in towers 0..{len(counts) - 1}: "
             f"{[[v.name for v in own] for own in variables]}."
         )
     different = list(_differences(variables))
     if different:
         raise ValueError(
-            f"{caller()}: the variables of towers that are traced once must agree in "
-            f"shape, dtype and trainability; got {'; '.join(different)}."
+            "The variables of towers that are traced once must agree in shape, dtype "
+            f"and trainability; got {'; '.join(different)}."
         )
 
 

@@ -16,8 +16,7 @@ import tensorflow as tf
 
 from tw_core._tf_compat import function_of_part, set_seed
 from tw_core._variable_kinds import CALLS, READS
-from tw_core.checks import caller
-from tw_core.tracing._trace import Meeting, Trace, or_each
+from tw_core.tracing._trace import Meeting, Trace
 
 # Functions of fewer operations are inlined: optimizing them once saves little. Networks
 # of 300 operations ran no faster inlined; smaller ones were not measured.
@@ -133,10 +132,10 @@ def _check_elsewhere(trace: Trace, users: Iterable[tf.Operation]) -> None:
     ]
     if unlike:
         raise ValueError(
-            f"{caller()}: XLA compiles what a tower does on its device, and there can "
-            "only read variables of other devices, outside of branches, loops and "
-            f"functions; got {', '.join(sorted(unlike))}. Give each tower a variable "
-            "of its own, or use jit_compile=False."
+            "XLA compiles what a tower does on its device, and there can only read "
+            "variables of other devices, outside of branches, loops and functions; got "
+            f"{', '.join(sorted(unlike))}. Give each tower a variable of its own, or "
+            "use jit_compile=False."
         )
 
 
@@ -157,10 +156,11 @@ def seeded_operations(trace: Trace) -> frozenset[tf.Operation]:
         inside = [node.name for b in bodies for node in b.node_def if _has_seed(node)]
         if inside:
             raise ValueError(
-                f"{caller()}: {', '.join(inside)} have a seed, inside a tf.cond, a "
-                "loop or a function, and would draw the same numbers in every tower "
-                "that is traced once; use tf.random.stateless_uniform and the like, or "
-                f"a keras.random.SeedGenerator of each copy{or_each()}."
+                f"{', '.join(inside)} have a seed, inside a tf.cond, a loop or a "
+                "function, and would draw the same numbers in every tower that is "
+                "traced once; use tf.random.stateless_uniform and the like, or a "
+                "keras.random.SeedGenerator of each copy, or use map_towers with "
+                "trace='each'."
             )
     kinds = {op.type: op for op in every}
     random = {t for t, op in kinds.items() if "seed2" in op.node_def.attr}

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tw_core._tf_compat import captured_from, read_only_inputs
 from tw_core._variable_kinds import READS, is_variable
-from tw_core.checks import caller
 from tw_core.modes import without_autograph
 
 Combine = Callable[[Any, list[Any]], Sequence[Any]]
@@ -22,11 +21,6 @@ def components(leaf: Any) -> list[tf.Tensor]:
         return []
     parts: list[tf.Tensor] = tf.nest.flatten(leaf, expand_composites=True)
     return parts
-
-
-def or_each() -> str:
-    """Names the way out that ``map_towers`` has, and ``TowerModel`` has not."""
-    return "" if caller() == "TowerModel" else ", or use trace='each'"
 
 
 @dataclass(eq=False)
@@ -188,7 +182,7 @@ def meet(
             (answered,) = combine(place, [brought])
         return answered
     if trace is None:
-        raise RuntimeError(f"{caller()}: towers meet at {place}, outside of a tower.")
+        raise RuntimeError(f"Towers meet at {place}, outside of a tower.")
     _check_reached(trace, place)
     brought = trace.own(brought)
     specs = tf.nest.flatten(answer) if answer is not None else []
@@ -204,9 +198,9 @@ def _check_reached(trace: Trace, place: Any) -> None:
         return
     trace.note_inside()
     raise RuntimeError(
-        f"{caller()}: towers meet at {place}, which was reached in the body of a "
-        "branch, a loop or a function inside a tower, where the others cannot follow; "
-        "do it in the tower itself, in a tf.function that it calls, or in a tf.cond."
+        f"Towers meet at {place}, which was reached in the body of a branch, a loop or "
+        "a function inside a tower, where the others cannot follow; do it in the tower "
+        "itself, in a tf.function that it calls, or in a tf.cond."
     )
 
 
@@ -305,6 +299,6 @@ def _tracing(trace: Trace) -> Iterator[None]:
 def _refuse_variable(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
     del next_creator
     raise ValueError(
-        f"{caller()}: the variable {kwargs.get('name')!r} was to be made in a function "
-        "that is traced for all towers; make variables before, each tower's own."
+        f"The variable {kwargs.get('name')!r} was to be made in a function that is "
+        "traced for all towers; make variables before, each tower's own."
     )

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tw_core._records.origins import owning_tower, record_scope
 from tw_core._towers import Tower, check_tower
 from tw_core._variable_kinds import make_local
-from tw_core.checks import check_flag, check_list, public
+from tw_core.checks import check_flag, check_list
 from tw_core.devices._least_loaded import LeastLoadedDeviceSetter
 from tw_core.devices._logical import parse_device
 
@@ -40,7 +40,6 @@ class Shared:
 
     devices: tuple[str, ...] = ()
 
-    @public
     def __post_init__(self) -> None:
         if isinstance(self.devices, str):
             raise TypeError(
@@ -51,7 +50,6 @@ class Shared:
         for device in self.devices:
             parse_device(device)
 
-    @public
     @contextmanager
     def scope(self, tower: Tower) -> Iterator[None]:
         """Builds ``get_variable`` code of ``tower`` under this policy.
@@ -74,7 +72,6 @@ class Shared:
         ):
             yield
 
-    @public
     def trainable_variables(self, tower: Tower) -> list[tf.Variable]:
         """Lists the graph's trainable variables, which all towers share."""
         check_tower(tower)
@@ -90,7 +87,6 @@ class Replicated:
     independently: run the op of ``copy_to_replicas`` after the initialisers.
     """
 
-    @public
     @contextmanager
     def scope(self, tower: Tower) -> Iterator[None]:
         """Builds ``get_variable`` code of ``tower`` under this policy.
@@ -117,7 +113,6 @@ class Replicated:
         ):
             yield
 
-    @public
     def trainable_variables(self, tower: Tower) -> list[tf.Variable]:
         """Lists the graph's trainable variables that are ``tower``'s own.
 
@@ -145,7 +140,6 @@ def _check_builds_a_graph(policy: Shared | Replicated) -> None:
         )
 
 
-@public
 @contextmanager
 def override_to_local_variable(enable: bool = True) -> Iterator[None]:
     """Puts variables made inside into LOCAL_VARIABLES instead of GLOBAL_VARIABLES.
@@ -170,7 +164,6 @@ def override_to_local_variable(enable: bool = True) -> Iterator[None]:
         yield
 
 
-@public("override_to_local_variable")
 def _create_local(
     next_creator: Callable[..., tf.Variable], **kwargs: Any
 ) -> tf.Variable:

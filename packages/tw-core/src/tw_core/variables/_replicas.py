@@ -14,14 +14,13 @@ from tw_core._variable_kinds import (
     refuse_reference_variables,
     tf_variable,
 )
-from tw_core.checks import caller, check_function, check_nested, public
+from tw_core.checks import check_function, check_nested
 from tw_core.modes import builds_session_graph, traces_function, without_autograph
 from tw_core.variables._policies import Replicated
 
 _T = TypeVar("_T")
 
 
-@public
 def replicate(towers: Sequence[Tower], factory: Callable[[Tower], _T]) -> list[_T]:
     """Makes one copy of a model per tower, each on its tower's device.
 
@@ -102,7 +101,6 @@ def _variables_to_copy(replica: Any) -> list[Any]:
     ]
 
 
-@public
 @without_autograph
 def copy_to_replicas(
     variable_lists: Sequence[Sequence[tf.Variable]],
@@ -146,8 +144,8 @@ def _check_replicas(variable_lists: Sequence[Sequence[Any]]) -> None:
     check_nested(variable_lists=variable_lists, of="variables")
     if not variable_lists:
         raise ValueError(
-            f"{caller()}: no tower's variables were given; pass [K][M] variables, one "
-            "list per tower."
+            "No tower's variables were given; pass [K][M] variables, one list per "
+            "tower."
         )
     others = [
         f"tower {k} number {m}: {type(v).__name__}"
@@ -157,8 +155,8 @@ def _check_replicas(variable_lists: Sequence[Sequence[Any]]) -> None:
     ]
     if others:
         raise TypeError(
-            f"{caller()}: variable_lists must be [K][M] TensorFlow or Keras variables; "
-            f"got {', '.join(others)}."
+            "variable_lists must be [K][M] TensorFlow or Keras variables; got "
+            f"{', '.join(others)}."
         )
     refuse_reference_variables(v for vs in variable_lists for v in vs)
     _check_are_copies(variable_lists)
@@ -169,8 +167,8 @@ def _check_are_copies(variable_lists: Sequence[Sequence[Any]]) -> None:
     if len(set(counts)) > 1:
         names = [[v.name for v in variables] for variables in variable_lists]
         raise ValueError(
-            f"{caller()}: every tower must have the same variables; got {counts} of "
-            f"them in towers 0..{len(counts) - 1}: {names}."
+            f"Every tower must have the same variables; got {counts} of them in towers "
+            f"0..{len(counts) - 1}: {names}."
         )
     shared = [
         f"{name} in towers {towers}"
@@ -178,8 +176,8 @@ def _check_are_copies(variable_lists: Sequence[Sequence[Any]]) -> None:
     ]
     if shared:
         raise ValueError(
-            f"{caller()}: every tower must have variables of its own; got the same one "
-            f"for {', '.join(shared)}. Make a new model for each tower."
+            "Every tower must have variables of its own; got the same one for "
+            f"{', '.join(shared)}. Make a new model for each tower."
         )
     columns = zip(*[[tf_variable(v) for v in vs] for vs in variable_lists], strict=True)
     different = [
@@ -189,6 +187,6 @@ def _check_are_copies(variable_lists: Sequence[Sequence[Any]]) -> None:
     ]
     if different:
         raise ValueError(
-            f"{caller()}: the towers' variables must agree in shape and dtype; got "
+            "The towers' variables must agree in shape and dtype; got "
             f"{'; '.join(different)}."
         )

@@ -17,7 +17,6 @@ from tw_core._records.initial_values import InitialValue, initial_value, regular
 from tw_core._records.losses import note_variable
 from tw_core._tf_compat import outermost_function_graph
 from tw_core._towers import Tower, check_tower
-from tw_core.checks import public
 from tw_core.devices._least_loaded import LeastLoadedDeviceSetter
 from tw_core.devices._logical import check_devices
 from tw_core.modes import traces_function
@@ -59,7 +58,6 @@ class VariableStore:
         self._setter = LeastLoadedDeviceSetter("", devices) if devices else None
         self._served: WeakKeyDictionary[tf.Graph, set[_Key]] = WeakKeyDictionary()
 
-    @public
     @contextmanager
     def scope(self, tower: Tower) -> Iterator[None]:
         """Serves ``get_variable`` calls of ``tower`` made inside.
@@ -91,13 +89,11 @@ class VariableStore:
         ):
             yield
 
-    @public
     def variables(self, tower: Tower) -> list[tf.Variable]:
         """Lists the variables that ``tower`` uses, in order of creation."""
         check_tower(tower)
         return list(self._sets.get(self._owner(tower), {}).values())
 
-    @public
     def trainable_variables(self, tower: Tower) -> list[tf.Variable]:
         """Lists the trainable ones among ``variables(tower)``."""
         return [v for v in self.variables(tower) if v.trainable]

@@ -23,7 +23,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import IO, Any, NoReturn, cast
 
-from tw_core.checks import check_list, check_text, public
+from tw_core.checks import check_list, check_text
 from tw_doctor._machine.page import PARTS, Page, check_line, facts_lines
 from tw_reduce.internal import FORMAT, version_of
 
@@ -253,7 +253,6 @@ class Examination:
         return max(0.3, min(0.99, done / _USED))
 
 
-@public
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs ``tw-doctor``.
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import tensorflow as tf
 
-from tw_core.checks import caller, check_text, check_whole_number, public
+from tw_core.checks import check_text, check_whole_number
 from tw_doctor._tf_compat import read_profile
 from tw_doctor._timeline.intervals import RecordedStep
 from tw_doctor._timeline.pace import Pace
@@ -24,7 +24,6 @@ v1 = tf.compat.v1
 _SETTLE_SECONDS = 0.02
 
 
-@public
 def record_steps(
     num_steps: int = 10, *, graph: tf.Graph | None = None
 ) -> "StepRecorder":
@@ -135,7 +134,6 @@ class StepRecorder:
         """The recorded steps, in order."""
         return tuple(self._steps)
 
-    @public
     @contextmanager
     def step(self) -> Iterator[None]:
         """Marks the calls inside as one step of training.
@@ -161,7 +159,6 @@ class StepRecorder:
         if self._profiler.is_on and self._pace.ends_window():
             self._owing(self._read_profiler)
 
-    @public
     def run(
         self,
         session: Any,
@@ -226,7 +223,6 @@ class StepRecorder:
 
         return RecordSteps()
 
-    @public
     def summary(self) -> Summary:
         """Returns a summary of where the time of the recorded steps went.
 
@@ -247,7 +243,6 @@ class StepRecorder:
             )
         return summarize(self._recorded(), cost=self._pace.cost, note=note)
 
-    @public
     def write(self, path: str | Path, *, task: str = "") -> None:
         """Writes the recorded steps as a trace file.
 
@@ -266,7 +261,6 @@ class StepRecorder:
         trace = trace_of(steps, task=task, epoch=self._epoch)
         write_trace(trace, path)
 
-    @public
     def draw(self, path: str | Path, *, step: int | None = None) -> None:
         """Draws one step as a picture: a band per device, with its waits.
 
@@ -295,30 +289,32 @@ class StepRecorder:
 
     def _recorded(self) -> list[RecordedStep]:
         if self._is_open:
-            raise RuntimeError(f"{caller()}: call it after the block of record_steps.")
+            raise RuntimeError(
+                "Steps are still being recorded; read them after the block of "
+                "record_steps."
+            )
         if self._steps:
             return self._steps
         if self._has_marks:
             raise RuntimeError(
-                f"{caller()}: {self._pace.seen} steps were marked and none recorded. "
-                "The first three are only timed: let more of them run inside the block."
+                f"{self._pace.seen} steps were marked and none recorded. The first "
+                "three are only timed: let more of them run inside the block."
             )
         raise RuntimeError(
-            f"{caller()}: no step was recorded. Call a tf.function or a session inside "
-            "the block, or mark steps with `with steps.step():`."
+            "No step was recorded. Call a tf.function or a session inside the block, "
+            "or mark steps with `with steps.step():`."
         )
 
     def _next_is_recorded(self) -> bool:
         if not self._is_open:
             raise RuntimeError(
-                f"{caller()}: steps are recorded inside of a block "
-                "`with record_steps() as steps:`."
+                "Steps are recorded inside of a block `with record_steps() as steps:`."
             )
         self._batch = None  # Closes one that failed, which Keras does not report.
         if self._in_step:
             raise RuntimeError(
-                f"{caller()}: is inside a step that is marked already; steps follow "
-                "one another. Mark either the outer or the inner one."
+                "This step is inside one that is marked already; steps follow one "
+                "another. Mark either the outer or the inner one."
             )
         if not self._has_marks:
             # The profile so far was for a program without marks.

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tw_core.checks import caller, check_list, public
+from tw_core.checks import check_list
 from tw_doctor._timeline.clocks import Before, align_clocks
 from tw_doctor._timeline.intervals import Interval, RecordedStep
 from tw_doctor._timeline.waits import waits
@@ -46,8 +46,8 @@ def write_trace(trace: dict[str, Any], path: str | Path) -> None:
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(
-            f"{caller()}: path must be a file's; {path} is a folder. Name a file in "
-            f"it, such as {path / 'trace.json'}."
+            f"path must be a file's; {path} is a folder. Name a file in it, such as "
+            f"{path / 'trace.json'}."
         )
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
@@ -58,7 +58,6 @@ def write_trace(trace: dict[str, Any], path: str | Path) -> None:
         raise
 
 
-@public
 def merge_traces(paths: Sequence[str | Path], path: str | Path) -> dict[str, float]:
     """Joins the trace files of processes that took steps together.
 

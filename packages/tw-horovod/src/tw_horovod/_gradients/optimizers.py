@@ -11,7 +11,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import public
 from tw_core.flat_variables import slots_like_parts
 from tw_core.modes import builds_session_graph, without_autograph
 from tw_horovod._gradients.keras_optimizers import copy_reducing
@@ -28,7 +27,6 @@ from tw_horovod.compression import Compression
 v1 = tf.compat.v1
 
 
-@public
 def DistributedOptimizer(
     optimizer: Any,
     name: str | None = None,

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import caller, check_flag, check_number, check_whole_number
+from tw_core.checks import check_flag, check_number, check_whole_number
 from tw_core.gradients import weigh
 from tw_core.modes import without_autograph
 from tw_horovod._operations import ops
@@ -123,21 +123,21 @@ def make_reducer(
     check_flag(average_aggregated_gradients=average_aggregated_gradients)
     if factor != 1.0 and known is not Average:
         raise ValueError(
-            f"{caller()}: gradient_predivide_factor is for op Average; got {factor} "
-            f"with {known.name}."
+            f"gradient_predivide_factor is for op Average; got {factor} with "
+            f"{known.name}."
         )
     if num_groups:
         warnings.warn(
-            f"{caller()}: num_groups is deprecated; pass groups.",
+            "num_groups is deprecated; pass groups.",
             DeprecationWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
         groups = num_groups if groups is None else groups
     is_number = isinstance(groups, int) and groups > 0
     if not (groups is None or isinstance(groups, list) or is_number):
         raise ValueError(
-            f"{caller()}: groups must be a positive number or a list of lists of "
-            f"variables; got {groups!r}."
+            "groups must be a positive number or a list of lists of variables; got "
+            f"{groups!r}."
         )
     return GradientReducer(
         known,
@@ -155,8 +155,8 @@ def check_dense(grads: Grads) -> None:
     sparse = [n for n, g in enumerate(grads) if _is_sparse(g)]
     if sparse:
         raise ValueError(
-            f"{caller()}: backward_passes_per_step above 1 adds dense gradients; at "
-            f"positions {sparse} are tf.IndexedSlices: pass sparse_as_dense=True."
+            "backward_passes_per_step above 1 adds dense gradients; at positions "
+            f"{sparse} are tf.IndexedSlices: pass sparse_as_dense=True."
         )
 
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import caller, public
 from tw_horovod._gradients.reducer import GradientReducer, make_reducer
 from tw_horovod._keras import keras
 from tw_horovod._operations.reductions import ALL_OPS, Average
@@ -22,7 +21,6 @@ _PASSED_ON = (
 )
 
 
-@public
 def DistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",
@@ -47,7 +45,7 @@ def DistributedGradientTape(
       TypeError: not a tape, or an argument has the wrong type.
     """
     if not isinstance(gradtape, tf.GradientTape):
-        raise TypeError(f"{caller()}: needs a tf.GradientTape; got {gradtape!r}.")
+        raise TypeError(f"gradtape must be a tf.GradientTape; got {gradtape!r}.")
     reducer = make_reducer(
         ALL_OPS,
         op=op,
@@ -84,7 +82,7 @@ def PartialDistributedGradientTape(
     Raises:
       ValueError: an item of ``local_layers`` is not a layer.
     """
-    local = find_local_variables("PartialDistributedGradientTape", local_layers)
+    local = find_local_variables(local_layers)
     tape = DistributedGradientTape(
         gradtape,
         compression=compression,
@@ -101,15 +99,13 @@ def PartialDistributedGradientTape(
     return tape
 
 
-def find_local_variables(caller: str, local_layers: Any) -> list[Any]:
+def find_local_variables(local_layers: Any) -> list[Any]:
     """Returns the trainable variables of one or several Keras layers."""
     layers = [] if local_layers is None else local_layers
     layers = list(layers) if isinstance(layers, list | tuple) else [layers]
     others = [layer for layer in layers if not isinstance(layer, keras.layers.Layer)]
     if others:
-        raise ValueError(
-            f"{caller}: local_layers must be Keras layers; got {others!r}."
-        )
+        raise ValueError(f"local_layers must be Keras layers; got {others!r}.")
     return [variable for layer in layers for variable in layer.trainable_weights]
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import flat_packs
-from tw_core.checks import caller
 from tw_horovod._operations.reductions import Average, Max, Min, Product, ReduceOp, Sum
 from tw_ranks import ProcessGroup
 from tw_ranks.internal import (
@@ -329,6 +328,6 @@ def _check_rows(tensors: Sequence[tf.Tensor]) -> None:
     others = [f"{n} is {t.shape}" for n, t in enumerate(tensors) if not t.shape.rank]
     if others:
         raise ValueError(
-            f"{caller()}: tensors must have rows, a shape of known rank above zero; of "
-            f"those given, {', '.join(others)}."
+            "tensors must have rows, a shape of known rank above zero; of those given, "
+            f"{', '.join(others)}."
         )

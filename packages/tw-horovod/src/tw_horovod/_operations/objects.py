@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tw_core.checks import public
 from tw_core.modes import without_autograph
 from tw_horovod import _tf_compat
 from tw_horovod._operations import exchanges
@@ -19,7 +18,6 @@ from tw_ranks.internal import BUCKETS
 _WORD_BYTES = 4
 
 
-@public
 def broadcast_object(
     obj: Any,
     root_rank: int = 0,
@@ -60,7 +58,6 @@ def broadcast_object(
     return obj if is_root else _to_object(received.numpy())
 
 
-@public
 def broadcast_object_fn(
     root_rank: int = 0,
     session: Any = None,
@@ -72,7 +69,6 @@ def broadcast_object_fn(
     return lambda obj: broadcast_object(obj, root_rank, name=name)
 
 
-@public
 def allgather_object(
     obj: Any,
     session: Any = None,
@@ -99,7 +95,6 @@ def allgather_object(
     return [_to_object(part) for part in parts]
 
 
-@public
 def barrier(process_set: Any = global_process_set) -> None:
     """Waits until all ranks have called it; runs at once, in graph mode too."""
     group = find_group(process_set)
@@ -107,7 +102,6 @@ def barrier(process_set: Any = global_process_set) -> None:
         exchanges.reduce([tf.zeros([1], tf.int32)], Max, group=group)
 
 
-@public
 @without_autograph
 def join() -> tf.Tensor:
     """Reports that this rank's data has ended, and waits until all ranks' data has.

@@ -9,7 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import caller, public
 from tw_core.gradients import with_gradient
 from tw_core.modes import without_autograph
 from tw_horovod._operations import exchanges
@@ -22,7 +21,6 @@ from tw_ranks.internal import broadcast_tensors
 Tensors = list[tf.Tensor]
 
 
-@public
 @without_autograph
 def allreduce(
     tensor: Any,
@@ -76,7 +74,6 @@ def allreduce(
     return named(result, name)
 
 
-@public
 @without_autograph
 def grouped_allreduce(
     tensors: Sequence[Any],
@@ -103,7 +100,6 @@ def grouped_allreduce(
     return _allreduce(tensors, compression, chosen, scales, label)
 
 
-@public
 @without_autograph
 def allgather(
     tensor: Any,
@@ -131,7 +127,6 @@ def allgather(
     return named(result, name)
 
 
-@public
 @without_autograph
 def grouped_allgather(
     tensors: Sequence[Any],
@@ -148,7 +143,6 @@ def grouped_allgather(
     return gather_rows(tensors, label)
 
 
-@public
 @without_autograph
 def broadcast(
     tensor: Any,
@@ -277,7 +271,7 @@ def _allreduce(
     sparse = {n: t for n, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)}
     if sparse and (op not in (Average, Sum) or scales != (1.0, 1.0)):
         raise NotImplementedError(
-            f"{caller()}: takes tf.IndexedSlices with op Average or Sum and without "
+            "allreduce takes tf.IndexedSlices with op Average or Sum and without "
             f"factors; got {op.name} and factors {scales}."
         )
     results: dict[int, Any] = {n: reduce_rows(t, op, name) for n, t in sparse.items()}

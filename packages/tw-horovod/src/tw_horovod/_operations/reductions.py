@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from tw_core.checks import caller
 from tw_horovod._state.group import refuse
 
 
@@ -31,9 +30,7 @@ def check_op(op: Any, among: Sequence[ReduceOp]) -> ReduceOp:
     try:
         found = ReduceOp(op)
     except ValueError:
-        raise ValueError(
-            f"{caller()}: op must be one of {known}; got {op!r}."
-        ) from None
+        raise ValueError(f"op must be one of {known}; got {op!r}.") from None
     if found not in among:
         refuse(f"op must be one of {known}; got {found.name}")
     return found
@@ -45,12 +42,12 @@ def choose_op(op: Any, average: bool | None) -> ReduceOp:
         return check_op(Average if op is None else op, ALL_OPS)
     if op is not None:
         raise ValueError(
-            f"{caller()}: op and average say the same; got op={op!r} and "
-            f"average={average!r}, pass op alone."
+            f"op and average say the same; got op={op!r} and average={average!r}, pass "
+            "op alone."
         )
     warnings.warn(
-        f"{caller()}: average is deprecated; pass op=hvd.Average or op=hvd.Sum.",
+        "average is deprecated; pass op=hvd.Average or op=hvd.Sum.",
         DeprecationWarning,
-        stacklevel=5,
+        stacklevel=4,
     )
     return Average if average else Sum

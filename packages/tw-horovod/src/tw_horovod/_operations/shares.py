@@ -5,7 +5,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import public
 from tw_core.modes import without_autograph
 from tw_horovod._operations import exchanges
 from tw_horovod._operations.ops import (
@@ -22,7 +21,6 @@ from tw_horovod.compression import Compression
 from tw_ranks import ProcessGroup
 
 
-@public
 @without_autograph
 def alltoall(
     tensor: Any,
@@ -70,7 +68,6 @@ def alltoall(
     return named(got, name) if splits is None else (named(got, name), own)
 
 
-@public
 @without_autograph
 def reducescatter(
     tensor: Any,
@@ -110,7 +107,6 @@ def reducescatter(
     return named(result, name)
 
 
-@public
 @without_autograph
 def grouped_reducescatter(
     tensors: Sequence[Any],

@@ -6,7 +6,6 @@ from typing import Any
 import tensorflow as tf
 
 import tw_ranks
-from tw_core.checks import public
 from tw_core.modes import builds_session_graph, without_autograph
 from tw_horovod._state.group import find_group, global_process_set
 from tw_ranks.internal import read_variable
@@ -14,7 +13,6 @@ from tw_ranks.internal import read_variable
 v1 = tf.compat.v1
 
 
-@public
 def broadcast_variables(
     variables: Sequence[Any],
     root_rank: int,
@@ -43,7 +41,6 @@ def broadcast_variables(
     return tw_ranks.broadcast_variables(list(variables), group=group, root=root_rank)
 
 
-@public
 @without_autograph
 def broadcast_(
     variables: Sequence[Any],

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from tw_core.checks import caller, check_number, public
+from tw_core.checks import check_number
 from tw_horovod import _tf_compat
 from tw_launch import find_tf_config
 from tw_ranks import ProcessGroup
@@ -30,7 +30,6 @@ class ProcessSet:
 
     process_set_id: int | None = None
 
-    @public
     def __init__(self, ranks_or_comm: Any) -> None:
         """Refuses, as there are no other sets.
 
@@ -43,17 +42,14 @@ class ProcessSet:
         refuse(f"collectives are of all ranks; got {ranks_or_comm!r}")
 
     @property
-    @public
     def ranks(self) -> list[int]:
         """All ranks."""
         return list(range(find_group().size))
 
-    @public
     def size(self) -> int:
         """Returns the number of its ranks."""
         return find_group().size
 
-    @public
     def rank(self) -> int:
         """Returns this process's rank in it."""
         return find_group().rank
@@ -71,7 +67,6 @@ global_process_set = ProcessSet.__new__(ProcessSet)
 global_process_set.process_set_id = 0
 
 
-@public
 def init(
     comm: Any = None, process_sets: Any = None, *, stall_timeout_s: float | None = None
 ) -> None:
@@ -197,12 +192,12 @@ def find_group(process_set: Any = global_process_set) -> ProcessGroup:
         refuse(f"process_set must be global_process_set; got {process_set!r}")
     if _group is None:
         raise ValueError(
-            f"{caller()}: hvd.init() has not been called; call it once, before "
-            "anything else uses TensorFlow."
+            "hvd.init() has not been called; call it once, before anything else uses "
+            "TensorFlow."
         )
     return _group
 
 
 def refuse(why: str) -> NoReturn:
     """Refuses a part of Horovod that is not supported, by the name of the caller."""
-    raise NotImplementedError(f"{caller()}: not supported by tw_horovod: {why}.")
+    raise NotImplementedError(f"Not supported by tw_horovod: {why}.")

@@ -5,82 +5,69 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from tw_core.checks import public
 from tw_horovod._state.group import find_group, refuse
 
 
-@public
 def size() -> int:
     """Returns the number of processes."""
     return find_group().size
 
 
-@public
 def rank() -> int:
     """Returns this process's index among all, from 0."""
     return find_group().rank
 
 
-@public
 def local_size() -> int:
     """Returns the number of processes on this machine."""
     return find_group().local_size
 
 
-@public
 def local_rank() -> int:
     """Returns this process's index among those of its machine, from 0."""
     return find_group().local_rank
 
 
-@public
 def cross_size() -> int:
     """Returns the number of machines that have a process of this local rank."""
     return len(_find_peers())
 
 
-@public
 def cross_rank() -> int:
     """Returns this machine's index among those that ``cross_size`` counts, from 0."""
     group = find_group()
     return _find_peers().index(group.node_ranks[group.rank])
 
 
-@public
 def is_homogeneous() -> bool:
     """Returns whether every machine has the same number of processes."""
     counts = Counter(find_group().node_ranks)
     return len(set(counts.values())) == 1
 
 
-@public
 def rank_op(name: str | None = None) -> tf.Tensor:
     """Returns ``rank()`` as an int32 tensor of shape []."""
     return tf.constant(find_group().rank, tf.int32, name=name or "rank")
 
 
-@public
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """Returns ``local_rank()`` as an int32 tensor of shape []."""
     own = find_group().local_rank
     return tf.constant(own, tf.int32, name=name or "local_rank")
 
 
-@public
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Returns ``size()`` as an int32 tensor of shape []."""
     _check_set_id(process_set_id)
     return tf.constant(find_group().size, tf.int32, name=name or "size")
 
 
-@public
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """Returns ``local_size()`` as an int32 tensor of shape []."""
     own = find_group().local_size
     return tf.constant(own, tf.int32, name=name or "local_size")
 
 
-@public
 def process_set_included_op(
     process_set_id: int = 0, name: str | None = None
 ) -> tf.Tensor:
@@ -140,25 +127,21 @@ def rocm_built() -> bool:
     return False
 
 
-@public
 def add_process_set(process_set: Any) -> NoReturn:
     """Refuses: collectives always involve all ranks."""
     refuse(f"collectives are of all ranks; got {process_set!r}")
 
 
-@public
 def remove_process_set(process_set: Any) -> NoReturn:
     """Refuses: there are no process sets to remove."""
     refuse(f"collectives are of all ranks; got {process_set!r}")
 
 
-@public
 def start_timeline(file_path: str, mark_cycles: bool = False) -> NoReturn:
     """Refuses: ``tf.profiler.experimental.start`` records collectives too."""
     refuse("use tf.profiler.experimental.start(logdir)")
 
 
-@public
 def stop_timeline() -> NoReturn:
     """Refuses: ``tf.profiler.experimental.stop`` ends a recording."""
     refuse("use tf.profiler.experimental.stop()")

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from tw_core.checks import public
 from tw_horovod._gradients.keras_optimizers import copy_reducing
 from tw_horovod._gradients.reducer import make_reducer
 from tw_horovod._gradients.tape import find_local_variables
@@ -11,7 +10,6 @@ from tw_horovod._state.group import global_process_set
 from tw_horovod.compression import Compression
 
 
-@public
 def DistributedOptimizer(
     optimizer: Any,
     name: str | None = None,
@@ -84,7 +82,7 @@ def PartialDistributedOptimizer(
     Raises:
       ValueError: an item of ``local_layers`` is not a layer.
     """
-    local = find_local_variables("PartialDistributedOptimizer", local_layers)
+    local = find_local_variables(local_layers)
     made = DistributedOptimizer(
         optimizer,
         name,

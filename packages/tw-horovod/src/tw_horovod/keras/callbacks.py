@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_whole_number, public
+from tw_core.checks import check_whole_number
 from tw_core.variables import is_variable
 from tw_horovod._gradients.keras_optimizers import (
     Distributed,
@@ -33,7 +33,6 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     compiles its steps with XLA, which does not support these collectives.
     """
 
-    @public
     def __init__(
         self, root_rank: int, device: str = "", local_variables: Any = None
     ) -> None:
@@ -69,7 +68,6 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             )
         self._local[id(var)] = var
 
-    @public("BroadcastGlobalVariablesCallback")
     def set_model(self, model: Any) -> None:
         """Takes the model, before its steps are traced."""
         super().set_model(model)
@@ -132,7 +130,6 @@ class CheckWeightsCallback(keras.callbacks.Callback):  # type: ignore[misc]
     the optimizer keeps local to each rank.
     """
 
-    @public
     def __init__(self, every: int = 100) -> None:
         """Sets the interval.
 
@@ -148,7 +145,6 @@ class CheckWeightsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.every = check_whole_number(every=every, at_least=1)
         self._batches = 0
 
-    @public("CheckWeightsCallback")
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Checks the weights if a check is due.
 
@@ -169,7 +165,6 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
     List it before callbacks that read metrics.
     """
 
-    @public
     def __init__(self, device: str = "") -> None:
         """Requires ``init`` to have been called.
 

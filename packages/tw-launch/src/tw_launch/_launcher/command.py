@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from types import FrameType
 
-from tw_core.checks import check_list, check_text, public
+from tw_core.checks import check_list, check_text
 from tw_launch._launcher.machine import Machine, find_gpus, share_gpus
 from tw_launch._launcher.meeting import (
     CANNOT_START,
@@ -46,7 +46,6 @@ _AGREED = (
 )
 
 
-@public
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs ``tw-launch``.
 

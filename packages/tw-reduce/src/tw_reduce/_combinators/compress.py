@@ -10,7 +10,7 @@ from functools import partial
 
 import tensorflow as tf
 
-from tw_core.checks import caller, check_function, public
+from tw_core.checks import check_function
 from tw_core.gradients import Gradients
 from tw_reduce._checks import reduced_by
 from tw_reduce._combinators.mean import Combinator
@@ -24,7 +24,6 @@ from tw_reduce._reducer import (
 )
 
 
-@public
 def compress(reducer: Reducer, dtype: tf.DType) -> Reducer:
     """Makes a reducer whose gradients travel as ``dtype`` and are added in their own.
 
@@ -54,7 +53,6 @@ def compress(reducer: Reducer, dtype: tf.DType) -> Reducer:
     return Combinator("compress", reducer, partial(_reduce_rounded, wire))
 
 
-@public
 def accumulate_as(reducer: Reducer, dtype: tf.DType) -> Reducer:
     """Makes a reducer that adds in ``dtype`` and returns the gradients' own dtypes.
 
@@ -129,12 +127,10 @@ def _floating(dtype: tf.DType) -> tf.DType:
         floating = tf.as_dtype(dtype)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"{caller()}: dtype must be a tf.DType; got {dtype!r}. Pass e.g. "
-            "tf.bfloat16."
+            f"dtype must be a tf.DType; got {dtype!r}. Pass e.g. tf.bfloat16."
         ) from error
     if not floating.is_floating:
         raise ValueError(
-            f"{caller()}: dtype must be floating; got {floating.name}. Pass e.g. "
-            "tf.bfloat16."
+            f"dtype must be floating; got {floating.name}. Pass e.g. tf.bfloat16."
         )
     return floating

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tw_core.checks import caller, check_function, public
+from tw_core.checks import check_function
 from tw_core.devices import host_of
 from tw_core.gradients import (
     Gradients,
@@ -49,7 +49,7 @@ Deal: TypeAlias = Callable[[Mapping[str, Reducer], Gradients], list[list[Tensorl
 class Combinator:
     """A reducer around another."""
 
-    name: str  # the public function that made it; opens messages
+    name: str  # the public function that made it
     inner: Reducer
     move: Move  # calls ``inner``; changes no value after it
     # Replaces ``move`` under ``mean``, and divides before ``inner`` adds; None where
@@ -66,15 +66,14 @@ class Combinator:
     @without_autograph
     def __call__(self, grads: TowerTensors) -> list[list[Tensorlike]]:
         """Reduces [K][N] gradients."""
-        reduce = public(self.name)(lambda: self.move(self.inner, read_gradients(grads)))
-        return reduce()
+        return self.move(self.inner, read_gradients(grads))
 
 
 @dataclass(frozen=True, eq=False)
 class Dealer:
     """A reducer that deals the gradients out to other reducers."""
 
-    name: str  # opens messages
+    name: str  # the public function that made it
     reducers: Mapping[str, Reducer]
     deal: Deal  # returns results in the gradients' order; changes no value
 
@@ -86,13 +85,9 @@ class Dealer:
     @without_autograph
     def __call__(self, grads: TowerTensors) -> list[list[Tensorlike]]:
         """Reduces [K][N] gradients."""
-        deal = public(self.name)(
-            lambda: self.deal(self.reducers, read_gradients(grads))
-        )
-        return deal()
+        return self.deal(self.reducers, read_gradients(grads))
 
 
-@public
 def mean(reducer: Reducer, *, weights: Sequence[Any] | None = None) -> Reducer:
     """Makes a reducer of sums into one of means over towers.
 
@@ -143,8 +138,8 @@ def check_divisible(grads: TowerTensors) -> None:
     """Refuses integer gradients, naming their positions and dtypes."""
     if whole := positions_of(grads, lambda t: not (t.is_floating or t.is_complex)):
         raise TypeError(
-            f"{caller()}: gradients must be floating; got others at positions {whole}. "
-            "Reduce them without the mean, or cast them first."
+            f"Gradients must be floating; got others at positions {whole}. Reduce them "
+            "without the mean, or cast them first."
         )
 
 

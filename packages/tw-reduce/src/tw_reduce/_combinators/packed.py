@@ -11,7 +11,7 @@ from functools import partial
 
 import tensorflow as tf
 
-from tw_core.checks import check_function, check_whole_number, public
+from tw_core.checks import check_function, check_whole_number
 from tw_core.flat_packs import PackPlan, cut, join
 from tw_core.gradients import Gradients
 from tw_reduce._checks import reduced_by
@@ -25,7 +25,6 @@ from tw_reduce._tensor_info import (
 )
 
 
-@public
 def plan_packs(
     infos: Sequence[TensorInfo], *, below_bytes: int | None = None
 ) -> PackPlan:
@@ -57,7 +56,6 @@ def check_below_bytes(below_bytes: int | None) -> None:
         check_whole_number(below_bytes=below_bytes, at_least=0)
 
 
-@public
 def packed(reducer: Reducer, *, below_bytes: int | None = None) -> Reducer:
     """Makes a reducer that joins small gradients before ``reducer`` sees them.
 
@@ -83,7 +81,6 @@ def packed(reducer: Reducer, *, below_bytes: int | None = None) -> Reducer:
     return Combinator("packed", reducer, move, joins=True)
 
 
-@public
 def broadcast(reducer: Reducer) -> Reducer:
     """Makes a reducer that copies the results to each tower's own device.
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import tensorflow as tf
 
-from tw_core.checks import check_function, public
+from tw_core.checks import check_function
 from tw_core.gradients import Gradients
 from tw_reduce._checks import reduced_by
 from tw_reduce._combinators.mean import Dealer
@@ -16,7 +16,6 @@ from tw_reduce._tensor_info import TensorInfo, describe_columns
 _SCOPE = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")
 
 
-@public
 def partition(
     route: Callable[[TensorInfo], str], reducers: Mapping[str, Reducer]
 ) -> Reducer:

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_number, public
+from tw_core.checks import check_number
 from tw_core.devices import canonical_device
 from tw_core.flat_packs import join
 from tw_core.gradients import Gradients, read_gradients
@@ -49,7 +49,6 @@ _ALTERNATIVES = (
 )
 
 
-@public
 @without_autograph
 def sum_collective(
     grads: TowerTensors,
@@ -123,7 +122,6 @@ def sum_collective(
     return rows([results[n] for n in range(len(dense))], len(grads))
 
 
-@public
 @without_autograph
 def sum_nccl(
     grads: TowerTensors, *, devices: Sequence[str], keys: CollectiveKeys

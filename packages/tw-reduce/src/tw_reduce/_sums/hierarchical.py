@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from tw_core.checks import check_list, check_whole_number, public
+from tw_core.checks import check_list, check_whole_number
 from tw_core.modes import without_autograph
 from tw_reduce._checks import addable, check_devices
 from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, columns, rows
@@ -43,7 +43,6 @@ class HierarchyPlan:
     root: int
 
 
-@public
 def plan_hierarchy(groups: Groups, index: int) -> HierarchyPlan:
     """Rotates the groups for the variable at position ``index``.
 
@@ -82,7 +81,6 @@ def _plan(groups: Groups, index: int) -> HierarchyPlan:
     return HierarchyPlan(mains, members, root=mains[1 % len(mains)])
 
 
-@public
 def hierarchical(
     groups: Sequence[Sequence[int]], *, devices: Sequence[str] | None = None
 ) -> Reducer:
@@ -113,7 +111,6 @@ def hierarchical(
     return partial(_sum_hierarchical, settled, devices)
 
 
-@public("hierarchical")
 @without_autograph
 def _sum_hierarchical(
     groups: Groups, devices: Sequence[str] | None, grads: TowerTensors

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from tw_core.checks import caller, check_list, check_text, check_whole_number, public
+from tw_core.checks import check_list, check_text, check_whole_number
 from tw_core.devices import host_of
 from tw_core.gradients import Gradients, add_rows, narrow_source
 from tw_core.modes import compiles_with_xla, without_autograph
@@ -47,7 +47,6 @@ class BalancePlan:
     loads: tuple[int, ...]
 
 
-@public
 def plan_balanced(
     num_bytes: Sequence[int | None], devices: Sequence[str]
 ) -> BalancePlan:
@@ -90,7 +89,6 @@ def balanced(num_bytes: Sequence[int | None], devices: Sequence[str]) -> Balance
     return BalancePlan(tuple(devices), tuple(device_of), tuple(loads))
 
 
-@public
 @without_autograph
 def sum_on_device(grads: TowerTensors, *, device: str) -> list[list[Tensorlike]]:
     """Adds the gradients of all towers on ``device``.
@@ -114,7 +112,6 @@ def sum_on_device(grads: TowerTensors, *, device: str) -> list[list[Tensorlike]]
     return _add(grads, [device] * len(grads[0]), "sum_on_device")
 
 
-@public
 @without_autograph
 def sum_round_robin(
     grads: TowerTensors, *, devices: Sequence[str]
@@ -139,7 +136,6 @@ def sum_round_robin(
     return _add(grads, turns, "sum_round_robin")
 
 
-@public
 @without_autograph
 def sum_balanced(
     grads: TowerTensors, *, devices: Sequence[str]
@@ -278,7 +274,6 @@ def _num_dense_rows(column: Sequence[Tensorlike]) -> int | tf.Tensor:
         if tensor.dense_shape is not None:
             return tensor.dense_shape[0]
     raise ValueError(
-        f"{caller()}: an IndexedSlices must become dense here, but no tower's has a "
-        "dense_shape. Give it one, or take a reducer that keeps it sparse, such as "
-        "sum_balanced."
+        "An IndexedSlices must become dense here, but no tower's has a dense_shape. "
+        "Give it one, or take a reducer that keeps it sparse, such as sum_balanced."
     )

@@ -19,14 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import tensorflow as tf
 
-from tw_core.checks import (
-    caller,
-    check_flag,
-    check_function,
-    check_number,
-    check_whole_number,
-    public,
-)
+from tw_core.checks import check_flag, check_function, check_number, check_whole_number
 from tw_core.devices import canonical_device, host_of
 from tw_core.modes import compiles_with_xla
 from tw_reduce._checks import check_device_strings
@@ -57,7 +50,6 @@ class CollectiveKeys:
       ValueError: ``start`` is not between 1 and 2**30.
     """
 
-    @public
     def __init__(
         self, start: int | None = None, *, note_arrivals: bool = False
     ) -> None:
@@ -80,7 +72,6 @@ class CollectiveKeys:
         with self._lock:
             return self._take()
 
-    @public("CollectiveKeys.group")
     def group(self, devices: Sequence[str]) -> int:
         """Returns the key of a set of devices; the same for the same devices.
 
@@ -98,7 +89,6 @@ class CollectiveKeys:
                 self._groups[members] = self._take()
             return self._groups[members]
 
-    @public("CollectiveKeys.bounded")
     def bounded(
         self,
         function: Callable[_P, _R],
@@ -165,8 +155,8 @@ def check_keys(keys: CollectiveKeys) -> None:
     """Refuses anything but a ``CollectiveKeys``."""
     if not isinstance(keys, CollectiveKeys):
         raise TypeError(
-            f"{caller()}: keys must be a CollectiveKeys; got {keys!r}. Make one "
-            "CollectiveKeys() for all reducers of the process."
+            f"keys must be a CollectiveKeys; got {keys!r}. Make one CollectiveKeys() "
+            "for all reducers of the process."
         )
 
 
@@ -221,12 +211,13 @@ def check_traced() -> None:
     """Refuses modes in which the towers cannot wait for each other: eager, and XLA."""
     if tf.executing_eagerly():
         raise RuntimeError(
-            f"{caller()}: called eagerly, where towers run one after the other and the "
-            "first would wait forever. Call it in a tf.function, or use sum_balanced."
+            "Collectives were called eagerly, where towers run one after the other and "
+            "the first would wait forever. Call them in a tf.function, or use "
+            "sum_balanced."
         )
     if compiles_with_xla():
         raise RuntimeError(
-            f"{caller()}: called in a function with jit_compile=True, which XLA "
+            "Collectives were called in a function with jit_compile=True, which XLA "
             "compiles for one device, without the ops that join several. Leave "
             "jit_compile out of the function that reduces (the towers' own may have "
             "it), or use sum_balanced."

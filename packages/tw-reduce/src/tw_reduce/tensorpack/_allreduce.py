@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, check_nested, public
+from tw_core.checks import check_flag, check_nested
 from tw_core.gradients import Gradients, check_weights, read_gradients, read_pairs
 from tw_core.modes import without_autograph
 from tw_core.variables import tf_variable
@@ -30,7 +30,6 @@ from tw_reduce._sums.one_device import add_columns
 from tw_reduce._sums.rendezvous import CollectiveKeys, check_keys
 
 
-@public
 @without_autograph
 def allreduce_grads(
     all_grads: TowerTensors,
@@ -73,7 +72,6 @@ def allreduce_grads(
     return _averaged(reducer, average)(all_grads)
 
 
-@public
 @without_autograph
 def allreduce_grads_hierarchical(
     all_grads: TowerTensors, devices: Sequence[str], average: bool = False
@@ -105,7 +103,6 @@ def allreduce_grads_hierarchical(
     return _averaged(reducer, average)(all_grads)
 
 
-@public
 @without_autograph
 def allreduce_grads_naive(
     all_grads: TowerTensors,
@@ -140,7 +137,6 @@ def allreduce_grads_naive(
         return _averaged(partial(_sum_at, places=places), average)(all_grads)[0]
 
 
-@public
 @without_autograph
 def aggregate_grads_colocate(
     all_grads: Sequence[Sequence[tuple[Tensorlike, Any]]] | Gradients,

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tw_core.checks import caller, check_list, check_whole_number, public
+from tw_core.checks import check_list, check_whole_number
 from tw_core.flat_packs import cut, join
 from tw_core.gradients import check_gradients
 from tw_reduce._checks import check_devices, check_items
@@ -42,7 +42,6 @@ class SplitPlan:
     sizes: tuple[int, ...]
 
 
-@public
 def plan_splits(
     infos: Sequence[TensorInfo], *, num_split: int
 ) -> tuple[SplitPlan, ...]:
@@ -76,14 +75,12 @@ class GradientPacker:
       ValueError: ``num_split`` below 1.
     """
 
-    @public
     def __init__(self, num_split: int = 8) -> None:
         check_whole_number(num_split=num_split, at_least=1)
         self._num_split = num_split
         self._specs: list[_Spec] | None = None
         self._plans: tuple[SplitPlan, ...] = ()
 
-    @public
     def compute_strategy(self, grads: Sequence[Tensorlike]) -> bool:
         """Decides how to pack; to be called once, before packing.
 
@@ -119,7 +116,6 @@ class GradientPacker:
             )
         return bool(self._plans)
 
-    @public
     def pack(self, grads: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Joins and cuts one tower's gradients.
 
@@ -143,7 +139,6 @@ class GradientPacker:
                 pieces.extend(tf.split(flat, plan.sizes))
         return pieces
 
-    @public
     def unpack(self, grad_packs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Restores the gradients from their pieces.
 
@@ -173,7 +168,6 @@ class GradientPacker:
                 grads.update(zip(plan.positions, parts, strict=True))
         return [grads[n] for n in range(len(specs))]
 
-    @public
     def pack_all(
         self, all_grads: TowerTensors, devices: Sequence[str]
     ) -> list[list[tf.Tensor]]:
@@ -185,7 +179,6 @@ class GradientPacker:
         """
         return _on_devices(self.pack, all_grads, devices)
 
-    @public
     def unpack_all(
         self, all_packed: Sequence[Sequence[tf.Tensor]], devices: Sequence[str]
     ) -> list[list[tf.Tensor]]:
@@ -200,8 +193,8 @@ class GradientPacker:
     def _check_ready(self) -> list[_Spec]:
         if self._specs is None or not self._plans:
             raise RuntimeError(
-                f"{caller()}: there is no plan to pack by. Call "
-                "compute_strategy first, and pack only if it returns True."
+                "There is no plan to pack by. Call compute_strategy first, and pack "
+                "only if it returns True."
             )
         return self._specs
 
@@ -241,9 +234,7 @@ def _settled(
     if len(tensors) != len(specs):
         problems.insert(0, f"there are {len(tensors)} instead of {len(specs)}")
     if problems:
-        raise ValueError(
-            f"{caller()}: tensors must be {_SOURCES[method]}; {', '.join(problems)}."
-        )
+        raise ValueError(f"tensors must be {_SOURCES[method]}; {', '.join(problems)}.")
     settled = list(tensors)
     for n, (tensor, (shape, _)) in enumerate(zip(tensors, specs, strict=True)):
         if not tensor.shape.is_fully_defined():
@@ -262,8 +253,8 @@ def _on_devices(
     check_devices(devices)
     if len(lists) != len(devices):
         raise ValueError(
-            f"{caller()}: one device per tower is needed; got "
-            f"{len(devices)} devices for {len(lists)} towers."
+            f"One device per tower is needed; got {len(devices)} devices for "
+            f"{len(lists)} towers."
         )
     changed = []
     for device, tensors in zip(devices, lists, strict=True):

@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 
 from tw_core import Tower, check_towers
-from tw_core.checks import caller, public
 from tw_rlload._loading.buffers import Buffers
 from tw_rlload._loading.columns import Columns
 from tw_rlload._loading.plan import LoadReport, Remainder
@@ -26,7 +25,6 @@ class DeviceBatch:
       specs: of the variables: columns, states, and row weights if batches are padded.
     """
 
-    @public
     def __init__(
         self,
         towers: Sequence[Tower],
@@ -55,11 +53,11 @@ class DeviceBatch:
           ValueError, TypeError: no towers, devices repeated or unknown, no column,
             or bad options.
         """
-        check_eager("makes variables")
+        check_eager("DeviceBatch makes variables")
         check_towers(towers)
         specs = specs_of_mappings(columns, {} if states is None else states)
         self._buffers = Buffers(
-            *(towers, specs),
+            *("DeviceBatch", towers, specs),
             max_per_device_batch_size=max_per_device_batch_size,
             remainder=remainder,
             check_finite=check_finite,
@@ -73,7 +71,6 @@ class DeviceBatch:
         """The report of the last load; None where nothing is loaded."""
         return self._buffers.report
 
-    @public
     def load(
         self,
         columns: Columns,
@@ -101,12 +98,11 @@ class DeviceBatch:
           RuntimeError: another thread is loading, or trains on the current batch, which
             stays; or in a graph or a ``tf.function``.
         """
-        check_eager("copies rows")
+        check_eager("DeviceBatch.load copies rows")
         return self._buffers.load(
-            *(columns, states, lambda: self._writer), timeout_s=timeout_s
+            *("load", columns, states, lambda: self._writer), timeout_s=timeout_s
         )
 
-    @public
     def load_next(self, columns: Columns, states: Columns = ()) -> None:
         """Loads the next batch in a thread while the current one trains.
 
@@ -123,10 +119,9 @@ class DeviceBatch:
             or a ``tf.function``.
           ValueError, TypeError: the batch was refused; the current one stays.
         """
-        check_eager("copies rows")
+        check_eager("DeviceBatch.load_next copies rows")
         self._buffers.load_next(columns, states, self._writer)
 
-    @public
     def use_next(self, timeout_s: float | None = 300.0) -> LoadReport:
         """Waits for ``load_next`` and makes its batch the current one.
 
@@ -148,12 +143,12 @@ def buffers_of(batch: DeviceBatch) -> Buffers:
     return batch._buffers
 
 
-def check_eager(what: str) -> None:
-    """Refuses graphs and ``tf.function`` bodies, where ``what`` is not possible."""
+def check_eager(why: str) -> None:
+    """Refuses graphs and ``tf.function`` bodies, for the reason ``why``."""
     if not tf.executing_eagerly():
         raise RuntimeError(
-            f"{caller()}: {what}; do so outside of graphs and tf.function. In a "
-            "session graph use tw_rlload.LocalSyncParallelOptimizer."
+            f"{why}; do so outside of graphs and tf.function. In a session graph use "
+            "tw_rlload.LocalSyncParallelOptimizer."
         )
 
 

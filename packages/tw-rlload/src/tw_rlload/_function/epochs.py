@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tw_core.checks import caller, check_function, public
+from tw_core.checks import check_function
 from tw_reduce import Reducer
 from tw_rlload._function.batch import DeviceBatch, buffers_of, check_eager
 from tw_rlload._function.step import FunctionStep
@@ -37,7 +37,6 @@ from tw_rlload._training.order import (
 class EpochFunction:
     """Trains models on a ``DeviceBatch``: a step per call, or whole epochs."""
 
-    @public
     def __init__(
         self,
         batch: DeviceBatch,
@@ -90,16 +89,12 @@ class EpochFunction:
           TypeError: an argument of another kind than described above.
           RuntimeError: in a graph or a ``tf.function``.
         """
-        check_eager("makes the optimizers' variables")
+        check_eager("EpochFunction makes the optimizers' variables")
         if not isinstance(batch, DeviceBatch):
-            raise TypeError(
-                f"{caller()}: batch must be a DeviceBatch; got {type(batch).__name__}."
-            )
+            raise TypeError(f"batch must be a DeviceBatch; got {type(batch).__name__}.")
         check_function(loss_fn=loss_fn)
         if trace not in ("once", "each"):
-            raise ValueError(
-                f"{caller()}: trace must be 'once' or 'each'; got {trace!r}."
-            )
+            raise ValueError(f"trace must be 'once' or 'each'; got {trace!r}.")
         self._step = FunctionStep(
             *(batch.specs, loss_fn, models, optimizers),
             read_update(
@@ -112,7 +107,6 @@ class EpochFunction:
         variables = self._buffers.variables
         self._picks = make_picks(batch.towers, batch.specs, variables)
 
-    @public
     def optimize(self, batch_index: int) -> dict[str, Any]:
         """Trains on one minibatch.
 
@@ -129,7 +123,7 @@ class EpochFunction:
             graph or a ``tf.function``.
           IndexError: ``batch_index`` is not one of those.
         """
-        check_eager("gives arrays")
+        check_eager("EpochFunction gives arrays")
         with self._buffers.training(self, "optimize") as loaded:
             first = first_sequence(loaded.report, batch_index)
             step = first // loaded.report.sequences_per_device_step
@@ -144,7 +138,6 @@ class EpochFunction:
         ]
         return {**towers[-1], "loss": result.losses[0, 0], "towers": towers}
 
-    @public
     def run_epochs(
         self,
         num_epochs: int,
@@ -171,7 +164,7 @@ class EpochFunction:
             graph or a ``tf.function``.
           ValueError, TypeError: a bad argument.
         """
-        check_eager("gives arrays")
+        check_eager("EpochFunction gives arrays")
         with self._buffers.training(self, "run_epochs") as loaded:
             order = epoch_order(loaded.report, num_epochs, shuffle, seed=seed)
             loop, layout = self._traced

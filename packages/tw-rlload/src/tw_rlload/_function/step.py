@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tw_core import Tower, map_towers
-from tw_core.checks import caller, check_list
+from tw_core.checks import check_list
 from tw_core.optimizers import are_alike, check_optimizer, create_slots
 from tw_core.variables import is_variable, tf_variable, tf_variables
 from tw_rlload._loading.specs import WEIGHTS, ColumnSpec
@@ -143,15 +143,15 @@ def _check_counts(
         counts = [(num_towers, 1)]
     if (len(models), len(optimizers)) not in counts:
         raise ValueError(
-            f"{caller()}: models and optimizers must be {wanted}; got {len(models)} "
-            f"models and {len(optimizers)} optimizers for {num_towers} towers. "
-            "tw_core.replicate makes the copies."
+            f"models and optimizers must be {wanted}; got {len(models)} models and "
+            f"{len(optimizers)} optimizers for {num_towers} towers. tw_core.replicate "
+            "makes the copies."
         )
     own = {id(item) for items in (models, optimizers) for item in items}
     if len(own) < len(models) + len(optimizers):
         raise ValueError(
-            f"{caller()}: a model or an optimizer is given twice; every tower needs "
-            "its own, or pass a single one of each for all towers."
+            "A model or an optimizer is given twice; every tower needs its own, or "
+            "pass a single one of each for all towers."
         )
 
 
@@ -159,8 +159,8 @@ def _check_built(optimizer: Any) -> None:
     # In the loop of epochs a Keras optimizer cannot make its state.
     if not getattr(optimizer, "built", True):
         raise ValueError(
-            f"{caller()}: {type(optimizer).__name__} must be built before apply_fn "
-            "uses it; make it with tw_builders.make_sharded_optimizer, or call "
+            f"{type(optimizer).__name__} must be built before apply_fn uses it; make "
+            "it with tw_builders.make_sharded_optimizer, or call "
             "optimizer.build(variables) with those that apply_fn updates."
         )
 
@@ -168,8 +168,8 @@ def _check_built(optimizer: Any) -> None:
 def _trainable(model: Any) -> list[Any]:
     if not hasattr(model, "trainable_variables"):
         raise TypeError(
-            f"{caller()}: models must hold objects with trainable_variables, as "
-            f"Keras's and tf.Module's are; got {model!r:.80} ({type(model).__name__})."
+            "models must hold objects with trainable_variables, as Keras's and "
+            f"tf.Module's are; got {model!r:.80} ({type(model).__name__})."
         )
     variables = list(model.trainable_variables)
     others = [
@@ -180,13 +180,13 @@ def _trainable(model: Any) -> list[Any]:
     ]
     if others:
         raise TypeError(
-            f"{caller()}: {type(model).__name__}.trainable_variables must hold "
-            f"variables made outside of graphs; got {others!r:.200}."
+            f"{type(model).__name__}.trainable_variables must hold variables made "
+            f"outside of graphs; got {others!r:.200}."
         )
     if not variables:
         raise ValueError(
-            f"{caller()}: {type(model).__name__} has no trainable variables; build it "
-            "first (a Keras model: model.build(input_shape))."
+            f"{type(model).__name__} has no trainable variables; build it first (a "
+            "Keras model: model.build(input_shape))."
         )
     return variables
 
@@ -201,8 +201,8 @@ def _loss_and_others(returned: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     }
     if shapes:
         raise ValueError(
-            f"{caller()}: loss_fn must return a scalar loss, or (loss, dictionary of "
-            f"scalars); got {shapes}. Average over rows, with remainder='pad' by "
+            "loss_fn must return a scalar loss, or (loss, dictionary of scalars); got "
+            f"{shapes}. Average over rows, with remainder='pad' by "
             "tw_rlload.weighted_mean."
         )
     return loss, dict(others)

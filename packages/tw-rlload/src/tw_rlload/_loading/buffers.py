@@ -15,14 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from contextvars import copy_context
 from functools import partial
 from typing import NamedTuple
 
 from tw_core import Tower
 from tw_core.black_box import DeadlineError, Recorder, Wait, add_report
 from tw_core.call_threads import CallThread
-from tw_core.checks import caller, check_flag, check_number, check_whole_number
+from tw_core.checks import check_flag, check_number, check_whole_number
 from tw_core.devices import repeated_devices
 from tw_rlload._loading.columns import Columns, PreparedLoad, prepare
 from tw_rlload._loading.plan import LoadReport, Remainder, check_options, cut_batch
@@ -56,6 +55,7 @@ class Buffers:
 
     def __init__(
         self,
+        owner: str,
         towers: Sequence[Tower],
         specs: Sequence[ColumnSpec],
         *,
@@ -69,16 +69,16 @@ class Buffers:
         devices = [tower.device for tower in towers]
         if twice := repeated_devices(devices):
             raise ValueError(
-                f"{caller()}: every tower needs a device of its own; given twice: "
-                f"{twice}, in {devices}."
+                f"Every tower needs a device of its own; given twice: {twice}, in "
+                f"{devices}."
             )
         check_flag(check_finite=check_finite)
         if check_whole_number(num_buffers=num_buffers) not in (1, 2):
             raise ValueError(
-                f"{caller()}: num_buffers must be 1, or 2 to load the next batch while "
-                f"the current one trains; got {num_buffers}."
+                "num_buffers must be 1, or 2 to load the next batch while the current "
+                f"one trains; got {num_buffers}."
             )
-        self._owner = caller()
+        self._owner = owner
         cut = partial(
             cut_batch,
             num_devices=len(towers),
@@ -118,8 +118,8 @@ class Buffers:
             mine = [run.method for run in self._runs if run.trainer is trainer]
             if mine:
                 raise RuntimeError(
-                    f"{caller()}: {mine[0]} has not returned yet, and each call trains "
-                    "on the variables that the last one left. Make one call at a time."
+                    f"{mine[0]} has not returned yet, and each call trains on the "
+                    "variables that the last one left. Make one call at a time."
                 )
             run = _Run(method, loaded.buffer, trainer)
             self._runs.append(run)
@@ -133,6 +133,7 @@ class Buffers:
 
     def load(
         self,
+        method: str,
         inputs: Columns,
         states: Columns,
         bind: Callable[[], Writer],
@@ -151,7 +152,7 @@ class Buffers:
             self._fill(prepared, writer, buffer)
             return self._describe(prepared, buffer)
 
-        with self._one_load(in_background=False) as buffer:
+        with self._one_load(method, in_background=False) as buffer:
             if timeout_s is None:
                 return self._make_current(work(buffer))
             future = self._start(partial(work, buffer))
@@ -164,17 +165,17 @@ class Buffers:
                 self._forget("the last load takes too long; use_next waits for it")
                 self._pending = future
                 told = "call use_next to wait longer. There is no batch to train on."
-                raise self._too_late(timeout_s, told)
+                raise self._too_late(method, timeout_s, told)
             return self._make_current(future.result())
 
     def load_next(self, inputs: Columns, states: Columns, writer: Writer) -> None:
         """Checks a batch, then loads it in a thread; the current one stays."""
         if len(self._staging) == 1:
             raise RuntimeError(
-                f"{caller()}: needs a second buffer for the next batch; make the "
+                "load_next needs a second buffer for the next batch; make the "
                 f"{self._owner} with num_buffers=2 (twice the memory)."
             )
-        with self._one_load(in_background=True) as buffer:
+        with self._one_load("load_next", in_background=True) as buffer:
             prepared = self._prepare(inputs, states)
             loaded = self._describe(prepared, buffer)
             self._say_once(
@@ -197,46 +198,41 @@ class Buffers:
             self._refuse_second_load()
             pending = self._pending
         if pending is None:
-            raise RuntimeError(
-                f"{caller()}: no load is under way; call load_next first."
-            )
+            raise RuntimeError("No load is under way; call load_next first.")
         if timeout_s is not None and not wait([pending], timeout_s).done:
             told = "call again to wait longer. The current batch can be trained on."
             if self._loaded is None:
                 told = "call again to wait longer. There is no batch to train on."
-            raise self._too_late(timeout_s, told)
+            raise self._too_late("use_next", timeout_s, told)
         try:
             loaded = pending.result()
         except Exception as error:
             with self._settled(pending):
                 self._forget(f"the load in the background failed: {error}")
-            raise RuntimeError(
-                f"{caller()}: the load in the background failed: {error}"
-            ) from error
+            raise RuntimeError(f"The load in the background failed: {error}") from error
         with self._settled(pending):
             return self._make_current(loaded)
 
     @contextmanager
-    def _one_load(self, *, in_background: bool) -> Iterator[int]:
+    def _one_load(self, method: str, *, in_background: bool) -> Iterator[int]:
         """Yields the buffer to load into, and refuses other loads meanwhile."""
         with self._lock:
             self._refuse_second_load()
             if self._pending is not None:
                 raise RuntimeError(
-                    f"{caller()}: a load is under way in the background; call use_next "
-                    "first."
+                    "A load is under way in the background; call use_next first."
                 )
             current = self._loaded.buffer if self._loaded else int(in_background)
             buffer = 1 - current if in_background else current
             runs = sorted({run.method for run in self._runs if run.buffer == buffer})
             if runs:
                 raise RuntimeError(
-                    f"{caller()}: {' and '.join(runs)} has not returned yet, and still "
-                    "trains on the rows that this load would replace; nothing was "
-                    "touched. Wait until it returns, or load into another buffer: "
-                    "num_buffers=2 and load_next."
+                    f"{' and '.join(runs)} has not returned yet, and still trains on "
+                    "the rows that this load would replace; nothing was touched. Wait "
+                    "until it returns, or load into another buffer: num_buffers=2 and "
+                    "load_next."
                 )
-            self._loading = caller()
+            self._loading = method
             if not in_background:
                 self._forget("the last load was refused")
         try:
@@ -249,8 +245,8 @@ class Buffers:
         with self._lock:
             if self._pending is not pending:
                 raise RuntimeError(
-                    f"{caller()}: another thread's use_next has taken this batch; call "
-                    "it once for each load_next."
+                    "Another thread's use_next has taken this batch; call it once for "
+                    "each load_next."
                 )
             self._pending = None
             yield
@@ -259,10 +255,9 @@ class Buffers:
         """Runs a load in the thread for loads, which runs one at a time."""
         if self._thread is None:
             self._thread = CallThread("tw-rlload")
-        # In the caller's context, for the name in errors.
-        return self._thread.submit(partial(copy_context().run, work))
+        return self._thread.submit(work)
 
-    def _too_late(self, timeout_s: float, told: str) -> DeadlineError:
+    def _too_late(self, method: str, timeout_s: float, told: str) -> DeadlineError:
         """Returns the error of a load that takes too long, naming what it writes."""
         now = time.monotonic()
         inside = {
@@ -273,12 +268,13 @@ class Buffers:
         here = [k for k, name in enumerate(self._towers) if name in inside]
         begun = here[0] if here else 0  # Towers are filled one after the other.
         named = "; ".join(f"{who} inside {what}" for who, what in inside.items())
+        who = f"{self._owner}.{method}"  # A wait's report is read without a traceback.
         error = DeadlineError(
-            f"{caller()}: the batch is still loading after {timeout_s} s "
+            f"{who}: the batch is still loading after {timeout_s} s "
             f"({named or 'between two columns'}); {told}"
         )
         late = Wait(
-            who=caller(),
+            who=who,
             what="the load of a batch",
             waited_s=timeout_s,
             deadline_s=timeout_s,
@@ -332,17 +328,16 @@ class Buffers:
             return self._loaded
         if loading is not None:
             raise RuntimeError(
-                f"{caller()}: {loading} is replacing the batch and has not returned "
-                "yet; wait until it does."
+                f"{loading} is replacing the batch and has not returned yet; wait "
+                "until it does."
             )
         raise RuntimeError(
-            f"{caller()}: there is no batch to train on: {self._reason}. Load one "
-            "first."
+            f"There is no batch to train on: {self._reason}. Load one first."
         )
 
     def _refuse_second_load(self) -> None:
         if self._loading is not None:
             raise RuntimeError(
-                f"{caller()}: {self._loading} has not returned yet, and one batch "
-                "loads at a time; wait until it does."
+                f"{self._loading} has not returned yet, and one batch loads at a time; "
+                "wait until it does."
             )

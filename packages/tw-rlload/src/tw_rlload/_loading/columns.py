@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from tw_core.checks import caller
 from tw_rlload._loading.plan import LoadPlan
 from tw_rlload._loading.specs import Array, ColumnSpec, DType, cast_fault
 
@@ -84,8 +83,8 @@ def prepare(
         rows = {column.spec.name: column.rows for column in read}
         if len(set(rows.values())) > 1:
             raise ValueError(
-                f"{caller()}: all {'states' if is_state else 'columns'} must have the "
-                f"same number of rows; got {rows}."
+                f"All {'states' if is_state else 'columns'} must have the same number "
+                f"of rows; got {rows}."
             )
         columns += read
         lengths.append(next(iter(rows.values()), None))
@@ -107,7 +106,7 @@ def read_columns(
     ]
     if problems:
         listed = "\n".join(problems)
-        raise ValueError(f"{caller()}: batch rejected; invalid columns:\n{listed}")
+        raise ValueError(f"batch rejected; invalid columns:\n{listed}")
     return columns
 
 
@@ -118,19 +117,16 @@ def _in_order(specs: Sequence[ColumnSpec], given: Columns) -> list[Any]:
         unknown = [name for name in given if name not in names]
         if missing or unknown:
             raise ValueError(
-                f"{caller()}: columns must be {names}; missing: {missing}, unknown: "
-                f"{unknown}."
+                f"columns must be {names}; missing: {missing}, unknown: {unknown}."
             )
         return [given[name] for name in names]
     if isinstance(given, np.ndarray | str | bytes) or not isinstance(given, Sequence):
         raise TypeError(
-            f"{caller()}: columns must be a list or a dictionary; got "
-            f"{type(given).__name__}. Pass {names}."
+            f"columns must be a list or a dictionary; got {type(given).__name__}. Pass "
+            f"{names}."
         )
     if len(given) != len(specs):
-        raise ValueError(
-            f"{caller()}: pass {len(specs)} columns {names}; got {len(given)}."
-        )
+        raise ValueError(f"Pass {len(specs)} columns {names}; got {len(given)}.")
     return list(given)
 
 
@@ -146,15 +142,15 @@ def _fragments(name: str, value: Any) -> tuple[Array, ...]:
 def _as_array(name: str, value: Any) -> Array:
     if tf.is_tensor(value) and not hasattr(value, "numpy"):
         raise TypeError(
-            f"{caller()}: column {name!r} is a symbolic tensor, {value}; only arrays "
-            "and eager tensors have rows to copy. Run it in a session first."
+            f"Column {name!r} is a symbolic tensor, {value}; only arrays and eager "
+            "tensors have rows to copy. Run it in a session first."
         )
     try:
         return np.asarray(value)
     except ValueError as error:
         raise ValueError(
-            f"{caller()}: column {name!r} is not a rectangular array: {error}. Pad its "
-            "rows to one length."
+            f"Column {name!r} is not a rectangular array: {error}. Pad its rows to one "
+            "length."
         ) from error
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from string import ascii_uppercase
 from typing import Literal, TypeAlias, get_args
 
-from tw_core.checks import caller, check_whole_number, public
+from tw_core.checks import check_whole_number
 
 Remainder: TypeAlias = Literal["drop", "pad", "error"]
 
@@ -132,7 +132,6 @@ class LoadReport(LoadPlan):
     bytes_resident: int
 
 
-@public
 def plan_load(
     rows: int,
     states: int | None = None,
@@ -184,8 +183,7 @@ def check_options(
     check_whole_number(max_per_device_batch_size=maximum, at_least=1)
     if not isinstance(remainder, str) or remainder not in get_args(Remainder):
         raise ValueError(
-            f"{caller()}: remainder must be one of {list(get_args(Remainder))}; got "
-            f"{remainder!r}."
+            f"remainder must be one of {list(get_args(Remainder))}; got {remainder!r}."
         )
 
 
@@ -204,7 +202,7 @@ def cut_batch(
     plan = LoadPlan(rows, num_devices, length, size, steps, remainder)
     if remainder == "error" and plan.rows_dropped:
         raise ValueError(
-            f"{caller()}: {rows} rows ({sequences} sequences of {length}) leave "
+            f"{rows} rows ({sequences} sequences of {length}) leave "
             f"{plan.rows_dropped} rows over in steps of {size * length} rows on each "
             f"of {num_devices} devices, and remainder is 'error'; pass a multiple of "
             f"{per_step * length} rows, or remainder='drop' or 'pad'."
@@ -218,8 +216,8 @@ def first_sequence(report: LoadReport, batch_index: int) -> int:
     first = check_whole_number(batch_index=batch_index)
     if first not in offsets:
         raise IndexError(
-            f"{caller()}: batch_index must be one of report.batch_offsets, "
-            f"{list(offsets)}; got {batch_index}."
+            f"batch_index must be one of report.batch_offsets, {list(offsets)}; got "
+            f"{batch_index}."
         )
     return first // report.sequence_length
 
@@ -228,15 +226,15 @@ def _sequence_length(rows: int, states: int | None) -> int:
     if rows < 1 or (states is not None and states < 1):
         given = f"{rows} rows" if states is None else f"{rows} rows, {states} states"
         raise ValueError(
-            f"{caller()}: there is nothing to load: got {given}; pass at least one row."
+            f"There is nothing to load: got {given}; pass at least one row."
         )
     if states is None:
         return 1
     if rows % states:
         raise ValueError(
-            f"{caller()}: {rows} rows cannot be divided among {states} states; every "
-            "state stands for one sequence, and all sequences have the same number "
-            "of rows: pad the shorter ones."
+            f"{rows} rows cannot be divided among {states} states; every state stands "
+            "for one sequence, and all sequences have the same number of rows: pad the "
+            "shorter ones."
         )
     return rows // states
 
@@ -244,13 +242,13 @@ def _sequence_length(rows: int, states: int | None) -> int:
 def _check_fits(sequences: int, length: int, num_devices: int, maximum: int) -> None:
     if maximum < length:
         raise ValueError(
-            f"{caller()}: max_per_device_batch_size is {maximum} rows, and one "
-            f"sequence has {length}; pass at least {length}, or cut shorter sequences."
+            f"max_per_device_batch_size is {maximum} rows, and one sequence has "
+            f"{length}; pass at least {length}, or cut shorter sequences."
         )
     if sequences < num_devices:
         raise ValueError(
-            f"{caller()}: every device needs at least one sequence; got {sequences} "
-            f"sequences of {length} rows for {num_devices} devices. Pass at least "
+            f"Every device needs at least one sequence; got {sequences} sequences of "
+            f"{length} rows for {num_devices} devices. Pass at least "
             f"{num_devices * length} rows, or fewer devices."
         )
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tw_core.checks import caller, check_list
+from tw_core.checks import check_list
 
 Array = npt.NDArray[np.generic]
 DType = np.dtype[np.generic]
@@ -46,14 +46,14 @@ def specs_of_placeholders(
         others = [type(one).__name__ for one in given if not tf.is_symbolic_tensor(one)]
         if others:
             raise TypeError(
-                f"{caller()}: {name} must hold placeholders, or other tensors of the "
-                f"graph; got {others}. Arrays are for load_data."
+                f"{name} must hold placeholders, or other tensors of the graph; got "
+                f"{others}. Arrays are for load_data."
             )
         foreign = [tensor.name for tensor in given if tensor.graph is not graph]
         if foreign:
             raise ValueError(
-                f"{caller()}: {name} must be of the default graph; got tensors of "
-                f"another: {foreign}."
+                f"{name} must be of the default graph; got tensors of another: "
+                f"{foreign}."
             )
     return _specs([(t.op.name, t) for t in inputs], [(t.op.name, t) for t in states])
 
@@ -65,8 +65,8 @@ def specs_of_mappings(
     for what, given in (("columns", columns), ("states", states)):
         if not isinstance(given, Mapping):
             raise TypeError(
-                f"{caller()}: {what} must be a dictionary of tf.TensorSpec by name; "
-                f"got {given!r:.80} ({type(given).__name__})."
+                f"{what} must be a dictionary of tf.TensorSpec by name; got "
+                f"{given!r:.80} ({type(given).__name__})."
             )
         others = {
             name: type(spec).__name__
@@ -75,11 +75,11 @@ def specs_of_mappings(
         }
         if others:
             raise TypeError(
-                f"{caller()}: {what} must map names to tf.TensorSpec; got {others}. "
-                "Write e.g. {'x': tf.TensorSpec([None, 17])}."
+                f"{what} must map names to tf.TensorSpec; got {others}. Write e.g. "
+                "{'x': tf.TensorSpec([None, 17])}."
             )
     if not columns:
-        raise ValueError(f"{caller()}: columns is empty; pass at least one column.")
+        raise ValueError("columns is empty; pass at least one column.")
     return _specs(list(columns.items()), list(states.items()))
 
 
@@ -89,9 +89,7 @@ def _specs(
     names = [name for name, _ in (*columns, *states)]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(
-            f"{caller()}: columns and states need names of their own; twice: {twice}."
-        )
+        raise ValueError(f"columns and states need names of their own; twice: {twice}.")
     own = [make_spec(name, given, is_state=False) for name, given in columns]
     return (*own, *(make_spec(name, given, is_state=True) for name, given in states))
 
@@ -101,13 +99,13 @@ def make_spec(name: str, given: Any, *, is_state: bool) -> ColumnSpec:
     shape, dtype = given.shape, given.dtype.base_dtype
     if not is_numeric(dtype):
         raise ValueError(
-            f"{caller()}: column {name!r} has dtype {dtype.name}; only floats, "
-            "integers and bools can be loaded. Encode it as numbers."
+            f"Column {name!r} has dtype {dtype.name}; only floats, integers and bools "
+            "can be loaded. Encode it as numbers."
         )
     if not shape.rank:
         raise ValueError(
-            f"{caller()}: column {name!r} has shape {shape}; rows are cut along axis "
-            "0, so the rank must be known and at least 1, as in [None, 17]."
+            f"Column {name!r} has shape {shape}; rows are cut along axis 0, so the "
+            "rank must be known and at least 1, as in [None, 17]."
         )
     np_dtype = np.dtype(dtype.as_numpy_dtype)
     return ColumnSpec(name, np_dtype, tuple(shape.as_list()[1:]), is_state)

@@ -16,7 +16,6 @@ import numpy as np
 import tensorflow as tf
 
 from tw_core import Tower, map_towers
-from tw_core.checks import caller
 from tw_core.devices import check_devices
 from tw_rlload._loading.plan import LoadPlan
 from tw_rlload._loading.specs import Array, DataVariables, is_numeric
@@ -46,15 +45,14 @@ class SessionCalls:
         """Refuses anything but a session of the graph."""
         if not callable(getattr(sess, "run", None)):
             raise TypeError(
-                f"{caller()}: sess must be a session, as tf.compat.v1.Session is; got "
-                f"{sess!r:.80} ({type(sess).__name__})."
+                f"sess must be a session, as tf.compat.v1.Session is; got {sess!r:.80} "
+                f"({type(sess).__name__})."
             )
         graph = getattr(sess, "graph", None)
         if graph is not None and graph is not self._graph:
             raise ValueError(
-                f"{caller()}: sess is a session of another graph than the optimizer "
-                "was made in; make it with Session(graph=...), or inside `with "
-                "graph.as_default():`."
+                "sess is a session of another graph than the optimizer was made in; "
+                "make it with Session(graph=...), or inside `with graph.as_default():`."
             )
 
     def run(
@@ -144,8 +142,8 @@ def _as_fed(tensor: tf.Tensor, value: Any) -> Any:
     array = np.asarray(value, tensor.dtype.as_numpy_dtype)
     if not tensor.shape.is_compatible_with(array.shape):
         raise ValueError(
-            f"{caller()}: {tensor.name} takes values of shape {tensor.shape}; got one "
-            f"of shape {array.shape} from extra_compute_grad_feed_dict()."
+            f"{tensor.name} takes values of shape {tensor.shape}; got one of shape "
+            f"{array.shape} from extra_compute_grad_feed_dict()."
         )
     return array
 

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import towers
-from tw_core.checks import caller, check_function, check_list, public
+from tw_core.checks import check_function, check_list
 from tw_core.modes import builds_session_graph
 from tw_core.optimizers import check_optimizer
 from tw_reduce import Reducer
@@ -65,7 +65,6 @@ class LocalSyncParallelOptimizer:
      [0. 0.]]
     """
 
-    @public
     def __init__(
         self,
         optimizer: Any,
@@ -134,7 +133,7 @@ class LocalSyncParallelOptimizer:
         )
         specs = specs_of_placeholders(input_placeholders, rnn_inputs)
         self._buffers = Buffers(
-            *(made, specs),
+            *("LocalSyncParallelOptimizer", made, specs),
             max_per_device_batch_size=max_per_device_batch_size,
             remainder=remainder,
             check_finite=check_finite,
@@ -163,7 +162,6 @@ class LocalSyncParallelOptimizer:
         report = self.report
         return report.rows_per_device * report.num_devices if report else 0
 
-    @public
     def load_data(
         self,
         sess: Any,
@@ -194,10 +192,11 @@ class LocalSyncParallelOptimizer:
             stays.
         """
         bind = partial(self._bind_writer, sess)
-        report = self._buffers.load(*(inputs, state_inputs, bind), timeout_s=timeout_s)
+        report = self._buffers.load(
+            *("load_data", inputs, state_inputs, bind), timeout_s=timeout_s
+        )
         return report.rows_per_device
 
-    @public
     def load_next(self, sess: Any, inputs: Columns, state_inputs: Columns) -> None:
         """Loads the next batch in a thread while the current one trains.
 
@@ -217,7 +216,6 @@ class LocalSyncParallelOptimizer:
         writer = self._bind_writer(sess)
         self._buffers.load_next(inputs, state_inputs, writer)
 
-    @public
     def use_next(self, timeout_s: float | None = 300.0) -> int:
         """Waits for ``load_next`` and makes its batch the current one.
 
@@ -233,7 +231,6 @@ class LocalSyncParallelOptimizer:
         """
         return self._buffers.use_next(timeout_s).rows_per_device
 
-    @public
     def optimize(self, sess: Any, batch_index: int) -> dict[str, Any]:
         """Trains on one minibatch.
 
@@ -258,7 +255,6 @@ class LocalSyncParallelOptimizer:
             fetched: dict[str, Any] = self._calls.run(sess, "step", *request)
         return fetched
 
-    @public
     def run_epochs(
         self,
         sess: Any,
@@ -292,8 +288,8 @@ class LocalSyncParallelOptimizer:
             order = epoch_order(plan, num_epochs, shuffle, seed=seed)
             if epochs is None:
                 raise RuntimeError(
-                    f"{caller()}: the objects that build_graph returns must have a "
-                    "scalar tensor `loss` (or `_loss`), to report; they have none."
+                    "The objects that build_graph returns must have a scalar tensor "
+                    "`loss` (or `_loss`), to report; they have none."
                 )
 
             def run(part: EpochOrder) -> Packed:
@@ -316,13 +312,13 @@ class LocalSyncParallelOptimizer:
 def _check_session_graph() -> None:
     if not builds_session_graph():
         raise RuntimeError(
-            f"{caller()}: builds a session graph; make it inside `with "
+            "LocalSyncParallelOptimizer builds a session graph; make it inside `with "
             "tf.Graph().as_default():`. In TensorFlow 2 use tw_rlload.DeviceBatch and "
             "tw_rlload.EpochFunction."
         )
     if inside_branch_or_loop():
         raise RuntimeError(
-            f"{caller()}: builds what a session runs by itself; make it outside of "
-            "tf.cond, tf.while_loop and tf.function, and choose in Python which step "
-            "to run."
+            "LocalSyncParallelOptimizer builds what a session runs by itself; make it "
+            "outside of tf.cond, tf.while_loop and tf.function, and choose in Python "
+            "which step to run."
         )

@@ -14,7 +14,6 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import Tower, map_towers
-from tw_core.checks import caller
 from tw_core.optimizers import apply_pairs
 from tw_core.variables import (
     Replicated,
@@ -128,8 +127,8 @@ def _check_made_once(made: set[int], variables: Sequence[Any]) -> None:
     names = [str(variable.name) for variable in variables if id(variable) in new]
     if names:
         raise ValueError(
-            f"{caller()}: build_graph must find tower 0's variables again, as it is "
-            f"called for all rows first; got new ones: {names}. Make them with "
+            "build_graph must find tower 0's variables again, as it is called for all "
+            f"rows first; got new ones: {names}. Make them with "
             "tf.compat.v1.get_variable."
         )
 
@@ -137,8 +136,8 @@ def _check_made_once(made: set[int], variables: Sequence[Any]) -> None:
 def _checked_op(returned: Any) -> Any:
     if not isinstance(returned, tf.Operation | tf.Tensor):
         raise TypeError(
-            f"{caller()}: apply_fn must return the op that applies; got "
-            f"{returned!r:.80} ({type(returned).__name__})."
+            f"apply_fn must return the op that applies; got {returned!r:.80} "
+            f"({type(returned).__name__})."
         )
     return returned
 
@@ -154,9 +153,8 @@ def _check_shared(towers: Sequence[Sequence[Any]]) -> None:
     ]
     if own:
         raise ValueError(
-            f"{caller()}: all towers must share their variables; got different ones: "
-            f"{own}. Make them with tf.compat.v1.get_variable, or once, outside of "
-            "build_graph."
+            f"All towers must share their variables; got different ones: {own}. Make "
+            "them with tf.compat.v1.get_variable, or once, outside of build_graph."
         )
 
 
@@ -225,10 +223,9 @@ def _gradients_of(tower_loss: Any, optimizer: Any) -> Pairs:
     gradients = getattr(tower_loss, "gradients", None)
     if not callable(gradients):
         raise TypeError(
-            f"{caller()}: build_graph must return an object with gradients(optimizer); "
-            f"got {kind}."
+            f"build_graph must return an object with gradients(optimizer); got {kind}."
         )
-    who = f"{caller()}: {kind}.gradients"
+    who = f"{kind}.gradients"
     if not _takes_loss(gradients):
         return _pairs(gradients(optimizer), who)
     loss = loss_of(tower_loss)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tw_core import Tower
-from tw_core.checks import caller, check_flag, check_function, check_number, public
+from tw_core.checks import check_flag, check_function, check_number
 from tw_core.gradients import (
     Gradients,
     check_any_gradient,
@@ -39,7 +39,6 @@ the op that does so.
 """
 
 
-@public
 @without_autograph
 def weighted_mean(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     """Averages values by weights; 0 where no weight is above 0.
@@ -60,16 +59,14 @@ def weighted_mean(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     """
     values, weights = _numbers("values", values), _numbers("weights", weights)
     if not values.dtype.is_floating:
-        raise TypeError(
-            f"{caller()}: values must be floating; got {values.dtype.name}."
-        )
+        raise TypeError(f"values must be floating; got {values.dtype.name}.")
     shape = values.shape
     if not (
         shape.is_compatible_with([None]) and shape.is_compatible_with(weights.shape)
     ):
         raise ValueError(
-            f"{caller()}: values and weights must both have shape [rows]; got "
-            f"{shape} and {weights.shape}. Average over other axes first."
+            f"values and weights must both have shape [rows]; got {shape} and "
+            f"{weights.shape}. Average over other axes first."
         )
     with tf.name_scope("weighted_mean"):
         weights = tf.cast(weights, values.dtype)
@@ -166,7 +163,7 @@ def _numbers(name: str, value: object) -> tf.Tensor:
         tensor = None
     if tensor is None or not is_numeric(tensor.dtype):
         raise TypeError(
-            f"{caller()}: {name} must be a tensor of numbers; got {value!r:.80} "
+            f"{name} must be a tensor of numbers; got {value!r:.80} "
             f"({type(value).__name__})."
         )
     return tensor

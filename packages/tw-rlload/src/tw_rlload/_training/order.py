@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from tw_core.checks import caller, check_flag, check_whole_number, public
+from tw_core.checks import check_flag, check_whole_number
 from tw_rlload._loading.plan import LoadPlan
 
 Shuffle: TypeAlias = Literal["minibatches", "rows"]
@@ -38,7 +38,6 @@ class EpochOrder:
     sequences: npt.NDArray[np.int32] | None
 
 
-@public
 def epoch_order(
     plan: LoadPlan,
     num_epochs: int,
@@ -66,14 +65,14 @@ def epoch_order(
     """
     if not isinstance(plan, LoadPlan):
         raise TypeError(
-            f"{caller()}: plan must be a LoadPlan, as plan_load returns it; got "
+            "plan must be a LoadPlan, as plan_load returns it; got "
             f"{type(plan).__name__}."
         )
     check_whole_number(num_epochs=num_epochs, at_least=1)
     if shuffle is not None and shuffle not in get_args(Shuffle):
         raise ValueError(
-            f"{caller()}: shuffle must be None or one of {list(get_args(Shuffle))}; "
-            f"got {shuffle!r}."
+            f"shuffle must be None or one of {list(get_args(Shuffle))}; got "
+            f"{shuffle!r}."
         )
     if seed is not None:
         check_whole_number(seed=seed, at_least=0)
@@ -105,8 +104,8 @@ def run_with_progress(
         tqdm = import_module("tqdm.auto").tqdm
     except ImportError as error:
         raise ImportError(
-            f"{caller()}: progress=True needs tqdm; install it with pip install "
-            "'tqdm>=4.66', or pass progress=False."
+            "progress=True needs tqdm; install it with pip install 'tqdm>=4.66', or "
+            "pass progress=False."
         ) from error
     parts = []
     for e in tqdm(range(len(order.steps)), desc="epochs", unit="epoch"):

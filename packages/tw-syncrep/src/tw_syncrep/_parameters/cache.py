@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import caller, check_whole_number, public
+from tw_core.checks import check_whole_number
 from tw_launch import TaskConfig
 from tw_launch.internal import check_task
 from tw_syncrep._parameters.packs import SMALL_BYTES, Pack, is_small, with_head
@@ -40,7 +40,6 @@ class CachedParameter:
     copy: tf.Variable
 
 
-@public
 def variable_getter(
     task: TaskConfig | str, *, below_bytes: int = SMALL_BYTES
 ) -> Callable[..., tf.Variable]:
@@ -70,8 +69,7 @@ def variable_getter(
         tf.DeviceSpec.from_string(task)
     except ValueError as error:
         raise ValueError(
-            f"{caller()}: task {task!r} is not a device string such as "
-            "'/job:worker/task:1'."
+            f"task {task!r} is not a device string such as '/job:worker/task:1'."
         ) from error
 
     def get(
@@ -86,7 +84,6 @@ def variable_getter(
     return get
 
 
-@public
 @contextlib.contextmanager
 def pulled_together(
     task: TaskConfig | str, *, below_bytes: int = SMALL_BYTES

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import tensorflow as tf
 
 from tw_core import replica_device_setter
-from tw_core.checks import check_list, check_number, public
+from tw_core.checks import check_list, check_number
 from tw_core.devices import LeastLoadedTask
 from tw_launch import TaskConfig, cluster_spec
 from tw_launch.internal import check_task
@@ -23,7 +23,6 @@ _CALLER = "device_setter"
 _NAMED = ("bytes", "round_robin")
 
 
-@public
 def device_setter(
     task: TaskConfig,
     *,

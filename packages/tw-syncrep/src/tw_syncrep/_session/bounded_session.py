@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from tw_core.black_box import Recorder
 from tw_core.call_threads import CallThread
-from tw_core.checks import check_function, public
-from tw_syncrep._checks import check_kind, check_timeouts
+from tw_core.checks import check_function, check_kind
+from tw_syncrep._checks import check_timeouts
 from tw_syncrep._errors import ServerLostError, SyncTimeoutError
 from tw_syncrep._timeouts.server_monitor import CHECK_EVERY_S, ServerMonitor
 
@@ -109,7 +109,6 @@ class TrainingSession:
         """Returns the error if another process has this one's place."""
         return None
 
-    @public
     def __init__(
         self,
         create: Callable[[], Any],
@@ -142,7 +141,7 @@ class TrainingSession:
         check_function(unanswered=unanswered)
         check_function(failure=failure)
         check_function(release=release)
-        check_kind(Mapping, "addresses by task", or_none=False, servers=servers)
+        check_kind(Mapping, "addresses by task", servers=servers)
         check_timeouts(wait_timeout_s=wait_timeout_s, start_timeout_s=start_timeout_s)
         self._release = release
         named = ", ".join(f"{name} at {at}" for name, at in servers.items())
@@ -196,7 +195,6 @@ class TrainingSession:
             lambda: self._session.run(fetches, feed_dict, options, run_metadata),
         )
 
-    @public("TrainingSession.run_step_fn")
     def run_step_fn(self, step_fn: Callable[[Any], Any]) -> Any:
         """Runs a function of a step context, as ``MonitoredSession.run_step_fn``.
 

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.black_box import Recorder, Wait, add_report
-from tw_core.checks import check_flag, check_whole_number, public
+from tw_core.checks import check_flag, check_whole_number
 from tw_syncrep._checks import check_methods, check_session
 from tw_syncrep._errors import ReplicaReplacedError, SyncTimeoutError
 from tw_syncrep._protocol.graph import LifecycleOps, SyncGraph, share_initial_tokens
@@ -43,7 +43,6 @@ _MOST_REPLACED = 2
 class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """Made by ``SyncReplicasOptimizer.make_session_run_hook``."""
 
-    @public
     def __init__(
         self,
         optimizer: Any,
@@ -136,7 +135,6 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._holds.append(HoldRounds(self._find_holding))
         return self._holds[-1]
 
-    @public("SyncReplicasHook.release")
     def release(self, *, is_left: bool) -> None:
         """Ends the threads of a session that has ended.
 
@@ -202,7 +200,6 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             on_failure=self._end_rounds,
         )
 
-    @public("SyncReplicasHook.is_under_way")
     def is_under_way(self, session: tf.compat.v1.Session, *, is_again: bool) -> bool:
         """Returns whether the servers hold a run that this chief is to continue.
 
@@ -236,7 +233,6 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
                 raise ReplicaReplacedError(graph.replica)
         return is_held
 
-    @public("SyncReplicasHook.after_create_session")
     def after_create_session(
         self, session: tf.compat.v1.Session, coord: tf.train.Coordinator
     ) -> None:
@@ -344,7 +340,6 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if reason == _CLOSED:
             run_context.request_stop()
 
-    @public("SyncReplicasHook.end")
     def end(self, session: tf.compat.v1.Session) -> None:
         """Leaves the run in order; the chief ends it for all.
 

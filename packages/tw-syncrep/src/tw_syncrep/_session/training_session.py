@@ -7,13 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, check_number, check_text, public
+from tw_core.checks import check_flag, check_kind, check_number, check_text
 from tw_launch import TaskConfig, find_tf_config, with_device_filters
-from tw_syncrep._checks import (
-    check_config,
-    check_kind,
-    check_methods,
-)
+from tw_syncrep._checks import check_methods
 from tw_syncrep._session.bounded_session import SessionCalls, TrainingSession
 from tw_syncrep._session.creators import HeldSessionCreator, ReadySessionCreator
 from tw_syncrep._session.holding import WhileActing
@@ -30,7 +26,6 @@ _DEFAULTS: dict[tuple[str, ...], tuple[Any, ...]] = {
 """Those of ``MonitoredTrainingSession`` where none of the names is given."""
 
 
-@public
 def training_session(
     master: str = "",
     is_chief: bool = True,
@@ -98,7 +93,7 @@ def training_session(
       ReplicaReplacedError: another process has been started as this replica.
     """
     check_flag(is_chief=is_chief)
-    check_kind(TaskConfig, "a tw_launch.TaskConfig, or None", cluster=cluster)
+    check_kind(TaskConfig | None, "a tw_launch.TaskConfig, or None", cluster=cluster)
     arguments = {
         "master": master,
         "checkpoint_dir": _read_folder(checkpoint_dir=checkpoint_dir),
@@ -192,7 +187,7 @@ def _name_own(cluster: TaskConfig | None) -> str:
 def _read_folder(**given: Any) -> str | None:
     """Returns the path of a folder, if there is one, as TensorFlow takes it."""
     ((_, folder),) = given.items()
-    check_kind((str, os.PathLike), "the path of a folder", **given)
+    check_kind(str | os.PathLike | None, "the path of a folder", **given)
     return None if folder is None else os.fspath(folder)
 
 
@@ -229,9 +224,13 @@ def _read_numbers(arguments: dict[str, Any]) -> None:
 def _check_arguments(arguments: Mapping[str, Any]) -> None:
     """Refuses arguments with which TensorFlow's session would fail later."""
     check_text(master=arguments["master"], empty=True)
-    check_config(arguments["config"])
     check_kind(
-        tf.compat.v1.train.Scaffold,
+        tf.compat.v1.ConfigProto | None,
+        "a tf.compat.v1.ConfigProto",
+        config=arguments["config"],
+    )
+    check_kind(
+        tf.compat.v1.train.Scaffold | None,
         "a tf.compat.v1.train.Scaffold",
         scaffold=arguments["scaffold"],
     )
