@@ -70,6 +70,10 @@ FAULTS = {
         {f"{HIGH}/_b.py": "import tw_low\n\ntw_low._work\n"},
         "tw_high/_b.py:3 imports tw_low._work, which is private to tw-low",
     ),
+    "foreign test": (
+        {"packages/tw-low/tests/test_a.py": "import tw_high\n"},
+        "tests/test_a.py:1 imports tw_high, which tw-low does not need",
+    ),
     "arrow up": (
         {f"{LOW}/_work.py": "def work():\n    import tw_high\n"},
         "tw-low imports tw-high; its pyproject.toml must list it",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from interfaces.api_lines import INTERNAL
-from interfaces.manifest import find_manifests, read_manifests
+from interfaces.manifest import find_manifests, needed_by, read_manifests
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
@@ -181,6 +181,23 @@ def find_trespasses(root: Path) -> Iterator[str]:
                 yield f"{place} imports {name}, which is private to {sibling}."
 
 
+def find_foreign_tests(root: Path) -> Iterator[str]:
+    """Finds tests of a package that import what is not installed with it alone."""
+    manifests = find_manifests(root)
+    modules = {one.module: name for name, one in manifests.items()}
+    for package in manifests:
+        known = {package, *needed_by(package, manifests.values())}
+        for file in sorted(root.glob(f"packages/{package}/tests/**/*.py")):
+            for line, name in imported(file):
+                owner = modules.get(name.partition(".")[0], package)
+                if owner not in known:
+                    yield (
+                        f"{file.relative_to(root)}:{line} imports {name}, which "
+                        f"{package} does not need; tests of both belong into the "
+                        f"upper package, or into integration_tests."
+                    )
+
+
 def find_wrong_bounds(root: Path) -> Iterator[str]:
     """Finds dependencies that do not agree with what is imported.
 
@@ -270,6 +287,7 @@ RULES: tuple[Callable[[Path], Iterator[str]], ...] = (
     find_crowded,
     find_circles,
     find_trespasses,
+    find_foreign_tests,
     find_wrong_bounds,
     find_arrows_up,
     find_private_sections,

@@ -15,8 +15,6 @@ import sys
 import threading
 import time
 import warnings
-from functools import partial
-from types import SimpleNamespace
 
 import pytest
 from harness.ports import find_free_ports
@@ -25,8 +23,7 @@ from syncrep_launches import finish, launch
 
 from tw_core.modes import without_autograph
 from tw_launch import ExposedServerWarning, _network_exposure, is_exposed, main
-from tw_launch._network_exposure import UserLine, hold_free_ports, warn_if_exposed
-from tw_ranks._joining import joining
+from tw_launch._network_exposure import hold_free_ports, warn_if_exposed
 
 LOOPBACKS = {"127.0.0.1": socket.AF_INET, "::1": socket.AF_INET6}
 
@@ -457,29 +454,6 @@ def test_the_warning_points_at_the_line_of_the_users_program(monkeypatch, tmp_pa
         with pytest.warns(ExposedServerWarning) as caught:
             exec(compile(program.read_text(), str(program), "exec"), names)
         assert [(w.filename, w.lineno) for w in caught] == [(str(program), 4)]
-
-
-def test_the_warning_of_join_points_at_join_wherever_the_runtime_starts(
-    monkeypatch, tmp_path
-):
-    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
-    monkeypatch.setattr(joining._tf_compat, "start_runtime", lambda: None)
-    program = tmp_path / "train.py"
-    program.write_text(
-        "import tensorflow as tf\n\nstart = join()\n\n\n@tf.function\n"
-        "def step():\n    if True:\n        start()\n\n\nstep()\n"
-    )
-    with socket.create_server(("", 0)) as server:  # in place of TensorFlow's
-        held = SimpleNamespace(getsockname=server.getsockname, close=lambda: None)
-        start = partial(joining._start_runtime, 0, held)
-        ours = {"__name__": "tw_syncrep", "start": start, "line": UserLine.here}
-        ours["partial"] = partial
-        exec("def join():\n    return partial(start, line())\n", ours)
-        join = without_autograph(ours["join"])
-        names = {"__name__": "__main__", "join": join}
-        with pytest.warns(ExposedServerWarning) as caught:
-            exec(compile(program.read_text(), str(program), "exec"), names)
-    assert [(w.filename, w.lineno) for w in caught] == [(str(program), 3)]
 
 
 def test_a_tensorflow_server_is_open_whatever_host_it_was_given():

@@ -4,7 +4,9 @@ import contextlib
 import json
 import socket
 import time
+from functools import partial
 from multiprocessing import connection
+from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
@@ -14,6 +16,8 @@ from rank_faults import NOISES, run_drill
 from ranks import Raised
 
 import tw_ranks
+from tw_core.modes import without_autograph
+from tw_launch import ExposedServerWarning
 from tw_launch._addresses import split_address
 from tw_launch._network_exposure import UserLine
 from tw_ranks import _tf_compat
@@ -360,3 +364,26 @@ def test_a_process_without_tf_config_is_alone(make_ranks):
     ranks = make_ranks(1, alone=True).joined()
     assert ranks.call("place")[0]["size"] == 1
     assert ranks.call("step_until", 3) == [3]
+
+
+def test_the_warning_of_join_points_at_join_wherever_the_runtime_starts(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
+    monkeypatch.setattr(joining._tf_compat, "start_runtime", lambda: None)
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import tensorflow as tf\n\nstart = join()\n\n\n@tf.function\n"
+        "def step():\n    if True:\n        start()\n\n\nstep()\n"
+    )
+    with socket.create_server(("", 0)) as server:  # in place of TensorFlow's
+        held = SimpleNamespace(getsockname=server.getsockname, close=lambda: None)
+        start = partial(joining._start_runtime, 0, held)
+        ours = {"__name__": "tw_ranks", "start": start, "line": UserLine.here}
+        ours["partial"] = partial
+        exec("def join():\n    return partial(start, line())\n", ours)
+        join = without_autograph(ours["join"])
+        names = {"__name__": "__main__", "join": join}
+        with pytest.warns(ExposedServerWarning) as caught:
+            exec(compile(program.read_text(), str(program), "exec"), names)
+    assert [(w.filename, w.lineno) for w in caught] == [(str(program), 3)]
