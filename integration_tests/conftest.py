@@ -11,9 +11,16 @@ from pathlib import Path
 
 import pytest
 from covering import pytest_collection_modifyitems, pytest_configure
+from harness.fixtures import make_cluster, make_ranks, processes
 from hypothesis import settings
 
-__all__ = ["pytest_collection_modifyitems", "pytest_configure"]
+__all__ = [
+    "make_cluster",
+    "make_ranks",
+    "processes",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+]
 
 PACKAGES = Path(__file__).parents[1] / "packages"
 

@@ -8,7 +8,6 @@ that is to be watched as an ordinary one, ``python -m launching ...`` forks the 
 
 import contextlib
 import ctypes
-import multiprocessing
 import os
 import runpy
 import signal
@@ -20,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.processes import Program
+from harness.processes import Program, make_template
 
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)  # a launcher handles them
 HERE = str(Path(__file__).parent)
@@ -37,13 +36,6 @@ def run_to_its_end(
     """
     program = Program(command, cwd=cwd, env={**os.environ, **VARIABLES})
     return program.finish(deadline_s), program.out
-
-
-def make_template() -> Any:
-    """Returns a context whose processes are forked from one with TensorFlow in it."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tensorflow", "keras"])
-    return context
 
 
 def run_forked(

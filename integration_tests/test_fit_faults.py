@@ -1,7 +1,6 @@
 """``fit`` over ranks, of which some are lost, stopped, interrupted, or only slow."""
 
 import json
-import multiprocessing
 import os
 import random
 import re
@@ -19,13 +18,11 @@ import pytest
 import rank_fits
 from harness.ports import find_free_ports
 from harness.processes import IN_BACKGROUND, TAG, Program, tagged
+from harness.ranks import Raised
 from launching import run_forked
 
 import tw_ranks
 from tw_keras import TowerModel
-
-sys.path.append(str(Path(__file__).parents[1] / "packages" / "tw-syncrep" / "tests"))
-from ranks import Raised, Ranks
 
 TIMEOUT_S, GRACE_S = 2.0, 5.0
 RANKS = 3
@@ -36,12 +33,8 @@ DEADLINE_S = 120
 
 
 @pytest.fixture
-def ranks():
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tensorflow", "rank_programs", "fit_faults"])
-    group = Ranks(context, RANKS, timeout_s=TIMEOUT_S)
-    yield group.joined()
-    group.end()
+def ranks(make_ranks):
+    return make_ranks(RANKS, timeout_s=TIMEOUT_S).joined()
 
 
 @pytest.mark.full("killed-0-step", "killed-1-idle itself", "stopped-1-validation")

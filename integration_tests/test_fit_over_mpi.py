@@ -1,7 +1,5 @@
 """Keras's ``fit`` of a ``TowerModel`` over MPI gives what one device gives."""
 
-import multiprocessing
-
 import pytest
 import rank_fits
 from test_fit_over_ranks import Ranks, assert_alike
@@ -11,12 +9,9 @@ CASES = ["Adam", "sparse gradients", "flat", "two optimizers"]
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def ranks(request):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tensorflow", "rank_programs", "rank_fits"])
-    group = Ranks(context, request.param, engine="mpi", towers=8).joined()
-    yield group
-    group.end()
+def ranks(request, processes):
+    with Ranks(processes, request.param, engine="mpi", towers=8) as group:
+        yield group.joined()
 
 
 @pytest.mark.full("3-flat", "3-two optimizers")

@@ -1,37 +1,23 @@
 """Keras's ``fit`` over processes and towers gives what one device gives."""
 
-import multiprocessing
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import rank_fits
-
-sys.path.append(str(Path(__file__).parents[1] / "packages" / "tw-syncrep" / "tests"))
-from ranks import Raised, Ranks
+from harness.ranks import Raised, Ranks
 
 SHAPES = [(2, 1), (2, 2), (3, 1)]
 
 
-def started(size):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tensorflow", "rank_programs", "rank_fits"])
-    return Ranks(context, size, towers=8).joined()
-
-
 @pytest.fixture(scope="module", params=[2, 3])
-def ranks(request):
-    group = started(request.param)
-    yield group
-    group.end()
+def ranks(request, processes):
+    with Ranks(processes, request.param, towers=8) as group:
+        yield group.joined()
 
 
 @pytest.fixture(scope="module")
-def two_ranks():
-    group = started(2)
-    yield group
-    group.end()
+def two_ranks(processes):
+    with Ranks(processes, 2, towers=8) as group:
+        yield group.joined()
 
 
 def assert_alike(results, want, rtol=2e-6):

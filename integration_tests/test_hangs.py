@@ -3,22 +3,8 @@
 ``nox -s faults -- --drill hangs`` makes them again and again, at random places.
 """
 
-import sys
-from pathlib import Path
-
 import pytest
-
-# For the drills of clusters and ranks, whose processes they take.
-sys.path.insert(0, str(Path(__file__).parents[1] / "packages/tw-syncrep/tests"))
-
 from faults import hangs
-
-
-@pytest.fixture(scope="module")
-def processes():
-    from syncrep_tasks import make_template
-
-    return make_template()
 
 
 @pytest.mark.full("hangs: processes", "hangs: runner", "hangs: load")

@@ -4,28 +4,19 @@ The siblings' steps with ``tw_ranks`` between the processes: builders,
 loss scaling, and epochs in one call.
 """
 
-import multiprocessing
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from digits_towers import PROGRAMS, accuracy, batch
+from harness.ranks import Ranks
 from rank_towers import make_optimizer
-
-sys.path.append(str(Path(__file__).parents[1] / "packages" / "tw-syncrep" / "tests"))
-from ranks import Ranks
 
 STEPS = 20
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tensorflow", "rank_programs", "rank_towers"])
-    group = Ranks(context, 2, towers=8).joined()
-    yield group
-    group.end()
+def ranks(processes):
+    with Ranks(processes, 2, towers=8) as group:
+        yield group.joined()
 
 
 def alone(mode, is_scaled, steps=STEPS, towers=4):

@@ -1,7 +1,8 @@
 """Programs of Keras's users train over processes and towers as on one device."""
 
+import contextlib
 import csv
-import multiprocessing
+import functools
 import os
 
 import keras
@@ -16,36 +17,26 @@ from hypothesis import strategies as st
 from test_fit_over_ranks import Raised, Ranks, assert_alike
 
 SHAPES = {"2 x 1": (2, 1), "2 x 2": (2, 2), "3 x 1": (3, 1)}  # ranks, towers
-PRELOADED = ["tensorflow", "rank_programs", "rank_calls", "rank_threads"]
-
-
-def started(size, **options):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    return Ranks(context, size, towers=8, **options).joined()
 
 
 @pytest.fixture(scope="module")
-def groups():
+def groups(processes):
     """Starts a group of each size that a test asks for."""
-    made = {}
+    with contextlib.ExitStack() as stack:
 
-    def of(size):
-        if size not in made:
-            made[size] = started(size)
-        return made[size]
+        @functools.cache
+        def of(size):
+            return stack.enter_context(Ranks(processes, size, towers=8)).joined()
 
-    yield of
-    for group in made.values():
-        group.end()
+        yield of
 
 
 @pytest.fixture(scope="module")
-def threads():
+def threads(processes):
     """A process in which ranks are threads that wait for each other in operations."""
-    group = started(1, environment={0: {"TF_NUM_INTEROP_THREADS": "16"}})
-    yield group
-    group.end()
+    environment = {0: {"TF_NUM_INTEROP_THREADS": "16"}}
+    with Ranks(processes, 1, towers=8, environment=environment) as group:
+        yield group.joined()
 
 
 @pytest.mark.full(

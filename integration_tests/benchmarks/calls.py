@@ -47,8 +47,8 @@ def count_all(
     """Counts the calls of steps, pulled and not, and prints a line for each."""
     if not workers or not servers:
         return []
+    from harness.processes import make_template
     from syncrep_counted import CountedCluster, Work
-    from syncrep_tasks import make_template
 
     counted = CountedCluster(
         make_template(), ps=max(servers), workers=max(workers), limit_s=LIMIT_S

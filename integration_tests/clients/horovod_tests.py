@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.ports import find_free_ports
-from launching import make_template
+from harness.processes import make_template
 
 import tw_syncrep
 from tw_launch._launcher.messages import Start

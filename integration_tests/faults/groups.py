@@ -5,14 +5,14 @@ clock in a process of their own. Whether they pass may depend on the order in wh
 ranks begin and end, so they are worth many trials, two at a time, on a busy machine.
 """
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from syncrep_faults import Outcome
+from harness.processes import Program
+from harness.task_faults import Outcome
 
-TESTS = Path(__file__).parents[2] / "packages" / "tw-syncrep" / "tests"
+PACKAGES = Path(__file__).parents[2] / "packages"
 DEADLINE_S = 400
 
 _FILTERS = {
@@ -36,16 +36,8 @@ def run_drill(context: Any, name: str, folder: Path) -> Outcome:
     """Runs the tests of a drill once."""
     del context, folder
     module, chosen = DRILLS[name]
-    command = [sys.executable, "-m", "pytest", "-q", f"{TESTS}/test_{module}.py"]
-    try:
-        ran = subprocess.run(
-            [*command, "-k", chosen],
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return Outcome(f"not over after {DEADLINE_S} s")
-    failed = [line for line in ran.stdout.splitlines() if line.startswith("FAILED")]
-    return Outcome(f"{ran.returncode}: {'; '.join(failed)}" if ran.returncode else "")
+    [file] = PACKAGES.glob(f"*/tests/test_{module}.py")
+    ran = Program([sys.executable, "-m", "pytest", "-q", file, "-k", chosen])
+    status = ran.finish(DEADLINE_S)
+    failed = [line for line in ran.out.splitlines() if line.startswith("FAILED")]
+    return Outcome(f"{status}: {'; '.join(failed)}" if status else "")

@@ -337,7 +337,7 @@ def _session_loader(
 
 
 def hang_processes(rng: random.Random, context: Any) -> Hang:
-    from ranks import Ranks
+    from harness.ranks import Ranks
 
     count, mode = rng.randint(2, 3), rng.choice(["function", "session"])
     victim, at = rng.randrange(count), rng.randint(4, 20)
@@ -386,7 +386,7 @@ def train_rank(group: Any, mode: str, stops_at: int | None) -> Any:
 
     One that stops returns when it does, and hangs in what the test calls next.
     """
-    import rank_programs
+    from harness import rank_programs
 
     with _reports_in_a_folder() as folder:
         if mode in rank_programs.SESSIONS:
@@ -421,8 +421,8 @@ class _reports_in_a_folder:
 
 
 def hang_servers(rng: random.Random, context: Any) -> Hang:
-    from syncrep_faults import RAISED, SPEC
-    from syncrep_tasks import Tasks
+    from harness.task_faults import RAISED, SPEC
+    from harness.tasks import Tasks
 
     victim = rng.choice(["worker", "chief", "ps"])
     how = "SIGSTOP" if victim == "ps" else rng.choice(["SIGSTOP", "no call"])
@@ -501,7 +501,7 @@ def run_drill(
       folder: not used.
       seed: of the place; None draws one.
     """
-    from syncrep_faults import Outcome
+    from harness.task_faults import Outcome
 
     rng = random.Random(seed)
     try:

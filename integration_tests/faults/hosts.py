@@ -194,7 +194,7 @@ def why_no_hosts() -> str | None:
 
 def run_on_hosts(count: int, situation: Callable[[Hosts], None], folder: Path) -> Any:
     """Runs one situation on hosts of its own, of which nothing is left."""
-    from syncrep_faults import Outcome
+    from harness.task_faults import Outcome
 
     try:
         with Hosts(count, folder) as hosts:

@@ -1,6 +1,6 @@
 """Drills: does harm to tasks of real clusters, and checks what must hold then.
 
-``syncrep_faults`` (with parameter servers), ``rank_faults`` (of process groups,
+``task_faults`` (with parameter servers), ``rank_faults`` (of process groups,
 "processes: ..."), ``groups`` (tests of these, "groups: ..."), ``hangs`` (of
 everything whose waits are bounded, "hangs: ..."), ``host_servers`` and ``host_ranks``
 (of hosts whose network is cut, "hosts: ...") tell which drills there are, and what must
@@ -29,15 +29,14 @@ from typing import Any
 from ledger import GOOD, Ledger, Line, choose, summarize
 
 ROOT = Path(__file__).parents[2]
-TESTS = ROOT / "packages" / "tw-syncrep" / "tests"
 SOURCE = "packages/tw-syncrep/src"
-sys.path.insert(0, str(TESTS))
+sys.path.append(str(ROOT / "integration_tests"))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def main() -> int:
     """Runs the trials and tells how many were good."""
-    from syncrep_tasks import make_template
+    from harness.processes import make_template
 
     arguments = read_arguments()
     ledger = Ledger(arguments.ledger)
@@ -64,7 +63,7 @@ def main() -> int:
 
 def read_arguments() -> argparse.Namespace:
     """Reads the command line; without a total, there are as many trials of each."""
-    from syncrep_faults import SCENES
+    from harness.task_faults import SCENES
 
     servers, *others = [list(family.DRILLS) for family in families()]
     known = [*servers, *SCENES, *(name for names in others for name in names)]
@@ -158,10 +157,9 @@ def families() -> list[Any]:
     import hangs
     import host_ranks
     import host_servers
-    import rank_faults
-    import syncrep_faults
+    from harness import rank_faults, task_faults
 
-    return [syncrep_faults, rank_faults, groups, hangs, host_servers, host_ranks]
+    return [task_faults, rank_faults, groups, hangs, host_servers, host_ranks]
 
 
 def find_family(name: str) -> Any:
@@ -172,8 +170,8 @@ def find_family(name: str) -> Any:
 
 def possible(names: Sequence[str], template: Any) -> list[str]:
     """Returns the drills that this machine allows; says why it does not others."""
+    from harness.task_faults import why_no_links
     from hosts import why_no_hosts
-    from syncrep_faults import why_no_links
 
     linked = {name for name in names if is_linked(name)}
     on_hosts = {name for name in names if name.startswith("hosts: ")}
@@ -195,13 +193,12 @@ def is_linked(name: str) -> bool:
 
 def grid(names: Sequence[str]) -> dict[tuple[str, str], dict[str, str]]:
     """Returns drills by what comes after, or by mode, by victim and fault."""
-    import rank_faults
-    import syncrep_faults
+    from harness import rank_faults, task_faults
 
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for name in names:
-        if name in syncrep_faults.DRILLS:
-            drill = syncrep_faults.DRILLS[name]
+        if name in task_faults.DRILLS:
+            drill = task_faults.DRILLS[name]
             rows.setdefault((drill.victim, drill.fault), {})[drill.after] = name
         elif name in rank_faults.DRILLS:
             of_ranks = rank_faults.DRILLS[name]

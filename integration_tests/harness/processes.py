@@ -6,6 +6,7 @@ also where that is killed. Every wait has a deadline.
 """
 
 import ctypes
+import multiprocessing
 import os
 import re
 import signal
@@ -130,6 +131,17 @@ class Peer:
             self.process.kill()
         self.process.join(10)
         assert not self.process.is_alive()
+
+
+def make_template() -> Any:
+    """Returns a context whose processes are forked from one with TensorFlow in it.
+
+    There is one such process, whichever tests of a run ask for it first.
+    """
+    context = multiprocessing.get_context("forkserver")
+    programs = ["harness.task_programs", "harness.rank_programs"]
+    context.set_forkserver_preload(["tensorflow", "keras", *programs])
+    return context
 
 
 def wait_until(is_so: Callable[[], Any], within_s: float = DEADLINE_S) -> Any:

@@ -37,9 +37,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ranks import Raised, RankProcess, Ranks
-from syncrep_faults import GRACE_S, Outcome
-
+from harness.ranks import Raised, RankProcess, Ranks
+from harness.task_faults import GRACE_S, Outcome
 from tw_launch._addresses import split_address
 
 TIMEOUT_S, STALL_S, BUSY_S = 3.0, 6.0, 4.5

@@ -14,10 +14,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import syncrep_links
 import tensorflow as tf
 
 import tw_ranks
+from harness import links
 from harness.ports import find_free_ports
 from tw_core.ranks import RankGroup
 from tw_ranks import _calls, _tf_compat
@@ -56,7 +56,7 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
 
 def _count_calls_from() -> None:
     """Has this rank reach the others' servers through proxies that count."""
-    from syncrep_calls import CallCounter
+    from harness.calls import CallCounter
 
     global _counter
     counter = _counter = CallCounter()
@@ -167,9 +167,9 @@ def _hold_up(name: str, wait: Any) -> None:
 def _enter(pipe: Any, leader: int | None, address: str, every: list[str]) -> None:
     """Goes into a network namespace: another process's, or one of its own."""
     if leader is None:
-        syncrep_links.join_network(pipe, address, every)
+        links.join_network(pipe, address, every)
     else:
-        syncrep_links.share_network(leader)
+        links.share_network(leader)
     pipe.send(("done", None))
 
 

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import syncrep_links
-from syncrep_tasks import Task
-
+from harness import links
 from harness.ports import find_free_ports
 from harness.processes import Peer
+from harness.tasks import Task
 from tw_launch._launcher import pmi as _pmi
 
 DEADLINE_S = 120  # of one call; a busy machine takes a minute for some
@@ -89,7 +88,7 @@ class Ranks:
         if (
             run is None
         ):  # imported late: reading the options of drills takes no TensorFlow
-            from rank_programs import run_rank as run
+            from harness.rank_programs import run_rank as run
         self._context, self._options = context, options
         self._size, self._machines, self._run = size, machines, run
         self._hosts: list[str] = []
@@ -97,7 +96,7 @@ class Ranks:
         self._shared: set[Path] = set()
         self.all: list[RankProcess] = []
         if linked:
-            self._hosts = syncrep_links.task_addresses(len(set(machines)))
+            self._hosts = links.task_addresses(len(set(machines)))
             self._hub = Task(context, "hub", "hub", {}, {})
             self._hub.expect("bridged")
             address = self._hosts[0]
@@ -164,6 +163,12 @@ class Ranks:
             if isinstance(result, Raised):
                 raise result
         return results
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
 
     def end(self) -> None:
         try:

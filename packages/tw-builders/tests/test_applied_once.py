@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_optimizers import CASES, make, present
+from harness.keras_optimizers import CASES, make, present
 
 import tw_builders
 import tw_core

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from rank_programs import answer
+from harness.rank_programs import answer
 
 import tw_horovod as hvd
 from tw_horovod._state import group as state

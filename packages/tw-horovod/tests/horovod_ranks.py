@@ -4,7 +4,7 @@ from typing import Any
 
 import horovod_programs
 from harness.ports import find_free_ports
-from ranks import Ranks
+from harness.ranks import Ranks
 
 
 def make(context: Any, size: int, **options: Any) -> Ranks:

@@ -4,8 +4,8 @@ import horovod_models
 import horovod_ranks
 import numpy as np
 import pytest
+from harness.ranks import Raised
 from horovod_models import make_batch
-from ranks import Raised
 
 SUM = 1
 

@@ -7,9 +7,9 @@ import time
 
 import horovod_ranks
 import pytest
+from harness.ranks import ENGINE, Raised
+from harness.task_faults import GRACE_S
 from horovod_models import make_batch
-from ranks import ENGINE, Raised
-from syncrep_faults import GRACE_S
 
 SIZE, VICTIM, TIMEOUT_S = 3, 1, 2.0
 # Of a step, and of what runs eagerly or while a step is traced.

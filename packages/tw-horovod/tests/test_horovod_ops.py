@@ -3,7 +3,7 @@
 import horovod_ranks
 import numpy as np
 import pytest
-from ranks import Raised
+from harness.ranks import Raised
 
 MODES = ["function", "session"]  # Eager calls run what sessions call.
 ALL_MODES = ["eager", *MODES]

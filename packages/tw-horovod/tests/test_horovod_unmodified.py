@@ -11,7 +11,7 @@ import horovod_models
 import numpy as np
 import pytest
 import tensorflow as tf
-from syncrep_launches import finish, launch
+from harness.launches import finish, launch
 
 import tw_horovod as hvd
 import tw_horovod.keras as hvd_keras

@@ -6,7 +6,7 @@ import os
 import horovod_ranks
 import numpy as np
 import pytest
-from ranks import ENGINE, Raised
+from harness.ranks import ENGINE, Raised
 
 NAMES = ["loss", "accuracy", "f1"]
 

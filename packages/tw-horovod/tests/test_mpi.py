@@ -14,19 +14,19 @@ from pathlib import Path
 import horovod_ranks
 import numpy as np
 import pytest
-from ranks import ENGINE, Raised, Ranks
-from syncrep_launches import finish, launch
+from harness.launches import finish, launch
+from harness.processes import Program
+from harness.ranks import ENGINE, Raised, Ranks
 
 from tw_launch import main
 from tw_launch._launcher.pmi import PmiTable
 
 pytest.importorskip("mpi4py")
-HERE = Path(__file__).parent
+PACKAGES = Path(__file__).parents[2]
 MODES = ["eager", "function", "session"]
 SAME = [
     *("sums_across", "broadcast", "uneven_ends", "matching", "horovod_ops"),
-    *("lost_ranks", "rank_endings", "gradient_shapes", "weights"),
-    "horovod_lost_ranks",
+    *("lost_ranks", "rank_endings", "horovod_lost_ranks"),
 ]
 
 
@@ -43,11 +43,9 @@ def test_programs_of_ranks_run_as_over_tensorflow(name):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     environment = {**os.environ, ENGINE: "mpi"}
     environment.pop("PYTEST_XDIST_WORKER", None)
-    path = str(HERE / f"test_{name}.py")
-    ran = subprocess.run(
-        [*command, path], env=environment, capture_output=True, text=True, timeout=900
-    )
-    assert ran.returncode == 0, ran.stdout[-4000:]
+    [path] = PACKAGES.glob(f"*/tests/test_{name}.py")
+    ran = Program([*command, path], env=environment)
+    assert ran.finish(900) == 0, ran.out[-4000:]
 
 
 @pytest.mark.parametrize("mode", MODES)

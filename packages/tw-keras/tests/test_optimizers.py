@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_optimizers import CASES, KINDS, make, present, unknown_options
+from harness.keras_optimizers import CASES, KINDS, make, present, unknown_options
 from tower_models import CPUS
 
 from tw_keras import TowerModel

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_optimizers import present
+from harness.keras_optimizers import present
 from tower_models import CPUS, STEPS
 
 from tw_keras import TowerModel

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from process_fixtures import make_cluster, make_ranks, processes  # noqa: F401
+from harness.fixtures import make_cluster, make_ranks, processes  # noqa: F401
 
 # For the programs of tests, which the tasks import too.
 sys.path.insert(0, str(Path(__file__).parent))

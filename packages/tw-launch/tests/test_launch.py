@@ -17,9 +17,9 @@ import time
 import warnings
 
 import pytest
+from harness.launches import finish, launch
 from harness.ports import find_free_ports
 from harness.processes import IN_BACKGROUND, is_alive, wait_until
-from syncrep_launches import finish, launch
 
 from tw_core.modes import without_autograph
 from tw_launch import ExposedServerWarning, _network_exposure, is_exposed, main
@@ -457,7 +457,7 @@ def test_the_warning_points_at_the_line_of_the_users_program(monkeypatch, tmp_pa
 
 
 def test_a_tensorflow_server_is_open_whatever_host_it_was_given():
-    from syncrep_threads import local_cluster
+    from harness.replica_threads import local_cluster
 
     if [name for _, name in socket.if_nameindex()] == ["lo"]:
         pytest.skip("no other interface here")

@@ -6,19 +6,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import links
+from harness.launches import Launches
 from harness.processes import is_alive, wait_until
-from syncrep_launches import Launches
 
 HOSTS = ("10.77.0.1", "10.77.0.2")
 IN_NAMESPACE = f"""
 import os, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-import syncrep_links
-syncrep_links._unshare()
+sys.path.insert(0, {str(Path(links.__file__).parents[1])!r})
+from harness import links
+links._unshare()
 os.write(1, b"alone\\n")
 sys.stdin.readline()
 own = "addr add " + sys.argv[1] + "/24 dev end"
-syncrep_links._ip("link set lo up", own, "link set end up")
+links._ip("link set lo up", own, "link set end up")
 os.execv(sys.executable, [sys.executable, "-m", "tw_launch", *sys.argv[2:]])
 """
 

@@ -15,9 +15,9 @@ import time
 from queue import SimpleQueue
 
 import pytest
+from harness.launches import Launches
 from harness.ports import find_free_ports
 from harness.processes import is_alive, wait_until
-from syncrep_launches import Launches
 
 from tw_launch._launcher.meeting import open_port
 

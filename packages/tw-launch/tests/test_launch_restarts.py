@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 import pytest
+from harness.launches import finish, launch
 from harness.processes import DEADLINE_S, is_alive, wait_until
-from syncrep_launches import finish, launch
 
 from tw_launch import main
 

@@ -4,7 +4,7 @@ import inspect
 
 import numpy as np
 import pytest
-from ranks import Raised, Ranks
+from harness.ranks import Raised, Ranks
 
 from tw_core.ranks import RankGroup
 from tw_ranks import ProcessGroup

@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
 import pytest
+from harness.rank_faults import NOISES, send_raw
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rank_faults import NOISES, send_raw
 
 from tw_launch._channel import LineSocket
 from tw_ranks._agreement import Exchange

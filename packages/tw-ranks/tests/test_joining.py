@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 from harness.ports import find_free_ports
 from harness.processes import wait_until
-from rank_faults import NOISES, run_drill
-from ranks import Raised
+from harness.rank_faults import NOISES, run_drill
+from harness.ranks import Raised
 
 import tw_ranks
 from tw_core.modes import without_autograph

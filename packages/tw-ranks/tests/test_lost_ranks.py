@@ -10,9 +10,9 @@ import signal
 import time
 
 import pytest
-from rank_faults import is_linked, run_drill
-from ranks import ENGINE, Raised
-from syncrep_faults import why_no_links
+from harness.rank_faults import is_linked, run_drill
+from harness.ranks import ENGINE, Raised
+from harness.task_faults import why_no_links
 
 TIMEOUT_S = 2.0
 

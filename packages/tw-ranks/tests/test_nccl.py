@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from ranks import Raised
+from harness.ranks import Raised
 
 from tw_ranks._uneven import _Turns
 

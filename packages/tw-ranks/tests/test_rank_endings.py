@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from ranks import Raised
+from harness.ranks import Raised
 
 LONG_S = 120.0
 """Of a deadline that no test waits for."""

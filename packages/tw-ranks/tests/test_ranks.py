@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import pytest
-import ranks
+from harness import ranks
 
 
 def answers_late(pipe: Any, options: Any) -> None:

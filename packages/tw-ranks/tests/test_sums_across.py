@@ -5,7 +5,7 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
-from ranks import Raised, Ranks
+from harness.ranks import Raised, Ranks
 
 MODES = ["eager", "function", "session"]
 OVER_SERVERS = ["server", "monitored"]

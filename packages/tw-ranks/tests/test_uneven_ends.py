@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ranks import Raised, Ranks
+from harness.ranks import Raised, Ranks
 
 # Rows per batch, by rank; quarters, so that all means are exact. The batches of step 1
 # are empty on the ranks that have one, which must not pass for the end of all data.

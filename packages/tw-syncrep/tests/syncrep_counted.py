@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from harness.calls import CallCounter
 from harness.ports import find_free_ports
-from syncrep_calls import CallCounter
-from syncrep_tasks import Task
+from harness.tasks import Task
 
 import tw_launch
 import tw_syncrep
@@ -100,7 +100,7 @@ class CountedCluster:
         """Starts the servers.
 
         Args:
-          context: as of ``make_template``.
+          context: of ``multiprocessing``.
           ps: parameter servers.
           workers: at most as many can train.
           limit_s: after which the parameter servers end in any case.

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import tensorflow as tf
-from syncrep_threads import run_replicas
+from harness.replica_threads import run_replicas
 
 from tw_syncrep import SyncReplicasOptimizer
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.replica_threads import run_replicas
 from syncrep_given import make, sgd, steps, vector
-from syncrep_threads import run_replicas
 
 from tw_syncrep import SyncReplicasOptimizer
 

@@ -5,9 +5,9 @@ import socket
 import threading
 
 import pytest
+from harness.calls import PREFACE, CallCounter, CallReader, FieldReader
 from hypothesis import given
 from hypothesis import strategies as st
-from syncrep_calls import PREFACE, CallCounter, CallReader, FieldReader
 
 PATH = "/tensorflow.WorkerService/RunGraph"
 

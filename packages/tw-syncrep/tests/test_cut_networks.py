@@ -7,8 +7,8 @@ import time
 
 import pytest
 from harness.ports import find_free_ports
-from syncrep_faults import expect_exact
-from syncrep_tasks import Tasks
+from harness.task_faults import expect_exact
+from harness.tasks import Tasks
 
 WAIT_S = 3.0
 GRACE_S = 12.0  # for a busy machine

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from harness.processes import wait_until
+from harness.replica_threads import new_container, run_replicas, start_by_hand
 from syncrep_given import make, vector
-from syncrep_threads import new_container, run_replicas, start_by_hand
 
 from tw_syncrep import ReplicaReplacedError, ReplicaTimeoutError, SyncReplicasOptimizer
 

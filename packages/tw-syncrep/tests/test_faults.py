@@ -8,7 +8,7 @@ import os
 import signal
 
 import pytest
-from syncrep_faults import (
+from harness.task_faults import (
     DRILLS,
     OPTIONS,
     RAISED,

@@ -9,8 +9,8 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.replica_threads import new_container, run_replicas, start_by_hand
 from syncrep_given import make, sgd
-from syncrep_threads import new_container, run_replicas, start_by_hand
 
 v1 = tf.compat.v1
 BELOW = 64

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from harness.processes import wait_until
+from harness.replica_threads import run_replicas
 from syncrep_given import make, vector
-from syncrep_threads import run_replicas
 
 from tw_syncrep._protocol.queues import WakeQueues
 

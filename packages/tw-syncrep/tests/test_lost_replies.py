@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.replica_threads import local_cluster, run_replicas
 from syncrep_given import make, vector
-from syncrep_threads import local_cluster, run_replicas
 
 from tw_syncrep import SyncTimeoutError
 

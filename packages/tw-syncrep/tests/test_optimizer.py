@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.replica_threads import run_replicas
 from syncrep_given import run, sgd, steps, vector
-from syncrep_threads import run_replicas
 
 import tw_syncrep
 from tw_syncrep import SyncReplicasOptimizer

@@ -11,8 +11,8 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.replica_threads import new_container, run_replicas, start_by_hand
 from syncrep_given import make, vector
-from syncrep_threads import new_container, run_replicas, start_by_hand
 
 STEPS = 4
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.replica_threads import local_cluster, new_container
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from syncrep_threads import local_cluster, new_container
 
 import tw_core
 import tw_launch

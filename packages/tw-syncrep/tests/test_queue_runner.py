@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
-from syncrep_threads import local_cluster
+from harness.replica_threads import local_cluster
 
 import tw_syncrep
 from tw_syncrep import SyncReplicasOptimizer

@@ -8,8 +8,8 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.replica_threads import new_container, start_by_hand
 from syncrep_given import make, vector
-from syncrep_threads import new_container, start_by_hand
 
 from tw_syncrep._protocol.queues import WakeReason
 

@@ -5,8 +5,8 @@ A private module is imported, as a hold that others end takes a chief that stand
 
 import numpy as np
 import tensorflow as tf
+from harness.replica_threads import run_replicas
 from syncrep_given import make, vector
-from syncrep_threads import run_replicas
 
 from tw_syncrep._session import holding
 

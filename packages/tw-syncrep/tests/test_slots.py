@@ -5,8 +5,8 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.replica_threads import run_replicas
 from syncrep_given import make, vector
-from syncrep_threads import run_replicas
 
 
 def test_fewer_replicas_than_gradients_bring_several_each():

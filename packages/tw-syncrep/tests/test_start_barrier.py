@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.replica_threads import new_container, start_by_hand
 from syncrep_given import make, vector
-from syncrep_threads import new_container, start_by_hand
 
 from tw_core.black_box import Recorder
 from tw_syncrep import StartTimeoutError

@@ -8,10 +8,10 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.replica_threads import new_container, run_replicas, start_by_hand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from syncrep_given import make, vector
-from syncrep_threads import new_container, run_replicas, start_by_hand
 
 from tw_syncrep import ReplicaTimeoutError
 from tw_syncrep._protocol.run_table import RING, ReplicaField, RunField, RunTable

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.replica_threads import run_replicas
+from harness.task_programs import received_tensors
 from syncrep_given import make
-from syncrep_programs import received_tensors
-from syncrep_threads import run_replicas
 
 import tw_syncrep
 

@@ -759,7 +759,7 @@ def test_an_error_whose_cause_is_that_servers_are_parted_says_so():
 
 
 def test_servers_of_one_cluster_reach_each_other_and_a_silent_one_is_not_parted():
-    from syncrep_threads import local_cluster
+    from harness.replica_threads import local_cluster
 
     one, other = local_cluster().addresses["ps"][:2]
     assert find_parted({"ps 0": one, "ps 1": other}) == []
@@ -816,7 +816,7 @@ def test_a_server_that_takes_connections_and_says_nothing_does_not_answer():
 
 
 def test_a_tensorflow_server_answers():
-    from syncrep_threads import local_cluster
+    from harness.replica_threads import local_cluster
 
     for address in local_cluster().addresses["ps"]:
         assert find_fault(address, timeout_s=5) is None

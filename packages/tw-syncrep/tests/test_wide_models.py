@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
-from syncrep_threads import run_replicas
+from harness.replica_threads import run_replicas
 
 import tw_syncrep
 from tw_syncrep import SyncReplicasOptimizer

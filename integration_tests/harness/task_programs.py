@@ -13,7 +13,7 @@ import traceback
 import warnings
 from typing import Any
 
-import syncrep_links
+from harness import links
 
 
 def run_task(
@@ -26,7 +26,7 @@ def run_task(
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     try:
         if "network" in spec:
-            syncrep_links.join_network(pipe, *spec["network"])
+            links.join_network(pipe, *spec["network"])
         PROGRAMS[program](pipe, spec)
     except EOFError:  # The test is over.
         pass
@@ -383,4 +383,4 @@ def _facts(error: BaseException) -> dict[str, Any]:
     return {name: getattr(error, name) for name in names if hasattr(error, name)}
 
 
-PROGRAMS = {"serve": serve, "train": train, "hub": syncrep_links.hub}
+PROGRAMS = {"serve": serve, "train": train, "hub": links.hub}

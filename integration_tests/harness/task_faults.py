@@ -37,9 +37,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from syncrep_tasks import Task, Tasks
-
 from harness.processes import wait_until
+from harness.tasks import Task, Tasks
 
 WAIT_S = 3.0
 GRACE_S = 1.0

@@ -5,19 +5,19 @@ from typing import Any
 
 import pytest
 
+from harness.processes import make_template
+
 
 @pytest.fixture(scope="session")
 def processes() -> Any:
     """A template process that has imported TensorFlow, from which tasks are forked."""
-    from syncrep_tasks import make_template
-
     return make_template()
 
 
 @pytest.fixture
 def make_cluster(processes: Any) -> Any:
     """Makes clusters, and ends all their processes after the test."""
-    from syncrep_tasks import Tasks
+    from harness.tasks import Tasks
 
     with contextlib.ExitStack() as stack:
 
@@ -33,13 +33,11 @@ def make_cluster(processes: Any) -> Any:
 @pytest.fixture
 def make_ranks(processes: Any) -> Any:
     """Makes groups of ranks, and ends all their processes after the test."""
-    from ranks import Ranks
+    from harness.ranks import Ranks
 
     with contextlib.ExitStack() as stack:
 
         def make(*arguments: Any, **options: Any) -> Ranks:
-            ranks = Ranks(processes, *arguments, **options)
-            stack.callback(ranks.end)
-            return ranks
+            return stack.enter_context(Ranks(processes, *arguments, **options))
 
         yield make

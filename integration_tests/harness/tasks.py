@@ -1,15 +1,12 @@
 """Clusters of real processes on this machine, as tests drive them."""
 
-import multiprocessing
 import signal
 from typing import Any
 
-import syncrep_links
-import syncrep_programs
-from syncrep_relays import Relay
-
+from harness import links, task_programs
 from harness.ports import find_free_ports
 from harness.processes import DEADLINE_S, Peer
+from harness.relays import Relay
 
 
 class Task(Peer):
@@ -20,7 +17,7 @@ class Task(Peer):
     """
 
     def __init__(self, context: Any, name: str, *arguments: Any) -> None:
-        super().__init__(context, name, syncrep_programs.run_task, *arguments)
+        super().__init__(context, name, task_programs.run_task, *arguments)
         self.plug: str | None = None
 
     def expect(self, word: str, within_s: float = DEADLINE_S) -> Any:
@@ -54,7 +51,7 @@ class Tasks:
         self._context = context
         count = ps + workers
         if linked:
-            addresses = syncrep_links.task_addresses(count)
+            addresses = links.task_addresses(count)
         else:
             addresses = [f"localhost:{port}" for port in find_free_ports(count)]
         self.addresses = {"ps": addresses[:ps], "worker": addresses[ps:]}
@@ -168,10 +165,3 @@ class Tasks:
             task.kill()
         for relay in self._relays.values():
             relay.end()
-
-
-def make_template() -> Any:
-    """Returns a context whose processes are forked from one with TensorFlow in it."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tensorflow", "syncrep_programs", "rank_programs"])
-    return context
