@@ -140,7 +140,8 @@ EXEMPT = {
         "tf_variables variable_origins repeated_devices"
     ),
     "called by packages that build on this one, with what they made": (
-        "call_once call_towers_once meet meeting_alone are_alike"
+        "call_once call_towers_once check_session_graph list_pairs meet meeting_alone "
+        "are_alike plain_name"
     ),
     "called by what has read its arguments, for each gradient or variable": (
         "power_of_two shares_of unit_of weigh map_values narrow_source values_of "
@@ -348,8 +349,12 @@ OTHERS = {
     "split_grad_list.grad_list": [
         ([None], TypeError, "something else for towers 0 (NoneType)"),
         ([zip([1], [2], strict=True)], TypeError, "for towers 0 (zip)"),
-        ([["gv"]], TypeError, "got 'gv' at tower 0 item 0"),
-        ([[(1, 2, 3)]], TypeError, "(gradient, variable) pairs; got (1, 2, 3)"),
+        (
+            [["gv"]],
+            TypeError,
+            "grad_list[0] must hold (gradient, variable) pairs; got ['gv']",
+        ),
+        ([[(1, 2, 3)]], TypeError, "(gradient, variable) pairs; got [(1, 2, 3)]"),
     ],
     "merge_grad_list": [
         ({"all_grads": [1]}, TypeError, "for towers 0 (int)"),

@@ -111,7 +111,9 @@ def test_gradients_that_are_no_pairs_are_refused(returned):
         def gradients(self, optimizer):
             return returned
 
-    message = r"NoPairs.gradients must return a list of .gradient, variable. pairs"
+    message = (
+        r"NoPairs.gradients, .* must (be a list of|hold) .gradient, variable. pairs"
+    )
     with pytest.raises(TypeError, match=message):
         make(NoPairs)
 
@@ -145,7 +147,7 @@ def test_a_part_of_a_session_graph_is_no_place_for_it(inside):
         return 1.0
 
     with pytest.raises(
-        RuntimeError, match=r"make it outside of tf.cond, tf.while_loop"
+        RuntimeError, match=r"function of one. .* outside of tf.cond, tf.while_loop"
     ):
         inside(build)
 
@@ -159,4 +161,4 @@ def test_a_function_called_from_eager_code_is_no_place_for_it():
     with ThreadPoolExecutor(1) as pool:
         error = pool.submit(tf.function(build, autograph=False)).exception(60)
     assert isinstance(error, RuntimeError)
-    assert "builds a session graph; make it inside" in str(error)
+    assert "builds a session graph; got a tf.function. Make it inside" in str(error)

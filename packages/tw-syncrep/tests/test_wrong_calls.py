@@ -176,7 +176,7 @@ OTHERS = {
         (None, TypeError, "must be a list of (gradient, variable) pairs; got None"),
         (EAGER, TypeError, "pairs; got <tf."),
         ([], ValueError, "Must supply at least one variable"),
-        ([EAGER], TypeError, "must hold (gradient, variable) pairs; got <tf.Tensor"),
+        ([EAGER], TypeError, "must hold (gradient, variable) pairs; got [<tf.Tensor"),
         ([(EAGER, None)], TypeError, "resource variables are supported; got None"),
         ([(EAGER, "w")], TypeError, "Only resource variables are supported; got w"),
         (averaged("g"), TypeError, "tf.IndexedSlices or None; got w:0: str"),

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tw_core import Tower
 from tw_core.devices import canonical_device
 from tw_core.modes import orders_effects
-from tw_core.variables import tf_variable
+from tw_core.variables import plain_name, tf_variable
 from tw_reduce.plans import plan_balanced
 
 _KEYS = tf.compat.v1.GraphKeys
@@ -113,7 +113,7 @@ def state_as_of(
         yield
         return
     names = [
-        (_plain_name(copy), _plain_name(original))
+        (plain_name(copy), plain_name(original))
         for original, copy in zip(originals, copies, strict=True)
         if copy is not original
     ]
@@ -210,7 +210,3 @@ def _renamed(name: str, names: Sequence[tuple[str, str]]) -> str:
             if name == prefix or name.startswith(f"{prefix}{separator}"):
                 return original.replace("/", separator) + name.removeprefix(prefix)
     return name
-
-
-def _plain_name(variable: tf.Variable) -> str:
-    return str(variable.name).split(":")[0]

@@ -45,6 +45,16 @@ __all__ = [
 ]
 
 
+def in_body() -> bool:
+    """Returns whether new ops are inside a branch, a loop or a function.
+
+    TensorFlow's older control flow, which ``disable_v2_behavior()`` restores, has no
+    function bodies, and its contexts have no public name.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    return bool(tf.inside_function() or control_flow_context(graph))
+
+
 def control_flow_context(graph: tf.Graph) -> object:
     """Returns the branch or loop of TensorFlow 1 that is being built, if any."""
     return graph._get_control_flow_context()

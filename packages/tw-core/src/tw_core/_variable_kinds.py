@@ -89,6 +89,11 @@ def tf_variables(variables: Iterable[Any]) -> list[tf.Variable]:
     return [tf_variable(variable) for variable in variables]
 
 
+def plain_name(named: Any) -> str:
+    """Returns the name of a variable or a tensor, without the ``:0`` of its output."""
+    return str(named.name).split(":")[0]
+
+
 def is_reference_variable(variable: Any) -> bool:
     """Returns whether a variable is a reference variable, the kind before resources."""
     return str(getattr(variable.dtype, "name", variable.dtype)).endswith("_ref")

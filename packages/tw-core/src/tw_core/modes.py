@@ -21,11 +21,12 @@ from typing import TypeVar, cast
 
 import tensorflow as tf
 
-from tw_core._tf_compat import in_xla_context
+from tw_core._tf_compat import in_body, in_xla_context
 from tw_core.checks import check_function
 
 __all__ = [
     "builds_session_graph",
+    "check_session_graph",
     "compiles_with_xla",
     "orders_effects",
     "traces_function",
@@ -43,6 +44,30 @@ def builds_session_graph() -> bool:
       ``tf.while_loop``, and in functions that it calls.
     """
     return not tf.executing_eagerly() and not traces_function()
+
+
+def check_session_graph(what: str, *, instead: str, in_bodies: bool = True) -> None:
+    """Refuses to build anywhere but in a graph that a session runs.
+
+    Args:
+      what: the subject of the message, such as a class.
+      instead: a sentence that says what to do.
+      in_bodies: whether branches, loops and functions of such a graph will do.
+
+    Raises:
+      RuntimeError: in eager mode, in a ``tf.function``, or in a body.
+    """
+    if builds_session_graph() and (in_bodies or not in_body()):
+        return
+    if tf.executing_eagerly():
+        found = "eager mode"
+    else:
+        found = (
+            "a tf.function"
+            if traces_function()
+            else "a branch, loop or function of one"
+        )
+    raise RuntimeError(f"{what} builds a session graph; got {found}. {instead}")
 
 
 def traces_function() -> bool:

@@ -7,16 +7,6 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 
-def inside_branch_or_loop() -> bool:
-    """Returns whether new ops are inside a branch, a loop or a function.
-
-    TensorFlow's older control flow, which ``disable_v2_behavior()`` restores, has no
-    function bodies, and its contexts have no public name.
-    """
-    graph = tf.compat.v1.get_default_graph()
-    return bool(tf.inside_function() or graph._get_control_flow_context())
-
-
 def make_callable(
     sess: tf.compat.v1.Session,
     tensors: Sequence[tf.Tensor],

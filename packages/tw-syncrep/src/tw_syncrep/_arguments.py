@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.checks import check_flag, check_text, check_whole_number
-from tw_core.modes import builds_session_graph
 from tw_launch import find_tf_config
 from tw_syncrep._checks import check_methods
 from tw_syncrep._transfer.payload import SyncOptions
@@ -130,32 +129,6 @@ def _check_variables(**given: Any) -> None:
         raise TypeError(
             f"{name} must be a list of variables; got {', '.join(map(repr, others))}."
         )
-
-
-def check_session_graph() -> None:
-    """Checks that a session's graph is being built, outside of branches and loops."""
-    if tf.executing_eagerly():
-        found = "eager mode"
-    elif not builds_session_graph():
-        found = "a tf.function"
-    elif _is_in_body():
-        found = "the body of a tf.cond or tf.while_loop"
-    else:
-        return
-    raise RuntimeError(
-        f"{_CLASS}.apply_gradients: builds a step in the graph of a session; got "
-        f"{found}. Call it under tf.Graph().as_default(), outside tf.cond and "
-        "tf.while_loop, as the chief's rounds run independently of them; whether a "
-        "replica takes its step is decided by what its session runs."
-    )
-
-
-def _is_in_body() -> bool:
-    graph = tf.compat.v1.get_default_graph()
-    # A body is a graph of its own or, in version 1, a context that cannot be fetched.
-    if hasattr(graph, "outer_graph"):
-        return True
-    return not graph.is_fetchable(tf.no_op(name="here"))
 
 
 def find_replica_index(given: int | None, *, total: int) -> int:

@@ -4,12 +4,12 @@ A shape that is known while building is compared then; one that is known only at
 time is compared in each step, on the worker, before anything is sent.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tw_core.gradients import check_weight, ensure_gradient_shapes
+from tw_core.gradients import check_weight, ensure_gradient_shapes, list_pairs
 from tw_syncrep._parameters.cache import with_masters
 
 
@@ -29,25 +29,11 @@ def read_gradients(
     return grads, [variable for _, variable in pairs]
 
 
-def _read_pairs(grads_and_vars: Any) -> list[Any]:
-    tensors = tf.Tensor | tf.IndexedSlices | tf.Variable
-    if isinstance(grads_and_vars, str | tensors) or not isinstance(
-        grads_and_vars, Iterable
-    ):
-        raise TypeError(
-            "grads_and_vars must be a list of (gradient, variable) pairs; got "
-            f"{grads_and_vars!r}."
-        )
-    pairs = list(grads_and_vars)
+def _read_pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
+    pairs = list_pairs("grads_and_vars", grads_and_vars)
     if not pairs:
         raise ValueError(
             "Must supply at least one variable; got no (gradient, variable) pairs."
-        )
-    others = [p for p in pairs if not (isinstance(p, tuple | list) and len(p) == 2)]
-    if others:
-        raise TypeError(
-            "grads_and_vars must hold (gradient, variable) pairs; got "
-            f"{', '.join(map(repr, others))}."
         )
     return pairs
 

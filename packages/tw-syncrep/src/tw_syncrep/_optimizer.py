@@ -13,11 +13,11 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.checks import check_whole_number
+from tw_core.modes import check_session_graph
 from tw_syncrep._arguments import (
     check_choice,
     check_loss,
     check_scope_name,
-    check_session_graph,
     check_wrapped,
     find_replica_index,
     read_options,
@@ -34,6 +34,11 @@ from tw_syncrep._timeouts.status import Status, format_status, read_status
 
 _CLASS = "SyncReplicasOptimizer"
 _WHEN_LEAVING = ("continue", "end")
+_INSTEAD = (
+    "Call it under tf.Graph().as_default(), outside tf.cond and tf.while_loop, as the "
+    "chief's rounds run independently of them; whether a replica takes its step is "
+    "decided by what its session runs."
+)
 
 
 class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
@@ -243,7 +248,9 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
           RuntimeError: called in eager mode, in a ``tf.function``, or in the body
             of a ``tf.cond`` or ``tf.while_loop``.
         """
-        check_session_graph()
+        check_session_graph(
+            f"{_CLASS}.apply_gradients", instead=_INSTEAD, in_bodies=False
+        )
         if name is not None:
             check_scope_name(name)
         if global_step is None:

@@ -4,7 +4,7 @@ Shapes that are known while the step is built are compared then, all others by t
 when the step runs.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,7 +19,12 @@ from tw_ampopt._checks.arguments import (
     name_of,
 )
 from tw_ampopt._variables import identity
-from tw_core.gradients import Gradient, check_any_gradient, ensure_gradient_shapes
+from tw_core.gradients import (
+    Gradient,
+    check_any_gradient,
+    ensure_gradient_shapes,
+    list_pairs,
+)
 from tw_core.variables import repeated_variables
 
 _KINDS = (tf.Tensor, tf.Variable, tf.IndexedSlices, np.ndarray, np.generic)
@@ -68,7 +73,7 @@ def check_application(
     grads_and_vars: Any, global_step: Any, name: Any
 ) -> tuple[list[Gradient], list[Any]]:
     """Checks one tower's ``apply_gradients``; returns [N] gradients and variables."""
-    pairs = _check_pairs(_list_pairs(grads_and_vars))
+    pairs = _check_pairs(list_pairs("grads_and_vars", grads_and_vars))
     check_step_and_name(global_step, name)
     variables = [variable for _, variable in pairs]
     [grads] = check_gradients([[grad for grad, _ in pairs]], [variables])
@@ -102,9 +107,13 @@ def gradients_of_pairs(
     grads_and_vars: Any, lists: Sequence[Sequence[Any]]
 ) -> list[list[list[Gradient]]]:
     """Checks pairs, [K][N] or [N], of [K][N] variables; returns [K][N][1]."""
-    pairs = _list_pairs(grads_and_vars)
-    nested = bool(pairs) and all(isinstance(tower, list) for tower in pairs)
-    by_tower = pairs if nested else [pairs]
+    is_once = isinstance(grads_and_vars, Iterator)  # as a zip, which is read once
+    given = list(grads_and_vars) if is_once else grads_and_vars
+    nested = bool(given) and isinstance(given, list | tuple)
+    nested = nested and all(isinstance(tower, list) for tower in given)
+    by_tower = [
+        list_pairs("grads_and_vars", tower) for tower in (given if nested else [given])
+    ]
     if len(by_tower) != len(lists):
         raise ValueError(
             f"grads_and_vars must hold pairs from each of {len(lists)} towers; got "
@@ -130,25 +139,8 @@ def _of_one_call(grads: Sequence[Sequence[Gradient]]) -> list[list[list[Gradient
     return [[[grad] for grad in tower] for tower in grads]
 
 
-def _list_pairs(grads_and_vars: Any) -> list[Any]:
-    """Lists the items of an iterable, such as a ``zip``."""
-    if isinstance(grads_and_vars, str | dict) or not isinstance(
-        grads_and_vars, Iterable
-    ):
-        raise TypeError(
-            "grads_and_vars must be a list of (gradient, variable) pairs; got "
-            f"{grads_and_vars!r}."
-        )
-    return list(grads_and_vars)
-
-
-def _check_pairs(pairs: Sequence[Any]) -> list[tuple[Any, Any]]:
+def _check_pairs(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Checks [N] pairs, except for each gradient's kind, dtype and shape."""
-    wrong = [p for p in pairs if not isinstance(p, tuple | list) or len(p) != 2]
-    if wrong:
-        raise TypeError(
-            f"grads_and_vars must hold (gradient, variable) pairs; got {wrong!r}."
-        )
     variables = check_variables((variable for _, variable in pairs))
     check_any_gradient([grad for grad, _ in pairs], variables)
     twice = sorted(map(name_of, repeated_variables(variables)))
@@ -157,7 +149,7 @@ def _check_pairs(pairs: Sequence[Any]) -> list[tuple[Any, Any]]:
             f"grads_and_vars holds {twice} more than once; each variable has one "
             "gradient. Add them up first."
         )
-    return [(grad, variable) for grad, variable in pairs]
+    return list(pairs)
 
 
 def _as_tensors(grad: Any) -> Any:

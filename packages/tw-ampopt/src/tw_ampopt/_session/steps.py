@@ -27,7 +27,7 @@ from tw_ampopt._update.weights import as_tensors, mean_of_calls
 from tw_ampopt._variables import are_local, host_of
 from tw_core.devices import canonical_device
 from tw_core.gradients import check_weight
-from tw_core.modes import builds_session_graph
+from tw_core.modes import check_session_graph
 from tw_core.variables import repeated_variables, tf_variable, tf_variables
 
 _GATE_OP = 1  # v1's name for gradients that wait for each other
@@ -274,12 +274,11 @@ class GraphSteps:
 
 def check_in_graph() -> None:
     """Refuses eager mode, and functions called from it."""
-    if not builds_session_graph():
-        where = "eager mode" if tf.executing_eagerly() else "a tf.function"
-        raise RuntimeError(
-            f"Optimizer builds a session graph; got {where}. Use it inside "
-            "tf.Graph().as_default(), or tw_ampopt.TowerOptimizer with tf.function."
-        )
+    check_session_graph(
+        "Optimizer",
+        instead="Use it inside tf.Graph().as_default(), or tw_ampopt.TowerOptimizer "
+        "with tf.function.",
+    )
 
 
 def _check_device(loss: Any, variables: Sequence[Any]) -> None:

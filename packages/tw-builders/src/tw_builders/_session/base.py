@@ -22,13 +22,17 @@ from tw_core.contexts import TrainTowerContext
 from tw_core.devices import canonical_device, check_known_devices
 from tw_core.flat_variables import FlatVariables
 from tw_core.gradients import Gradients, GradList, read_pairs
-from tw_core.modes import builds_session_graph
+from tw_core.modes import check_session_graph
 from tw_core.synchronized import joined_towers
 from tw_core.variables import override_to_local_variable, tower_build
 from tw_reduce.reducers import check_weights
 
 _T = TypeVar("_T")
 _log = logging.getLogger("tw_builders")
+_INSTEAD = (
+    "Call it under tf.Graph().as_default(), or compose tw_core.map_towers, a "
+    "reducer and tw_builders.apply_gradients in the tf.function."
+)
 
 Device = str | Callable[[tf.Operation], str | None]
 
@@ -128,7 +132,7 @@ class DataParallelBuilder:
         _check_devices(devices or ())
         for flag in use_vs or ():
             check_flag(use_vs=flag)
-        check_session_graph()
+        check_session_graph("A builder", instead=_INSTEAD)
         check_known_devices([tower.device for tower in built])
         results = []
         names = _free_names(len(built))
@@ -205,7 +209,7 @@ class TowersBuilder(DataParallelBuilder):
     ) -> Gradients:
         """Reads what ``build`` was given; returns the gradients packed."""
         total = len(self._towers)
-        check_session_graph()
+        check_session_graph("A builder", instead=_INSTEAD)
         check_list(grad_list=grad_list, of="lists of pairs", empty=True)
         if len(grad_list) != total:
             raise ValueError(
@@ -271,16 +275,6 @@ class CopiesBuilder(TowersBuilder):
         weights: Sequence[Any] | None,
     ) -> Any:
         raise NotImplementedError
-
-
-def check_session_graph() -> None:
-    """Refuses eager mode and ``tf.function``, which builders do not support."""
-    if not builds_session_graph():
-        raise RuntimeError(
-            "Builders build a session graph; got eager mode or a tf.function. Call "
-            "them under tf.Graph().as_default(), or compose tw_core.map_towers, a "
-            "reducer and tw_builders.apply_gradients in the tf.function."
-        )
 
 
 def _free_names(total: int) -> list[str]:

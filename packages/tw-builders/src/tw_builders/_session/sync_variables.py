@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tw_core.variables import tf_variables, variable_origins
+from tw_core.variables import plain_name, tf_variables, variable_origins
 
 _log = logging.getLogger("tw_builders")
 _COPY_PART = re.compile(r"tower[1-9]\d*")
@@ -101,7 +101,7 @@ def build_sync_op(replicas: Sequence[Sequence[Any]] = ()) -> tf.Operation:
     originals = _originals_of(variables) | _originals_among(replicas)
     facts = [
         VariableFacts(
-            _plain_name(v), (str(v.shape), v.dtype.base_dtype), originals.get(id(v))
+            plain_name(v), (str(v.shape), v.dtype.base_dtype), originals.get(id(v))
         )
         for v in variables
     ]
@@ -170,8 +170,8 @@ def _originals_of(variables: Sequence[tf.Variable]) -> dict[int, str]:
     recorded = [(variable, origin) for variable, origin in origins if origin]
     if recorded:
         return {id(v): origin.original for v, origin in recorded if origin.tower != 0}
-    known = {_plain_name(v): v for v in tf.compat.v1.global_variables()}
-    local = {_plain_name(v): v for v in tf.compat.v1.local_variables()}
+    known = {plain_name(v): v for v in tf.compat.v1.global_variables()}
+    local = {plain_name(v): v for v in tf.compat.v1.local_variables()}
     originals = originals_by_name(list(known), list(local))
     if originals:
         _log.warning(
@@ -186,14 +186,10 @@ def _originals_of(variables: Sequence[tf.Variable]) -> dict[int, str]:
 def _originals_among(replicas: Sequence[Sequence[Any]]) -> dict[int, str]:
     plain = [tf_variables(variables) for variables in replicas]
     return {
-        id(copy): _plain_name(original)
+        id(copy): plain_name(original)
         for copies in plain[1:]
         for original, copy in zip(plain[0], copies, strict=True)
     }
-
-
-def _plain_name(variable: tf.Variable) -> str:
-    return str(variable.name).split(":")[0]
 
 
 def _report(unmatched: list[tf.Variable]) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 import tensorflow as tf
 
 from tw_core.checks import check_list, check_text
+from tw_core.variables import plain_name
 
 # Those of SyncMultiGPUReplicatedBuilder and AsyncMultiGPUBuilder; the rest have none.
 _SCOPES = ("", "apply_gradients/", "async_apply_gradients/")
@@ -73,7 +74,7 @@ def _read_specs(checkpoint: str) -> dict[str, tf.TensorSpec]:
 
 def _saved_name(variable: tf.Variable, saved: Mapping[str, tf.TensorSpec]) -> str:
     """Returns the name in the checkpoint, or the variable's own if it is missing."""
-    own = str(variable.name).removesuffix(":0")
+    own = plain_name(variable)
     return next((scope + own for scope in _SCOPES if scope + own in saved), own)
 
 

@@ -20,7 +20,7 @@ from tw_builders._parts import on_devices
 from tw_builders._per_tower import cut_batches, flat_parts, no_rows, packed_parts
 from tw_core import Tower, towers
 from tw_core.checks import check_whole_number
-from tw_core.modes import builds_session_graph
+from tw_core.modes import check_session_graph
 
 v1 = tf.compat.v1
 _HOST = -1
@@ -74,11 +74,9 @@ class StagingInput:
         """
         self._towers = towers(devices)
         check_whole_number(nr_stage=nr_stage, at_least=1)
-        if not builds_session_graph():
-            raise RuntimeError(
-                "StagingInput: build it in a tf.Graph, for a session; elsewhere take "
-                "tw_builders.per_tower."
-            )
+        check_session_graph(
+            "StagingInput", instead="Elsewhere take tw_builders.per_tower."
+        )
         parts = cut_batches(input, len(self._towers), 0)
         with tf.name_scope("staging_input"), tf.device("/cpu:0"):
             source = v1.data.make_initializable_iterator(_with_end(parts))

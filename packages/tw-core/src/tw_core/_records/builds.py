@@ -18,6 +18,7 @@ from tw_core._records.collections import TowerCollections
 from tw_core._records.initial_values import initial_value, regularize
 from tw_core._records.origins import Record, building_graph, make_record
 from tw_core._tf_compat import set_initializer
+from tw_core._variable_kinds import plain_name
 from tw_core.checks import check_flag
 from tw_core.modes import orders_effects
 
@@ -98,7 +99,7 @@ def _undo(graph: tf.Graph, collections: TowerCollections) -> dict[str, _Leftover
         collection[:] = [item for item in collection if id(item) not in gone]
         for item in items:
             if id(item) in gone and isinstance(item, tf.Variable):
-                name = item.name.split(":")[0]
+                name = plain_name(item)
                 keys = leftovers[name].keys if name in leftovers else ()
                 leftovers[name] = _Leftover(item, (*keys, key))
     return leftovers

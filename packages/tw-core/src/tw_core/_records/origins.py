@@ -22,7 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core._tf_compat import outermost_function_graph
-from tw_core._variable_kinds import make_local
+from tw_core._variable_kinds import make_local, plain_name
 from tw_core.modes import builds_session_graph, orders_effects, traces_function
 
 # Not a string, so that TensorFlow leaves the collection out of exported graphs.
@@ -108,7 +108,7 @@ class Record:
         self, variable: tf.Variable, tower: int, prefix: str, *, is_local: bool
     ) -> None:
         """Records a variable that a tower made below its scope ``prefix``."""
-        name = _plain_name(variable)
+        name = plain_name(variable)
         likely, loose = _names_in_tower_0(name, prefix)
         self.put_back(Made(variable, name, tower, self.build, likely, loose, is_local))
 
@@ -120,7 +120,7 @@ class Record:
     def forget(self, variable: tf.Variable) -> Made | None:
         """Removes the entry of a variable and returns it; None if there is none."""
         made = self._made.pop(id(variable), None)
-        self._by_name.pop(_plain_name(variable), None)
+        self._by_name.pop(plain_name(variable), None)
         self._origins = None
         return made
 
@@ -138,7 +138,7 @@ class Record:
 
     def _origin_of_slot(self, variable: tf.Variable) -> VariableOrigin | None:
         # Named after its variable, as w/Momentum or Adam/w/m: the longest match counts.
-        parts = _plain_name(variable).split("/")
+        parts = plain_name(variable).split("/")
         for length in range(len(parts) - 1, 0, -1):
             for i in range(len(parts) - length):
                 made = self._by_name.get("/".join(parts[i : i + length]))
@@ -279,7 +279,7 @@ def record_scope(
             is_local = tf.compat.v1.GraphKeys.LOCAL_VARIABLES in collections
             record.add(variable, index, prefix, is_local=is_local)
             if ns_name and prefix == ns_name:
-                with_tower.append(_plain_name(variable))
+                with_tower.append(plain_name(variable))
         return variable
 
     scopes = _open_scopes()
@@ -296,7 +296,7 @@ def record_scope(
 def _warn_of_names(tower: TowerScope, names: Sequence[str]) -> None:
     """Warns of variables that are saved by names which a model without towers lacks."""
     # Copies, which are local by now, are not saved.
-    saved = {_plain_name(v) for v in tf.compat.v1.global_variables()}
+    saved = {plain_name(v) for v in tf.compat.v1.global_variables()}
     told = make_record(tf.compat.v1.get_default_graph()).told
     outer = tower.ns_name.rpartition("/")[0]
     portable = {
@@ -424,7 +424,3 @@ def _join(*parts: str) -> str:
 def _path(variable: Any) -> str:
     # A Keras variable's name is the last part of its path only.
     return str(getattr(variable, "path", None) or variable.name)
-
-
-def _plain_name(variable: Any) -> str:
-    return str(variable.name).split(":")[0]

@@ -17,6 +17,7 @@ from tw_core._variable_kinds import (
     HIDDEN_HANDLES,
     hands_on,
     is_variable,
+    plain_name,
     tf_variable,
 )
 from tw_core.checks import check_list
@@ -157,7 +158,7 @@ def _captured_handles(
         if variable is not None:
             device = canonical_device(variable.device)
             size = _num_bytes(variable.shape, variable.dtype)
-            yield inner.name, _Handle(device, variable.name.split(":")[0], size)
+            yield inner.name, _Handle(device, plain_name(variable), size)
         elif inner.dtype == tf.resource:
             yield inner.name, _Handle(canonical_device(outer.device), "", 0)
 

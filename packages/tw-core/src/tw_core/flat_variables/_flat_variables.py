@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core._records.origins import open_tower_scope
-from tw_core._variable_kinds import is_reference_variable, tf_variable
+from tw_core._variable_kinds import is_reference_variable, plain_name, tf_variable
 from tw_core.checks import check_function, check_whole_number
 from tw_core.flat_variables._flat_variable import FlatVariable
 from tw_core.flat_variables._layout import DEFAULT_BELOW_BYTES, Group, Layout
@@ -144,7 +144,7 @@ class FlatVariables:
         num_bytes = made.shape.num_elements() * made.dtype.size
         if not 0 < num_bytes < self._below_bytes:
             return None
-        name, tower = str(made.name).split(":")[0], open_tower_scope()
+        name, tower = plain_name(made), open_tower_scope()
         name = name if tower is None else tower.shared_name(name)
         group = "" if self._group is None else self._group(name)
         if group is None:

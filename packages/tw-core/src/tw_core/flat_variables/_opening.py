@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from tw_core._records.origins import base_name
+from tw_core._variable_kinds import plain_name
 from tw_core.flat_packs import join
 from tw_core.flat_variables._flat_variable import FlatVariable
 from tw_core.flat_variables._layout import Layout
@@ -21,7 +22,7 @@ class Opened:
 
     def add(self, own: tf.Variable) -> VariableView:
         """Returns the view that takes a variable's place."""
-        self.layout = self.layout.add(own.name.split(":")[0], own.shape)
+        self.layout = self.layout.add(plain_name(own), own.shape)
         view = self.make_view(own)
         self.own.append(own)
         self.views.append(view)
@@ -41,7 +42,7 @@ class Opened:
         self.own, self.views = [own for own, _ in kept], [view for _, view in kept]
         self.layout = Layout()
         for own in self.own:
-            self.layout = self.layout.add(own.name.split(":")[0], own.shape)
+            self.layout = self.layout.add(plain_name(own), own.shape)
 
     def close(self) -> FlatVariable | None:
         """Makes the flat variable; None if nothing is in it."""
@@ -57,7 +58,7 @@ class Opened:
         """Joins the values."""
         first = self.own[0]
         # Optimizers may list slots by this name: the same in every tower.
-        prefix = str(first.name).split(":")[0].removesuffix(base_name(first))
+        prefix = plain_name(first).removesuffix(base_name(first))
         with tf.init_scope(), tf.device(first.device):
             made = tf.Variable(
                 join([tf.reshape(own.read_value(), [-1]) for own in self.own]),

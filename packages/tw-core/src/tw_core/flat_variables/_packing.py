@@ -5,11 +5,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_list
 from tw_core.flat_packs import join
 from tw_core.flat_variables._flat_variable import FlatVariable, describe_sparse
 from tw_core.flat_variables._flat_variables import views_of
 from tw_core.flat_variables._view import VariableView
+from tw_core.gradients._lists import list_pairs
 from tw_core.modes import without_autograph
 
 
@@ -33,12 +33,7 @@ def pack_gradients(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         many optimizers apply differently from a dense one.
       TypeError: ``pairs`` is not a list of pairs.
     """
-    check_list(pairs=pairs, of="pairs", empty=True)
-    others = [p for p in pairs if not isinstance(p, tuple | list) or len(p) != 2]
-    if others:
-        raise TypeError(
-            f"pack_gradients: pairs must hold (gradient, variable) pairs; got {others}."
-        )
+    pairs = list_pairs("pairs", pairs)
     packed: dict[int, list[tuple[Any, VariableView]]] = {}
     order: list[tuple[Any, Any]] = []
     views = views_of([variable for _, variable in pairs])

@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tw_core._tf_compat import with_gradient
+from tw_core._variable_kinds import plain_name
 from tw_core.flat_variables._session.saving import NotYetSaveable
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
     op = property(lambda self: self._in_graph("op").op)
     initial_value = property(lambda self: self._in_graph("initial_value").initial_value)
     _in_graph_mode = property(lambda self: self._value is not None)
-    _shared_name = property(lambda self: self.name.split(":")[0])
+    _shared_name = property(plain_name)
     _unique_id = property(lambda self: f"view_{id(self)}")
 
     @property

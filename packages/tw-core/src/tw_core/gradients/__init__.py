@@ -7,6 +7,7 @@ from tw_core._tf_compat import with_gradient
 from tw_core.gradients._lists import (
     Gradient,
     GradList,
+    list_pairs,
     merge_grad_list,
     split_grad_list,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "ensure_gradient_shapes",
     "has_unique_rows",
     "join_rows",
+    "list_pairs",
     "map_values",
     "merge_grad_list",
     "narrow_source",

@@ -4,8 +4,8 @@ K towers, N variables, always in that order. A gradient is a tensor, an
 ``IndexedSlices`` or None.
 """
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -14,6 +14,33 @@ from tw_core.modes import without_autograph
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 GradList: TypeAlias = "Sequence[Sequence[tuple[Gradient, tf.Variable]]]"
+
+
+def list_pairs(name: str, given: Any) -> list[tuple[Any, Any]]:
+    """Lists the (gradient, variable) pairs of any iterable, such as a ``zip``.
+
+    Args:
+      name: the argument's.
+      given: its value; of the pairs, neither gradients nor variables are checked.
+
+    Raises:
+      TypeError: something else.
+    """
+    no_list = str | dict | tf.Tensor | tf.IndexedSlices | tf.Variable
+    if isinstance(given, no_list) or not isinstance(given, Iterable):
+        raise TypeError(
+            f"{name} must be a list of (gradient, variable) pairs; got {given!r}."
+        )
+    pairs = list(given)
+    others = [pair for pair in pairs if not is_pair(pair)]
+    if others:
+        raise TypeError(f"{name} must hold (gradient, variable) pairs; got {others}.")
+    return [(grad, variable) for grad, variable in pairs]
+
+
+def is_pair(value: Any) -> bool:
+    """Returns whether a value is a tuple or list of two items."""
+    return isinstance(value, tuple | list) and len(value) == 2
 
 
 @without_autograph
@@ -34,16 +61,10 @@ def split_grad_list(
     >>> split_grad_list([[("g0", "v0"), ("g1", "v1")]])
     ([['g0', 'g1']], [['v0', 'v1']])
     """
-    for k, tower in enumerate(check_nested(grad_list=grad_list, of="pairs")):
-        for n, pair in enumerate(tower):
-            is_list = isinstance(pair, Sequence) and not isinstance(pair, str)
-            if not is_list or len(pair) != 2:
-                raise TypeError(
-                    "split_grad_list: grad_list must hold (gradient, variable) pairs; "
-                    f"got {pair!r} at tower {k} item {n}."
-                )
-    grads = [[grad for grad, _ in tower] for tower in grad_list]
-    variables = [[variable for _, variable in tower] for tower in grad_list]
+    check_nested(grad_list=grad_list, of="pairs")
+    towers = [list_pairs(f"grad_list[{k}]", own) for k, own in enumerate(grad_list)]
+    grads = [[grad for grad, _ in tower] for tower in towers]
+    variables = [[variable for _, variable in tower] for tower in towers]
     return grads, variables
 
 

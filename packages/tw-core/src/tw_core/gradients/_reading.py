@@ -17,7 +17,7 @@ from tw_core._variable_kinds import (
     tf_variables,
 )
 from tw_core.checks import check_flag, check_nested
-from tw_core.gradients._lists import GradList
+from tw_core.gradients._lists import GradList, is_pair
 from tw_core.gradients._shapes import compared, differences, ensured
 from tw_core.modes import builds_session_graph, without_autograph
 
@@ -402,7 +402,7 @@ def _check_are_pairs(grad_list: GradList) -> None:
 
 
 def _is_pair(pair: Any) -> bool:
-    if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+    if not is_pair(pair):
         return False
     grad, variable = pair
     is_grad = grad is None or tf.is_tensor(grad) or hasattr(grad, "shape")

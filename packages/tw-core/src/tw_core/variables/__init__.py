@@ -11,7 +11,7 @@ from tw_core._records.origins import (
     variable_origins,
 )
 from tw_core._towers import record_variables
-from tw_core._variable_kinds import is_variable, tf_variable, tf_variables
+from tw_core._variable_kinds import is_variable, plain_name, tf_variable, tf_variables
 from tw_core.variables._policies import Replicated, Shared, override_to_local_variable
 from tw_core.variables._replicas import copy_to_replicas, replicate
 from tw_core.variables._store import VariableStore
@@ -24,6 +24,7 @@ __all__ = [
     "copy_to_replicas",
     "is_variable",
     "override_to_local_variable",
+    "plain_name",
     "record_variables",
     "repeated_variables",
     "replicate",

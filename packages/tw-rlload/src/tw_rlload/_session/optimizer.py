@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tw_core import towers
 from tw_core.checks import check_function, check_list
-from tw_core.modes import builds_session_graph
+from tw_core.modes import check_session_graph
 from tw_core.optimizers import check_optimizer
 from tw_reduce import Reducer
 from tw_rlload._loading.buffers import Buffers
@@ -21,7 +21,6 @@ from tw_rlload._loading.plan import LoadReport, Remainder, first_sequence
 from tw_rlload._loading.specs import specs_of_placeholders
 from tw_rlload._session.epochs import SessionCalls, build_epochs, session_writer
 from tw_rlload._session.step import SessionStep
-from tw_rlload._tf_compat import inside_branch_or_loop
 from tw_rlload._training.gradients import ApplyFn, read_update
 from tw_rlload._training.loop import EpochResult, Packed, make_picks, make_result
 from tw_rlload._training.order import (
@@ -29,6 +28,12 @@ from tw_rlload._training.order import (
     Shuffle,
     epoch_order,
     run_with_progress,
+)
+
+_INSTEAD = (
+    "Make it inside `with tf.Graph().as_default():`, outside of tf.cond, "
+    "tf.while_loop and tf.function, and choose in Python which step to run. In "
+    "TensorFlow 2 use tw_rlload.DeviceBatch and tw_rlload.EpochFunction."
 )
 
 
@@ -123,7 +128,9 @@ class LocalSyncParallelOptimizer:
             unknown rank, an optimizer of Keras, a reducer that averages, bad
             options, or towers that do not match.
         """
-        _check_session_graph()
+        check_session_graph(
+            "LocalSyncParallelOptimizer", instead=_INSTEAD, in_bodies=False
+        )
         check_list(devices=devices, of="ints and device strings")
         made = towers(devices)
         check_optimizer(optimizer)
@@ -307,18 +314,3 @@ class LocalSyncParallelOptimizer:
     def get_device_losses(self) -> list[Any]:
         """Returns the result of ``build_graph`` for each tower."""
         return list(self._step.losses)
-
-
-def _check_session_graph() -> None:
-    if not builds_session_graph():
-        raise RuntimeError(
-            "LocalSyncParallelOptimizer builds a session graph; make it inside `with "
-            "tf.Graph().as_default():`. In TensorFlow 2 use tw_rlload.DeviceBatch and "
-            "tw_rlload.EpochFunction."
-        )
-    if inside_branch_or_loop():
-        raise RuntimeError(
-            "LocalSyncParallelOptimizer builds what a session runs by itself; make it "
-            "outside of tf.cond, tf.while_loop and tf.function, and choose in Python "
-            "which step to run."
-        )

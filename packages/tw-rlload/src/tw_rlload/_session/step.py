@@ -6,7 +6,7 @@ versions with this optimizer and in later ones (up to 2.9.3, the last one checke
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import Tower, map_towers
+from tw_core.gradients import list_pairs
 from tw_core.optimizers import apply_pairs
 from tw_core.variables import (
     Replicated,
@@ -226,15 +227,16 @@ def _gradients_of(tower_loss: Any, optimizer: Any) -> Pairs:
             f"build_graph must return an object with gradients(optimizer); got {kind}."
         )
     who = f"{kind}.gradients"
+    result = f"the result of {who}, for one optimizer and one loss,"
     if not _takes_loss(gradients):
-        return _pairs(gradients(optimizer), who)
+        return list_pairs(result, gradients(optimizer))
     loss = loss_of(tower_loss)
     if loss is None:
         raise TypeError(
             f"{who} takes a loss besides the optimizer, and {kind} has no scalar "
             "tensor `loss` (or `_loss`) to give it."
         )
-    return _pairs(gradients(optimizer, loss), who)
+    return list_pairs(result, gradients(optimizer, loss))
 
 
 def _fetches_of(tower_loss: Any) -> dict[str, Any]:
@@ -252,13 +254,3 @@ def _takes_loss(gradients: Any) -> bool:
     except TypeError:
         return True
     return False
-
-
-def _pairs(returned: Any, who: str) -> Pairs:
-    pairs: list[Any] = list(returned) if isinstance(returned, Iterable) else [None]
-    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-        raise TypeError(
-            f"{who} must return a list of (gradient, variable) pairs, for one "
-            f"optimizer and one loss; got {returned!r:.200}."
-        )
-    return [(grad, variable) for grad, variable in pairs]

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core._tf_compat import SaveableObject, SaveSpec
+from tw_core._variable_kinds import plain_name
 from tw_core.flat_packs import cut, join
 
 
@@ -15,7 +16,7 @@ class SavedParts(SaveableObject):  # type: ignore[misc]
 
     def __init__(self, flat: tf.Variable) -> None:
         self._flat = self.op = flat
-        self.name = flat.name.split(":")[0]
+        self.name = plain_name(flat)
         self.numbers: set[int] = set()
         self.is_taken = False  # whether a saver has used it
 
@@ -57,7 +58,7 @@ class NotYetSaveable(SaveableObject):  # type: ignore[misc]
 
     def __init__(self, view: tf.Variable) -> None:
         self._view = self.op = view
-        self.name = view.name.split(":")[0]
+        self.name = plain_name(view)
 
     @property
     def specs(self) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core._records.origins import base_name
+from tw_core._variable_kinds import plain_name
 from tw_core.flat_variables._flat_variable import FlatVariable
 from tw_core.flat_variables._flat_variables import flat_among
 from tw_core.flat_variables._layout import Layout, is_slot_name
@@ -29,7 +30,7 @@ def slots_like_parts(variables: Sequence[Any]) -> Iterator[None]:
 
     def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         made = next_creator(**kwargs)
-        name = made.name.split(":")[0]
+        name = plain_name(made)
         for flat in flats:
             layout = _layout_of_slot(name, flat)
             if made.shape == flat.shape and layout is not None:
@@ -47,7 +48,7 @@ def _layout_of_slot(name: str, flat: FlatVariable) -> Layout | None:
 
     The slot may be named after tower 0's variable, of which ``flat`` is a copy.
     """
-    own, main = flat.name.split(":")[0], base_name(flat)
+    own, main = plain_name(flat), base_name(flat)
     if is_slot_name(name, own):
         return flat.layout.renamed(name, own)
     if is_slot_name(name, main):
