@@ -126,7 +126,8 @@ def _read(package: Path) -> tuple[Message, ...]:
 
 def _title(text: str) -> str:
     """Returns the statement of a message, without who refuses and what to do."""
-    statement = re.split(r"; |(?<!e\.g)\. ", text.split(": ", 1)[-1])[0]
+    named = re.sub(rf"^[\w.{HOLE}-]+: ", "", text)
+    statement = re.split(r"; |(?<!e\.g)\. ", named)[0]
     return statement if re.search(r"\w{3}", statement) else text
 
 

@@ -197,7 +197,7 @@ MESSAGES = {  # words that stand between the names and numbers -> page and headi
     "must be called outside of tf.function": "errors/core.html#",
     "Every tower must bring the same number of gradients": "errors/core.html#",
     "There is no batch to train on": "errors/rlload.html#",
-    "TF_CONFIG is not set": "errors/syncrep.html#",
+    "TF_CONFIG is not set": "errors/launch.html#",
     "loss must be a scalar": "errors/ampopt.html#",
 }
 
@@ -218,7 +218,7 @@ PASTED = {  # as they were raised -> page and heading
     "Towers 0 and 1 got the same Adam object; every tower needs an "
     "optimizer of its own, or the replicas drift apart. Make a new one in each call of "
     "get_opt_fn.": "errors/builders.html#towers-and-got-the-same-object",
-    "ValueError: sum_balanced: every tower must bring the same number of gradients; "
+    "ValueError: Every tower must bring the same number of gradients; "
     "got [2, 1] from towers 0..1. A tower falls short when a variable's gradient is "
     "None: drop it, or fill it with zeros, everywhere.": (
         "errors/core.html#every-tower-must-bring-the-same-number-of-gradients"

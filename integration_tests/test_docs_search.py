@@ -81,7 +81,7 @@ QUERIES = {  # -> the address that is found first, or how it begins
     "Towers 0 and 1 got the same Adam object; every tower needs an "
     "optimizer of its own, or the replicas drift apart. Make a new one in each call of "
     "get_opt_fn.": "errors/builders.html#towers-and-got-the-same-object",
-    "ValueError: sum_balanced: every tower must bring the same number of gradients; "
+    "ValueError: Every tower must bring the same number of gradients; "
     "got [2, 1] from towers 0..1. A tower falls short when a variable's gradient is "
     "None: drop it, or fill it with zeros, everywhere.": (
         "errors/core.html#every-tower-must-bring-the-same-number-of-gradients"
@@ -92,7 +92,7 @@ QUERIES = {  # -> the address that is found first, or how it begins
     ),
     "every tower needs an optimizer of its own": "errors/builders.html#",
     "There is no batch to train on": "errors/rlload.html#",
-    "TF_CONFIG is not set": "errors/syncrep.html#",
+    "TF_CONFIG is not set": "errors/launch.html#",
     "loss must be a scalar": "errors/ampopt.html#",
 }
 

@@ -226,15 +226,15 @@ def test_what_is_known_while_building_is_refused_then(graph, grads, error, messa
 
     if not graph:
         variables = make_variables()
-        with pytest.raises(error, match=rf"apply_gradients: .*{message}"):
+        with pytest.raises(error, match=message):
             build()
-        with pytest.raises(error, match=rf"\.apply: .*{message}"):
+        with pytest.raises(error, match=message):
             TowerOptimizer(variables).apply([grads])
         return
     with tf.Graph().as_default():
         variables = make_variables()
         grads = [_here(grad) for grad in grads]
-        with pytest.raises(error, match=rf"apply_gradients: .*{message}"):
+        with pytest.raises(error, match=message):
             build()
 
 

@@ -556,7 +556,11 @@ def test_a_replica_made_of_local_variables_has_local_state_of_the_same_names(gra
             ValueError,
             r"No gradient for any variable; got \['w:0'\]",
         ),
-        (lambda w: [(tf.ones(2), w)] * 2, ValueError, r"\['w:0'\] came more than once"),
+        (
+            lambda w: [(tf.ones(2), w)] * 2,
+            ValueError,
+            r"holds \['w:0'\] more than once",
+        ),
         (lambda w: [w], TypeError, r"must hold \(gradient, variable\) pairs"),
     ],
 )
@@ -574,7 +578,7 @@ def test_no_variables_are_refused(graph):
 def test_simple_adam_refuses_a_loss_without_gradients(graph):
     w = variable_on("/cpu:0")
     adam = SimpleAdam()
-    with pytest.raises(ValueError, match=r"SimpleAdam.*: no gradient .* \['w:0'\]"):
+    with pytest.raises(ValueError, match=r"^No gradient .* \['w:0'\]"):
         adam.apply_gradients(adam.compute_gradients(tf.constant(1.0), [w]))
 
 
