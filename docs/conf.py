@@ -62,8 +62,10 @@ from tw_core.gradients import *
 from tw_core.modes import *
 from tw_core.optimizers import *
 from tw_core.testing import *
-from tw_doctor import *
 from tw_core.variables import *
+from tw_doctor import *
+from tw_launch import *
+from tw_ranks import *
 from tw_reduce import *
 from tw_reduce.plans import *
 from tw_reduce.reducers import *

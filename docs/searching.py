@@ -38,7 +38,8 @@ SUBJECTS = {
     "migration/stylegan2": "stylegan, stylegan2",
     "benchmarks": "benchmark, speed, how fast",
     "errors/index": "oom, resourceexhaustederror, exception",
-    "howto/syncrep": "cluster, tf_config, kubernetes, kubeflow, slurm",
+    "howto/launch": "cluster, tf_config, torchrun",
+    "howto/cluster": "kubernetes, kubeflow, slurm, mpi",
 }
 
 

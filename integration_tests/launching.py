@@ -75,7 +75,7 @@ def _run(command: list[str], cwd: Path, said: str) -> NoReturn:
 
 def _fork_tasks() -> None:
     """Has tw-launch fork its tasks from the process that it runs in."""
-    import tw_launch  # noqa: F401 - it names the class that is replaced
+    from tw_launch import main  # noqa: F401 - its modules name the class replaced
 
     subprocess.Popen = _fork_or_exec  # type: ignore[assignment, misc]
 

@@ -69,14 +69,14 @@ QUERIES = {  # -> the address that is found first, or how it begins
     "parameter server": "howto/builders.html",
     "slow": "howto/slow-step.html",
     "deadlock": "howto/hangs.html",
-    "kubernetes": "howto/syncrep.html",
+    "kubernetes": "howto/cluster.html",
     # Names.
     "ReplicaTimeoutError": "errors/index.html#replicatimeouterror",
     "RankTimeoutError": "errors/index.html#ranktimeouterror",
     "DeadlineError": "errors/index.html#deadlineerror",
     "ExposedServerWarning": "errors/index.html#exposedserverwarning",
     "LeastLoadedDeviceSetter": "api/tw-core.html#tw_core.LeastLoadedDeviceSetter",
-    "TowerModel": "api/tw-builders.html#tw_keras.TowerModel",
+    "TowerModel": "api/tw-keras.html#tw_keras.TowerModel",
     # Messages, as they were raised, and the statement of one.
     "Towers 0 and 1 got the same Adam object; every tower needs an "
     "optimizer of its own, or the replicas drift apart. Make a new one in each call of "

@@ -13,7 +13,7 @@ from launching import run_forked
 import tw_horovod as hvd
 
 DEADLINE_S = 250
-# What trains is in the tests of tw-syncrep, by what comes of training.
+# What trains is in the tests of tw-horovod, by what comes of training.
 ELSEWHERE = {"broadcast_global_variables", "join", "shutdown"}
 
 
