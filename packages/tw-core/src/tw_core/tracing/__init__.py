@@ -5,7 +5,8 @@ tower's tensors and of its variables' handles, which is called once per tower, w
 tower's variables in the place of the first one's.
 """
 
-from tw_core.tracing._calls import Scope, Settle, call_once
+from tw_core.tracing._calls import Scope, call_once
+from tw_core.tracing._stand_ins import Settle
 from tw_core.tracing._trace import (
     Combine,
     is_same_in_towers,

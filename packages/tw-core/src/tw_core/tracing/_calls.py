@@ -1,7 +1,7 @@
 """Calls of a traced function, one per tower, with meetings in between."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,12 +16,14 @@ from tw_core.tracing._bodies import Conditional, agreed, meeting_in_bodies
 from tw_core.tracing._copies import Copies
 from tw_core.tracing._segments import (
     Segment,
+    Stage,
     make_segment,
     name_in,
     own_seeds,
     seeded_operations,
     stages_of,
 )
+from tw_core.tracing._stand_ins import Settle, StandIns, make_equal, read
 from tw_core.tracing._trace import (
     Combine,
     Meeting,
@@ -29,19 +31,8 @@ from tw_core.tracing._trace import (
     components,
     trace_function,
 )
-from tw_core.tracing._written import (
-    line_of,
-    random_states,
-    read,
-    stand_in,
-    unlike_writers,
-    with_branches,
-    write,
-    writers,
-    written_handles,
-)
+from tw_core.tracing._written import written_handles, written_outside
 
-Settle = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor]], Sequence[tf.Tensor]]
 Scope = Callable[[], AbstractContextManager[Any]]
 
 
@@ -117,7 +108,7 @@ def call_once(
     shared = {own[0] for own in columns if len(own) > 1 and len(set(own)) == 1}
     once = shared & {id(own.handle) for own in tf_variables(written_once)}
     if outside is not None:
-        once |= _written_outside(trace, copies, shared - once, outside)
+        once |= written_outside(trace, copies.handles[0], shared - once, outside)
     equal = {id(own.handle) for own in tf_variables(kept_equal)}
     return _Calls(
         *(copies, arguments, combine, once, equal, settle),
@@ -138,38 +129,22 @@ class _Calls:
     may_write: bool  # what no tower was given
     inline: bool | None
     jit_compile: bool
-    stand_ins: dict[tuple[int, int], tf.Variable] = field(default_factory=dict)
+    stand_ins: StandIns = field(default_factory=StandIns)
 
     def run(self, trace: Trace, towers: Sequence["_Tower"]) -> list[Any]:
         """Calls all parts for all towers; returns what these bring in the end."""
         _check_captured(trace, self.copies, self.arguments, self.may_write)
-        first = towers[0].values
         seeded = seeded_operations(trace) if len(towers) > 1 else frozenset()
         elsewhere = _elsewhere(trace, towers) if self.jit_compile else []
         for stage in stages_of(trace):
             make = partial(
                 make_segment,
-                trace,
-                stage,
+                *(trace, stage),
                 elsewhere=elsewhere,
                 inline=self.inline,
                 jit_compile=self.jit_compile,
             )
-            segment = make()
-            written = [t for t in written_handles(stage.operations) if t.name in first]
-            once = [t for t in written if id(first[t.name]) in self.written_once]
-            before = [read(first[t.name]) for t in once] if len(towers) > 1 else []
-            for tower in towers:
-                if tower.index and not seeded.isdisjoint(stage.operations):
-                    with own_seeds(seeded, tower.index):
-                        segment = make()
-                if tower.index:
-                    tower.call(segment, self._stand_in(once, before, tower, first))
-                else:
-                    tower.call(segment)
-            self._make_equal(
-                [t for t in written if id(first[t.name]) in self.kept_equal], towers
-            )
+            self._call(stage, towers, make, seeded)
             for meeting in stage.meetings:
                 if meeting is not trace.meetings[-1]:
                     answers = self._answers(meeting, towers)
@@ -177,38 +152,32 @@ class _Calls:
                         tower.go_on(meeting, answer)
         return [tower.brought(trace.meetings[-1]) for tower in towers]
 
-    def _stand_in(
+    def _call(
         self,
-        once: Sequence[tf.Tensor],
-        values: Sequence[tf.Tensor],
-        tower: "_Tower",
-        first: dict[str, Any],
-    ) -> dict[str, Any]:
-        """Returns what a tower writes in the place of what tower 0 writes for all."""
-        found: dict[str, Any] = {}
-        for handle, value in zip(once, values, strict=True):
-            key = tower.index, id(first[handle.name])
-            if key not in self.stand_ins:
-                self.stand_ins[key] = stand_in(first[handle.name])
-            found[handle.name] = self.stand_ins[key].handle
-            write(found[handle.name], value)
-        return found
-
-    def _make_equal(
-        self, written: Sequence[tf.Tensor], towers: Sequence["_Tower"]
+        stage: Stage,
+        towers: Sequence["_Tower"],
+        make: Callable[[], Segment | None],
+        seeded: Set[tf.Operation],
     ) -> None:
-        """Gives all towers what the first one has assigned."""
-        if not written or (len(towers) == 1 and self.settle is None):
-            return
-        first, *others = ([own.values[t.name] for t in written] for own in towers)
-        values: Sequence[tf.Tensor] = [read(handle) for handle in first]
-        if self.settle is not None:
-            values = self.settle(first, values)
-            others.append(first)
-        for own in others:
-            for handle, main, value in zip(own, first, values, strict=True):
-                if handle is not main or own is first:
-                    write(handle, value)
+        """Calls a part for all towers."""
+        first = towers[0].values
+        handles = written_handles(stage.operations)
+        written = [t.name for t in handles if t.name in first]
+        once = [name for name in written if id(first[name]) in self.written_once]
+        shared = [first[name] for name in once] if len(towers) > 1 else []
+        before = list(map(read, shared))
+        segment = make()
+        for tower in towers:
+            instead: dict[str, Any] = {}
+            if tower.index:
+                if not seeded.isdisjoint(stage.operations):
+                    with own_seeds(seeded, tower.index):
+                        segment = make()
+                own = self.stand_ins.of(tower.index, shared, before)
+                instead = dict(zip(once, own, strict=True))
+            tower.call(segment, instead)
+        kept = [name for name in written if id(first[name]) in self.kept_equal]
+        make_equal(kept, [tower.values for tower in towers], self.settle)
 
     def _answers(self, meeting: Meeting, towers: Sequence["_Tower"]) -> Sequence[Any]:
         brought = [tower.brought(meeting) for tower in towers]
@@ -267,13 +236,11 @@ class _Tower:
         }
         return replace(self, graph=branch.graph, values=values, around=self)
 
-    def call(
-        self, segment: Segment | None, instead: Mapping[str, Any] | None = None
-    ) -> None:
+    def call(self, segment: Segment | None, instead: Mapping[str, Any]) -> None:
         """Calls a part of the trace, with some inputs replaced; keeps its results."""
         if segment is None:
             return
-        values = {**self.values, **(instead or {})}
+        values = {**self.values, **instead}
         for op in segment.reads:
             handle = values[op.inputs[0].name]
             with tf.device(handle.device):
@@ -356,40 +323,6 @@ def _check_captured(
                 f"{name_in(trace, outer)}, which no tower was given; pass what holds "
                 "the variable to the function, an item per tower, or use trace='each'."
             )
-
-
-def _written_outside(
-    trace: Trace, copies: Copies, shared: set[int], advice: str
-) -> set[int]:
-    """Returns what tower 0 writes for all, of what no tower or every tower has.
-
-    Refuses what towers would write unlike values to, unless there is no advice.
-    """
-    given = set(map(id, copies.handles[0]))
-    random = random_states(trace)
-    found = {
-        handle: op
-        for handle, op in writers(trace).items()
-        if handle not in random and (handle in shared or handle not in given)
-    }
-    unlike = unlike_writers(trace, random) if found and advice else {}
-    faults = [
-        f"{_name_of(trace, handle)} ({line_of(unlike[handle])})"
-        for handle in found
-        if handle in unlike
-    ]
-    if faults:
-        raise ValueError(
-            f"Towers share {', '.join(faults)}, and each would write something else "
-            f"there: {advice}."
-        )
-    return set(found)
-
-
-def _name_of(trace: Trace, handle: int) -> str:
-    every = [v for own in with_branches(trace) for v in own.graph.variables]
-    names = [v.name for v in every if id(v.handle) == handle]
-    return repr(names[0]) if names else "a variable"
 
 
 def _towers_behind(tensor: tf.Tensor, owners: dict[int, set[int]]) -> set[int]:

@@ -7,15 +7,11 @@ towers have of their own: their rows, random numbers, state that depends on thes
 
 from collections.abc import Iterator, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
 from tw_core._tf_compat import (
     is_variable_handle,
-    outermost_function_graph,
-    spec_of_handle,
-    unnoticed_variable,
     written_by,
 )
 from tw_core._variable_kinds import CALLS
@@ -23,8 +19,7 @@ from tw_core.tracing._bodies import Conditional
 from tw_core.tracing._trace import Trace
 
 _SEEDS = "seed_generator_state"  # what Keras calls the state of its generators
-_LIBRARIES = ("/tensorflow/", "/keras/", "/tf_keras/", "/tw_core/", "/tw_builders/")
-_kept: WeakKeyDictionary[tf.Graph, list[tf.Variable]] = WeakKeyDictionary()
+_LIBRARIES = ("/tensorflow/", "/keras/", "/tf_keras/", "/tw_")  # and all of towers
 
 
 def written_handles(operations: Sequence[tf.Operation]) -> list[tf.Tensor]:
@@ -140,29 +135,6 @@ def _is_library(filename: str) -> bool:
     return any(folder in path for folder in _LIBRARIES)
 
 
-def read(handle: Any) -> tf.Tensor:
-    """Reads a variable where it is."""
-    _, dtype = spec_of_handle(handle)
-    with tf.device(handle.device):
-        return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-
-
-def write(handle: Any, value: tf.Tensor) -> None:
-    """Assigns to a variable where it is."""
-    with tf.device(handle.device):
-        tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-
-
-def stand_in(handle: Any) -> tf.Variable:
-    """Makes a variable like that of a handle, which lives as long as the function."""
-    shape, dtype = spec_of_handle(handle)
-    sizes = [] if shape.rank is None else [size or 0 for size in shape]
-    with tf.init_scope(), tf.device(handle.device):
-        made = unnoticed_variable(tf.zeros(sizes, dtype), shape)
-    _kept.setdefault(outermost_function_graph(), []).append(made)
-    return made
-
-
 def with_branches(trace: Trace) -> Iterator[Trace]:
     """Yields a trace and the branches in which its towers meet."""
     yield trace
@@ -170,3 +142,37 @@ def with_branches(trace: Trace) -> Iterator[Trace]:
         if isinstance(meeting.place, Conditional):
             for branch in meeting.place.branches:
                 yield from with_branches(branch)
+
+
+def written_outside(
+    trace: Trace, given: Sequence[tf.Tensor], shared: set[int], advice: str
+) -> set[int]:
+    """Returns what tower 0 writes for all, of what no tower or every tower has.
+
+    Refuses what towers would write unlike values to, unless there is no advice.
+    """
+    known = set(map(id, given))
+    random = random_states(trace)
+    found = {
+        handle: op
+        for handle, op in writers(trace).items()
+        if handle not in random and (handle in shared or handle not in known)
+    }
+    unlike = unlike_writers(trace, random) if found and advice else {}
+    faults = [
+        f"{_name_of(trace, handle)} ({line_of(unlike[handle])})"
+        for handle in found
+        if handle in unlike
+    ]
+    if faults:
+        raise ValueError(
+            f"Towers share {', '.join(faults)}, and each would write something else "
+            f"there: {advice}."
+        )
+    return set(found)
+
+
+def _name_of(trace: Trace, handle: int) -> str:
+    every = [v for own in with_branches(trace) for v in own.graph.variables]
+    names = [v.name for v in every if id(v.handle) == handle]
+    return repr(names[0]) if names else "a variable"
