@@ -25,8 +25,8 @@ WORDS = RANDOM.integers(0, 9, size=(len(X), 5))
 WEIGHTS = RANDOM.random(len(X)).astype("float32")
 
 
-def dense() -> keras.Model:
-    hidden = layers.Dense(3, "tanh")
+def dense(**options: Any) -> keras.Model:
+    hidden = layers.Dense(3, "tanh", **options)
     return keras.Sequential([keras.Input([4]), hidden, layers.Dense(1)])
 
 
@@ -144,7 +144,14 @@ CASES: dict[str, dict[str, Any]] = {
     "sharded": {"towers": {"variables": "sharded"}},
     "shared variables": {"towers": {"variables": "parameter_server"}},
     "flat": {"towers": {"flat_below_bytes": 1_000}},
-    "losses added": {"compile": {"loss": keras.losses.MeanSquaredError("sum")}},
+    "losses added": {
+        "make": lambda: dense(kernel_regularizer="l2"),
+        "compile": {"loss": keras.losses.MeanSquaredError("sum")},
+    },
+    "averages, sharded": {
+        "optimizer": lambda: optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5),
+        "towers": {"variables": "sharded"},
+    },
     "spectral": {"make": spectral},
     "counting": {"make": counting, "compile": {"weighted_metrics": None}},
     "counting, shared variables": {

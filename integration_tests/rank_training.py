@@ -163,6 +163,17 @@ CASES: dict[str, dict[str, Any]] = {
             "metrics": [["accuracy", metrics.AUC(name="auc")], [metrics.F1Score()]],
         },
     },
+    "two reductions": {
+        "make": two_outputs,
+        "y": [Y > 0, ONE_HOT],
+        "optimizer": sgd,
+        "compile": lambda: {
+            "loss": [
+                keras.losses.BinaryCrossentropy(reduction="sum"),
+                "categorical_crossentropy",
+            ]
+        },
+    },
     "classes weighed": {
         "make": classes,
         "y": KINDS,

@@ -38,6 +38,7 @@ def assert_alike(results, want, rtol=2e-6):
     *("2-several steps in one call", "2-rates", "2-two optimizers"),
     *("2-overflowing losses", "2-accumulated, scaled", "3-accumulated, shared"),
     *("3-sparse gradients", "3-flat", "3-shared variables", "3-scaled losses"),
+    "3-averages, sharded",
 )
 @pytest.mark.parametrize("name", rank_fits.CASES)
 def test_a_fit_is_that_of_one_device(ranks, name):

@@ -43,6 +43,7 @@ def threads(processes):
     *("2 x 2-metrics", "2 x 1-two outputs", "3 x 1-compiled again"),
     *("2 x 2-compiled by XLA", "3 x 1-over towers", "2 x 2-float16"),
     *("2 x 2-sets weights", "3 x 1-sequence", "2 x 2-synchronised"),
+    "2 x 2-two reductions",
 )
 @pytest.mark.parametrize("name", rank_training.CASES)
 @pytest.mark.parametrize("shape", SHAPES)

@@ -34,3 +34,12 @@ def outputs_losses_count_batches_once(monkeypatch):
             )
 
     monkeypatch.setattr(CompileLoss, "build", built)
+
+
+@pytest.fixture
+def in_float64():
+    """Computes in float64, so that what differs differs by a fault."""
+    from tower_models import float64
+
+    with float64():
+        yield

@@ -10,7 +10,6 @@ from tower_models import (
     check_same_weights,
     data_for,
     fit,
-    float64,
     on_one_device,
     over_towers,
     pair,
@@ -23,10 +22,7 @@ optimizers = keras.optimizers
 VARIABLES = ["replicated", "sharded", "parameter_server"]
 
 
-@pytest.fixture(autouse=True)
-def in_float64():
-    with float64():
-        yield
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 def adam(steps=3, **options):

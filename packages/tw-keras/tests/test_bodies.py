@@ -4,15 +4,17 @@ Batches have as many rows in every tower, whose sums over several batches are th
 of one device.
 """
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tower_models import CPUS
+from tower_models import CPUS, check_near
 
-from tw_core import towers
 from tw_keras import TowerModel
-from tw_keras._meetings import Meetings
+from tw_keras._meetings.meetings import Meetings
+from tw_keras._meetings.step import Step
 
 layers, optimizers = keras.layers, keras.optimizers
 RANDOM = np.random.default_rng(0)
@@ -181,14 +183,6 @@ def trained(model, optimizer, x=WORDS, y=Y, batch_size=12, **options):
     return [model.fit(x, y, **given).history, model.get_weights()]
 
 
-def check_same(results, wanted, tolerance=2e-6):
-    tf.nest.map_structure(
-        lambda one, other: np.testing.assert_allclose(one, other, tolerance, tolerance),
-        results,
-        wanted,
-    )
-
-
 @pytest.mark.full(
     *("in a method-once-Adam-3", "accumulating-once-Adam-3", "in turns-once-SGD-2"),
     *("accumulating by AutoGraph-not inlined-SGD-3", "nested-compiled by XLA-Adam-2"),
@@ -206,9 +200,9 @@ def test_a_step_that_applies_in_a_body_trains_as_on_one_device(
     of_compile = options.pop("compile", {})
     many = TowerModel(lambda: made(step), CPUS[:num_towers], **options)
     wanted = trained(made(step), optimizer)
-    check_same(trained(many, optimizer, **of_compile), wanted)
+    check_near(trained(many, optimizer, **of_compile), wanted)
     for tower in many.towers[1:]:  # which have other sums
-        check_same(tower.one.get_weights(), many.towers[0].one.get_weights())
+        check_near(tower.one.get_weights(), many.towers[0].one.get_weights())
 
 
 class Flat(keras.Sequential):
@@ -236,7 +230,7 @@ def test_flat_variables_are_updated_in_a_branch():
 
     many = TowerModel(make, CPUS[:2], flat_below_bytes=10_000)
     one = make()
-    check_same(*(trained(m, "Adam", x=WORDS / 9, loss="mse") for m in (many, one)))
+    check_near(*(trained(m, "Adam", x=WORDS / 9, loss="mse") for m in (many, one)))
 
 
 @pytest.mark.parametrize("step", ["in a method", "in turns"])
@@ -247,7 +241,7 @@ def test_layers_are_synchronised_in_bodies(step):
     # The last batch of an epoch has two rows.
     wanted = trained(make(), "SGD", batch_size=17)
     many = trained(TowerModel(make, CPUS[:2]), "SGD", batch_size=17)
-    check_same(many, wanted, 2e-5)
+    check_near(many, wanted, 2e-5)
 
 
 def test_towers_must_take_the_same_branch():
@@ -305,10 +299,8 @@ def test_results_of_a_branch_that_applies_cannot_be_differentiated():
 
 
 def test_branches_are_refused_where_ranks_exchange_gradients():
-    model = Model(accumulating)
-    unused = {"weights": None, "average": True, "reducer": None, "states": None}
-    unused |= {"of_towers": None, "accumulation": None}
-    meetings = Meetings(towers(CPUS[:1]), model, None, **unused, ranks=object())
+    copies = SimpleNamespace(main=Model(accumulating), ranks=object())
+    meetings = Meetings(Step(copies=copies))
     with (
         tf.Graph().as_default(),
         pytest.raises(ValueError, match="does not know the branch of another"),

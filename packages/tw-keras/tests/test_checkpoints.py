@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tower_models import CPUS, float64
+from tower_models import CPUS
 
 from tw_builders._owners import owned
 from tw_keras import TowerModel
@@ -30,10 +30,7 @@ BY_DAY = ["plain-sharded-3", "sharded-3-plain", "flat_sharded-3-sharded-3"]
 BY_DAY += ["sharded-3-server-2", "plain-flat_sharded-3", "server-2-replicated-2"]
 
 
-@pytest.fixture(autouse=True)
-def in_float64():
-    with float64():
-        yield
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 def net():

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tower_models import CPUS
+from tower_models import CPUS, check_near, seeded, towers_of
 
 from tw_keras import TowerModel
 
@@ -59,12 +59,8 @@ def of_one_device(make):
 
 
 def trained(make, kind, num_towers=None):
-    def seeded():
-        keras.utils.set_random_seed(1)
-        return make()
-
-    many = num_towers and TowerModel(seeded, CPUS[:num_towers], **OPTIONS[kind])
-    model = many or seeded()
+    many = num_towers and towers_of(make, num_towers, **OPTIONS[kind])
+    model = many or seeded(make)()
 
     def loss(y, p):
         kernel = model.get_layer("a").kernel  # of the outer model
@@ -82,24 +78,16 @@ def trained(make, kind, num_towers=None):
     return model, [history, model.get_weights(), model.predict(X, verbose=0)]
 
 
-def check_same(results, wanted, tolerance=0.0):
-    tf.nest.map_structure(
-        lambda a, b: np.testing.assert_allclose(a, b, tolerance, tolerance),
-        results,
-        wanted,
-    )
-
-
 @pytest.mark.parametrize("num_towers", [1, 2, 3, 4])
 @pytest.mark.parametrize("kind", OPTIONS)
 @pytest.mark.parametrize("make", [plain, stepping])
 def test_eager_steps_are_those_of_one_device(make, kind, num_towers):
     model, many = trained(make, kind, num_towers)
-    check_same(
+    check_near(
         many, of_one_device(make), 0.0 if kind in ("replicated", "shared") else 1e-6
     )
     for tower in model.towers[1:]:
-        check_same(tower.get_weights(), model.get_weights())
+        check_near(tower.get_weights(), model.get_weights(), 0.0)
 
 
 def test_variables_of_a_model_are_not_made_in_an_eager_step():

@@ -15,7 +15,6 @@ from tower_models import (
     check_same_weights,
     data_for,
     fit,
-    float64,
     pair,
     reducing,
     rows_of,
@@ -25,11 +24,7 @@ from tower_models import (
 
 from tw_keras import TowerModel
 
-
-@pytest.fixture(autouse=True)
-def in_float64():
-    with float64():
-        yield
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 VARIABLES = ["replicated", "sharded", "parameter_server"]
@@ -151,15 +146,11 @@ def test_moving_averages_of_weights_are_those_of_one_device():
     def averaging():
         return keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.5)
 
-    for options in ({}, {"flat_below_bytes": 1_000}):
+    for options in ({}, {"flat_below_bytes": 1_000}, {"variables": "sharded"}):
         one, many = pair("mlp", 3, averaging, **options)
         check_same(fit(one, "mlp"), fit(many, "mlp"))
         for tower in many.towers:  # Keras writes the averages when training ends.
             check_same_weights(one, tower)
-    with pytest.raises(
-        ValueError, match=r"keeps averages .* use variables='replicated'"
-    ):
-        pair("mlp", 3, averaging, variables="sharded")
 
 
 def test_towers_follow_callbacks_of_evaluate_and_predict():
@@ -207,12 +198,10 @@ COMPILED = {
 }
 
 
-# XLA needs a tower's variables on its device, so one of all is refused.
 COMPILED_KINDS = [
     (name, kind)
     for number, name in enumerate(COMPILED)
     for kind in (VARIABLES if FULL else [VARIABLES[2 - number]])
-    if (name, kind) != ("jit_compile", "parameter_server")
 ]
 
 
@@ -237,27 +226,25 @@ def test_rows_may_weigh_unlike(name):
 
 
 REDUCTIONS = ["sum_over_batch_size", "mean_with_sample_weight", "sum", "mean"]
+REDUCTIONS += ["sum, mean", "mean_with_sample_weight, sum"]  # of two losses
 
 
-@pytest.mark.full("True-sum", "False-mean_with_sample_weight")
+@pytest.mark.full(
+    "True-sum", "False-mean_with_sample_weight", "True-mean_with_sample_weight, sum"
+)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.each_choice
 def test_losses_may_be_reduced_as_keras_can(reduction, weighted):
     one, many = pair("two outputs", 4)
+    first, _, second = reduction.partition(", ")
+    kind = keras.losses.SparseCategoricalCrossentropy
     for model in (one, many):
-        model.compile(
-            keras.optimizers.SGD(0.001),
-            loss={
-                "a": reducing(
-                    keras.losses.SparseCategoricalCrossentropy,
-                    reduction,
-                    from_logits=True,
-                ),
-                "b": reducing(keras.losses.MeanSquaredError, reduction),
-            },
-            jit_compile=False,
-        )
+        loss = {
+            "a": reducing(kind, first, from_logits=True),
+            "b": reducing(keras.losses.MeanSquaredError, second or first),
+        }
+        model.compile(keras.optimizers.SGD(0.001), loss, jit_compile=False)
     weights = np.arange(33) % 5 / 2
     given = {"sample_weight": {"a": weights, "b": weights}} if weighted else {}
     check_same(fit(one, "two outputs", **given), fit(many, "two outputs", **given))

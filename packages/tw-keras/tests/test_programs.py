@@ -8,10 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from harness.keras_optimizers import present
-from tower_models import CPUS, STEPS
-
-from tw_keras import TowerModel
+from tower_models import STEPS, check_near, seeded, towers_of
 
 layers, optimizers = keras.layers, keras.optimizers
 RANDOM = np.random.default_rng(0)
@@ -20,9 +17,6 @@ X = RANDOM.normal(size=(ROWS, 4)).astype("float32")
 Y = X[:, :1] * 0.5 + 0.1
 IMAGES = RANDOM.normal(size=(ROWS, 6, 6, 2)).astype("float32")
 WORDS = RANDOM.integers(0, 9, size=(ROWS, 5))
-LABELS = RANDOM.integers(0, 3, ROWS)
-WEIGHTS = RANDOM.random(ROWS).astype("float32")
-LOGITS = {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
 
 
 def sequential(*inner, shape=(4,), out=1, dtype=None):
@@ -367,39 +361,7 @@ PROGRAMS = {
     "in turns": stepping(in_turns),
     "mean teacher": stepping(following_a_mean),
     "own methods": {"make": OwnMethods},
-    "loss scale": {
-        "optimizer": lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1))
-    },
-    "schedule": {
-        "optimizer": lambda: optimizers.SGD(
-            optimizers.schedules.CosineDecay(0.1, 6, warmup_steps=2, warmup_target=0.2)
-        )
-    },
-    "accumulation": {
-        "optimizer": of(optimizers.Adam, 0.01, gradient_accumulation_steps=2)
-    },
-    "averages": {
-        "optimizer": of(optimizers.SGD, use_ema=True, ema_overwrite_frequency=2)
-    },
-    "clipped": {"optimizer": of(optimizers.SGD, 0.1, global_clipnorm=0.1)},
-    **{
-        name: {"optimizer": of(getattr(optimizers, name), 0.01)}
-        for name in present(
-            *("Adam", "AdamW", "Adamax", "Nadam", "Adafactor", "Adagrad", "Adadelta"),
-            *("RMSprop", "Ftrl", "Lion", "Lamb", "Muon"),
-        )
-    },
     "metrics": {"compile": lambda: {"metrics": [kind() for kind in METRICS]}},
-    "class weights": {
-        "make": sequential(dense(), out=3),
-        "y": LABELS,
-        **compiled(**LOGITS, weighted_metrics=["accuracy"]),
-        "fit": {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5}},
-    },
-    "sample weights": {
-        **compiled(weighted_metrics=["mae"]),
-        "fit": {"sample_weight": WEIGHTS},
-    },
     "callbacks": {"fit": lambda: {"callbacks": callbacks(), "validation_split": 0.25}},
     "fewer rows than towers": {"fit": {"batch_size": 2}},
     "several steps in one call": {
@@ -407,8 +369,6 @@ PROGRAMS = {
         "x": WORDS,
         **compiled(steps_per_execution=STEPS),
     },
-    "eager": compiled(run_eagerly=True),
-    "compiled by XLA": compiled(jit_compile=True),
 }
 
 
@@ -485,13 +445,13 @@ def results_of(model, program):
 def test_a_program_does_over_towers_what_it_does_on_one_device(num_towers, name):
     program = PROGRAMS[name]
 
-    seeded, over_towers = makers(program, num_towers)
-    many = over_towers()
+    make = program.get("make", sequential(dense()))
+    many = towers_of(make, num_towers)
     results = results_of(many, program)
     if program.get("by_hand"):
-        check_same(many.get_weights(), by_hand(over_towers()), atol=2e-5)
+        check_near(many.get_weights(), by_hand(towers_of(make, num_towers)), 2e-5)
     else:
-        check_same(results, results_of(seeded(), program))
+        check_near(results, results_of(seeded(make)(), program), 5e-6)
 
 
 def by_hand(model, batch_size=10, epochs=2):
@@ -513,16 +473,6 @@ def by_hand(model, batch_size=10, epochs=2):
     return towers[0].get_weights()
 
 
-def makers(program, num_towers):
-    """Returns functions that make a program's model: the plain one, and over towers."""
-
-    def seeded():
-        keras.utils.set_random_seed(1)
-        return program.get("make", sequential(dense()))()
-
-    return seeded, lambda: TowerModel(seeded, CPUS[:num_towers])
-
-
 @pytest.mark.full(
     *("2-synchronised", "3-synchronised", "3-added and synchronised"),
     *("3-batches of one", "3-added", "2-words, added"),
@@ -531,14 +481,5 @@ def makers(program, num_towers):
 @pytest.mark.parametrize("num_towers", [2, 3])
 def test_towers_without_rows_count_for_nothing(num_towers, name):
     program = OF_FEW_ROWS[name]
-    seeded, over_towers = makers(program, num_towers)
-    many, one = (results_of(make, program) for make in (over_towers(), seeded()))
-    check_same(many, one, 2e-5)
-
-
-def check_same(results, wanted, rtol=2e-6, atol=5e-6):
-    tf.nest.map_structure(
-        lambda one, other: np.testing.assert_allclose(one, other, rtol, atol),
-        results,
-        wanted,
-    )
+    models = towers_of(program["make"], num_towers), seeded(program["make"])()
+    check_near(*(results_of(model, program) for model in models), 2e-5)

@@ -27,7 +27,7 @@ EXEMPT = {
     "Keras answers": (
         "TowerModel.name TowerModel.compile TowerModel.predict_step "
         "TowerModel.test_step TowerModel.train_step TowerModel.set_weights "
-        "TowerModel.predict_on_batch TowerModel.save_own_variables "
+        "TowerModel.predict_on_batch "
         "TowerModel.make_train_function TowerModel.save TowerModel.save_weights"
     ),
 }
@@ -39,7 +39,7 @@ INTERFACE = Interface(
     exempt=EXEMPT,
 )
 OTHERS = {
-    "TowerModel.variables": [("mirrored", ValueError, "variables must be one of")],
+    "TowerModel.variables": [("mirrored", ValueError, "must be 'replicated' or")],
     "TowerModel.loss_reduction": [("mean", ValueError, "must be 'sum' or None")],
     "TowerModel.data": [("mine", ValueError, "data must be 'own' or 'shared'")],
     "TowerModel.uneven": [("pad", ValueError, "uneven must be 'wait' or 'stop'")],

@@ -329,6 +329,30 @@ def check_same(one, many, rtol=1e-9):
         np.testing.assert_allclose(many[name], one[name], rtol=rtol, err_msg=name)
 
 
+def seeded(make, seed=1):
+    """Returns a function that makes the same model each time."""
+
+    def made():
+        keras.utils.set_random_seed(seed)
+        return make()
+
+    return made
+
+
+def towers_of(make, num_towers, **options):
+    """Makes the model that ``seeded(make)`` makes, over towers."""
+    return TowerModel(seeded(make), CPUS[:num_towers], **options)
+
+
+def check_near(results, wanted, tolerance=2e-6):
+    """Compares nests of arrays."""
+    tf.nest.map_structure(
+        lambda one, other: np.testing.assert_allclose(one, other, tolerance, tolerance),
+        results,
+        wanted,
+    )
+
+
 def check_same_weights(one, many, rtol=1e-6, atol=1e-9):
     for own, plain in zip(many.get_weights(), one.get_weights(), strict=True):
         np.testing.assert_allclose(own, plain, rtol=rtol, atol=atol)

@@ -1,6 +1,5 @@
 """Batches as Keras passes them to a step: as tensors, as specs, and joined again."""
 
-import uuid
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -114,68 +113,3 @@ def any_rows(data: Any) -> Any:
         return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
 
     return tf.nest.map_structure(spec, data)
-
-
-class LastBatch:
-    """The batch of the step that runs or ran last, held without a copy.
-
-    In a stage of TensorFlow's: a step that makes variables would be traced twice.
-    """
-
-    def __init__(self) -> None:
-        self._kinds: list[tuple[str, Any]] = []
-        name = f"tw_builders/last_batch_{uuid.uuid4().hex}"
-        self._kind, self._data = f"{name}/kind", f"{name}/data"
-
-    def hold(self, method: str, data: Any) -> Any:
-        """Returns the batch of a step that is traced, to be used once it is held."""
-        kind = [tf.constant(len(self._kinds))]
-        self._kinds.append((method, tf.nest.map_structure(_spec_of, data)))
-        with tf.device("/cpu:0"):
-            with tf.control_dependencies(self.forget()):
-                held = [
-                    tf.raw_ops.Stage(values=values, shared_name=name)
-                    for name, values in (
-                        (self._kind, kind),
-                        (self._data, _leaves(data)),
-                    )
-                ]
-            with tf.control_dependencies(held):
-                return tf.nest.map_structure(
-                    lambda leaf: None if leaf is None else tf.identity(leaf),
-                    *(data,),
-                    expand_composites=True,
-                )
-
-    def forget(self) -> list[tf.Operation]:
-        """Frees the batch."""
-        with tf.device("/cpu:0"):
-            return [
-                tf.raw_ops.StageClear(dtypes=[tf.int32], shared_name=name)
-                for name in (self._kind, self._data)
-            ]
-
-    def take(self) -> tuple[str, Any] | None:
-        """Returns the method and the batch; None if there is none."""
-        with tf.device("/cpu:0"):
-            if not int(tf.raw_ops.StageSize(dtypes=[tf.int32], shared_name=self._data)):
-                return None
-            [kind] = tf.raw_ops.Unstage(dtypes=[tf.int32], shared_name=self._kind)
-            method, specs = self._kinds[int(kind)]
-            dtypes = [leaf.dtype for leaf in _leaves(specs)]
-            values = tf.raw_ops.Unstage(dtypes=dtypes, shared_name=self._data)
-        held = iter(values)
-        leaves = [
-            None if leaf is None else next(held)
-            for leaf in tf.nest.flatten(specs, expand_composites=True)
-        ]
-        return method, tf.nest.pack_sequence_as(specs, leaves, expand_composites=True)
-
-
-def _spec_of(leaf: Any) -> Any:
-    return None if leaf is None else tf.type_spec_from_value(leaf)
-
-
-def _leaves(data: Any) -> list[Any]:
-    leaves = tf.nest.flatten(data, expand_composites=True)
-    return [leaf for leaf in leaves if leaf is not None]

@@ -7,7 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tw_keras._wrapped import WrappedOptimizer
+from tw_keras._updates.sharded import held_in
+from tw_keras._updates.wrapped import WrappedOptimizer
 
 
 def check_choices(**choices: tuple[Any, Sequence[Any]]) -> None:
@@ -63,15 +64,6 @@ def optimizers_of(model: Any) -> list[Any]:
     return list({id(own): own for own in found}.values())
 
 
-def held_in(value: Any) -> list[Any]:
-    """Lists what a container holds; a list of anything else."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [leaf for item in value for leaf in held_in(item)]
-    return [value]
-
-
 def check_adapted(models: Sequence[Any]) -> None:
     """Refuses layers adapted in some copies only, whose state is not in variables."""
     layers = zip(*map(layers_of, models), strict=False)
@@ -116,15 +108,7 @@ def check_optimizers(
             f"TowerModel: reducer is not called with {name}, which adds the towers' "
             f"gradients itself; pass the reducer to {name}."
         )
-    if variables != "sharded":
-        return
-    averaging = [own.name for own in optimizers if getattr(own, "use_ema", False)]
-    if averaging:
-        raise ValueError(
-            f"TowerModel: {', '.join(averaging)} keeps averages of the variables "
-            "(use_ema), which lie with their owners; use variables='replicated'."
-        )
-    if over_towers:
+    if over_towers and variables == "sharded":
         raise ValueError(
             f"TowerModel: {type(over_towers[0].wrapped).__name__} updates all towers' "
             "variables itself; use variables='replicated' or 'parameter_server'."
@@ -141,53 +125,26 @@ def check_one(optimizers: Sequence[Any]) -> None:
         )
 
 
-def _reductions(model: Any) -> set[str]:
+def reductions_of(model: Any) -> frozenset[str]:
+    """Returns how a compiled model's losses are reduced."""
     losses = tf.nest.flatten(getattr(model, "loss", None))
-    return {
+    return frozenset(
         getattr(loss, "reduction", "sum_over_batch_size")
         for loss in losses
         if loss is not None
-    }
-
-
-def adds_rows(model: Any) -> bool:
-    """Returns whether the losses are added over rows."""
-    return _reductions(model) == {"sum"}
-
-
-def divides_by_weights(model: Any) -> bool:
-    """Returns whether the losses are divided by the sum of the sample weights."""
-    return _reductions(model) == {"mean_with_sample_weight"}
+    )
 
 
 def check_losses(model: Any) -> None:
     """Refuses losses that cannot be combined over towers."""
-    reductions = _reductions(model)
-    if "none" in reductions or None in reductions or len(reductions) > 1:
+    reductions = reductions_of(model)
+    if reductions & {"none", None}:
         raise ValueError(
-            "TowerModel: all losses must have one reduction, and not 'none', so that "
-            f"those of the towers can be combined; got {sorted(map(str, reductions))}."
+            "TowerModel: a loss must have a reduction, and not 'none', so that those "
+            f"of the towers can be combined; got {sorted(map(str, reductions))}."
         )
 
 
 def synchronized_layers_of(model: Any) -> list[str]:
     """Names the layers that are synchronised over towers."""
     return [o.name for o in layers_of(model) if getattr(o, "synchronized", False)]
-
-
-def check_eager(synchronized: Sequence[str]) -> None:
-    """Refuses layers synchronised over ranks in eager mode, which has no sums."""
-    if synchronized:
-        raise ValueError(
-            f"TowerModel: {', '.join(synchronized)} are synchronised over ranks, "
-            "which needs run_eagerly=False; or make them with synchronized=False."
-        )
-
-
-def check_xla(variables: str) -> None:
-    """Refuses models that XLA cannot compile tower by tower."""
-    if variables == "parameter_server":
-        raise ValueError(
-            "TowerModel: XLA needs a tower's variables on its device; with "
-            "variables='parameter_server' use jit_compile=False."
-        )

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,69 +13,25 @@ from tw_core import Tower, copy_to_replicas
 from tw_core.devices import host_of
 from tw_core.optimizers import create_slots
 from tw_core.variables import tf_variable
-from tw_keras import _batches
-from tw_keras._accumulation import Accumulation
-from tw_keras._building import (
-    build_metrics,
-    build_variables,
-    global_seeds,
-    has_metrics_built,
-    is_random,
-    seeds_of,
-    states_of_rows,
-    unlisted_of,
-)
-from tw_keras._checks import (
-    check_adapted,
-    check_eager,
-    check_losses,
-    check_one,
-    check_optimizers,
-    check_xla,
-    layers_of,
-    optimizers_of,
-    synchronized_layers_of,
-)
+from tw_keras import _batches, _building, _checks
 from tw_keras._over_ranks.agreement import numbers_of_rank_0, spread_seeds
 from tw_keras._over_ranks.ranks import Ranks
-from tw_keras._updates import FlatTraining, OptimizerStates, build_for_owners
-from tw_keras._wrapped import WrappedOptimizer, wrapped
+from tw_keras._updates.accumulation import Accumulation
+from tw_keras._updates.flat import FlatTraining
+from tw_keras._updates.replicated import OptimizerStates
+from tw_keras._updates.sharded import build_for_owners
+from tw_keras._updates.wrapped import WrappedOptimizer, wrapped
 from tw_reduce import Reducer, all_reduce, sum_on_device
 
 Weigh = Callable[[Any, Any, Any], Any]
 _SEED_STEP = 0x9E3779B9  # odd and large, so that layers' seeds stay apart
 
 
-@dataclass
 class Copies:
     """The copies of a model, of which the first is saved."""
 
-    towers: Sequence[Tower]
-    models: Sequence[Any]  # [K]; one model K times where towers share variables
-    variables: str  # "replicated", "sharded" or "parameter_server"
-    reducer: Reducer | None  # as given
-    weigh: Weigh | None  # the ``weights`` of ``TowerModel``
-    adds: bool = False  # whether losses are sums over rows, whatever ``compile`` says
-    inline: bool | None = None
-    flat: FlatTraining | None = None
-    compiled_by_xla: bool = False  # each tower's step, part by part
-    ranks: Ranks | None = None  # the other processes
-    # Tower 0's variables that train and that a step assigns.
-    assigned: list[Any] = field(default_factory=list)
-    states_by_row: Sequence[Sequence[Any]] = ()  # [K], each tower's own
-    _is_built: bool = False
-
-    def __post_init__(self) -> None:
-        self.states = OptimizerStates(self.towers)
-        self.accumulation = Accumulation(self.towers)
-        devices = [tower.device for tower in self.towers]
-        # Where ranks add them next, towers need no copies of their sums.
-        adds = all_reduce(devices) if self.ranks is None else None
-        self.add = self.reducer or adds or partial(sum_on_device, device=devices[0])
-
-    @classmethod
-    def make(
-        cls,
+    def __init__(
+        self,
         make_model: Callable[[], Any],
         towers: Sequence[Tower],
         variables: str,
@@ -87,29 +42,45 @@ class Copies:
         adds: bool,
         inline: bool | None,
         ranks: Ranks | None,
-    ) -> "Copies":
-        """Calls ``make_model`` for every tower, or once where they share variables."""
-        flat = None
+    ) -> None:
+        """Calls ``make_model`` for every tower, or once where they share variables.
+
+        The arguments are those of ``TowerModel``; ``adds``: losses are sums over rows,
+        whatever ``compile`` says.
+        """
+        self.towers, self.variables, self.reducer = towers, variables, reducer
+        self.weigh, self.adds, self.inline, self.ranks = weigh, adds, inline, ranks
+        self.compiled_by_xla = False  # each tower's step, part by part
+        self.assigned: list[Any] = []  # tower 0's variables that train, by a step
+        self.states_by_row: Sequence[Sequence[Any]] = ()  # [K], each tower's own
+        self._is_built = False
+        self.states, self.accumulation = OptimizerStates(towers), Accumulation(towers)
+        devices = [tower.device for tower in towers]
+        # Where ranks add them next, towers need no copies of their sums.
+        on_first = partial(sum_on_device, device=devices[0])
+        self.add = reducer or (all_reduce(devices) if ranks is None else on_first)
+        self.flat: FlatTraining | None = None
+        # [K]; one model K times where towers share variables
+        self.models: Sequence[Any]
         if flat_below_bytes:
-            flat = FlatTraining(make_model, towers, flat_below_bytes)
-            models = [_checked_model(model) for model in flat.models]
+            self.flat = FlatTraining(make_model, towers, flat_below_bytes)
+            self.models = list(map(_checked_model, self.flat.models))
         elif variables == "parameter_server":
-            host = host_of(towers[0].device)
-            models = [_make(make_model, host)] * len(towers)
+            self.models = [_make(make_model, host_of(devices[0]))] * len(towers)
         else:
-            models = [_make(make_model, tower.device) for tower in towers]
-        made = cls(
-            *(towers, models, variables, reducer, weigh, adds),
-            *(inline, flat, False, ranks),
-        )
-        if all(model.built for model in models):
-            made.make_equal()
-        return made
+            self.models = [_make(make_model, device) for device in devices]
+        if all(model.built for model in self.models):
+            self.make_equal()
 
     @property
     def main(self) -> Any:
         """Tower 0's model."""
         return self.models[0]
+
+    @property
+    def trained(self) -> Sequence[Any]:
+        """The [K] models with the variables that they train, which may be flat."""
+        return self.models if self.flat is None else self.flat.flats
 
     @property
     def distinct(self) -> list[Any]:
@@ -121,14 +92,13 @@ class Copies:
         """The optimizers that apply: tower 0's, or the one of flat variables."""
         if self.flat is not None and self.flat.optimizer is not None:
             return [self.flat.optimizer]
-        return optimizers_of(self.main)
+        return _checks.optimizers_of(self.main)
 
     def of_towers(self, variables: Sequence[Any]) -> list[list[Any]]:
         """Returns [K] lists: what each tower has for tower 0's ``variables``."""
-        models = self.models if self.flat is None else self.flat.flats
         lists = [
             [*model.variables, *more]
-            for model, more in zip(models, self.unlisted(), strict=True)
+            for model, more in zip(self.trained, self.unlisted(), strict=True)
         ]
         columns = zip(*lists, strict=True)
         own = {id(column[0]): column for column in columns}
@@ -145,22 +115,22 @@ class Copies:
         for model, tower in zip(self.distinct, self.towers, strict=False):
             with tf.device(tower.device):
                 model.compile(*given[0], **given[1])
-        check_losses(self.main)
+        _checks.check_losses(self.main)
         self.adopt_optimizers()
 
     def adopt_optimizers(self) -> None:
         """Takes tower 0's optimizers for all towers."""
-        optimizers = optimizers_of(self.main)
+        optimizers = _checks.optimizers_of(self.main)
         for model in self.distinct[1:]:
             _share_optimizers(self.main, model)
         reduces = self.reducer is not None and self.ranks is None
-        check_optimizers(
+        _checks.check_optimizers(
             *(optimizers, self.variables),
             num_towers=len(self.towers),
             reduces=reduces,
         )
         if self.flat is not None:
-            check_one(optimizers)
+            _checks.check_one(optimizers)
             self.flat.use(optimizers[0], sharded=self.variables == "sharded")
 
     @contextmanager
@@ -181,14 +151,17 @@ class Copies:
         """Names the layers that are synchronised, when it trains over all ranks."""
         ranks = self.ranks.group.size if self.ranks is not None and trains else 1
         is_one = len(self.towers) * ranks == 1
-        return [] if is_one else synchronized_layers_of(self.main)
+        return [] if is_one else _checks.synchronized_layers_of(self.main)
 
-    def check_compiled(self, *, run_eagerly: bool, by_xla: bool) -> None:
-        """Refuses options of ``compile`` that do not work over towers."""
-        if run_eagerly and self.ranks is not None and self.ranks.group.size > 1:
-            check_eager(self.synchronized(trains=True))
-        if by_xla:
-            check_xla(self.variables)
+    def check_eager(self) -> None:
+        """Refuses to run eagerly what is synchronised over ranks: it has no sums."""
+        is_one = self.ranks is None or self.ranks.group.size == 1
+        synchronized = [] if is_one else self.synchronized(trains=True)
+        if synchronized:
+            raise ValueError(
+                f"TowerModel: {', '.join(synchronized)} are synchronised over ranks, "
+                "which needs run_eagerly=False; or make them with synchronized=False."
+            )
 
     def make_equal(self) -> None:
         """Checks that the copies match, and gives all of them tower 0's values."""
@@ -198,7 +171,7 @@ class Copies:
         self._follow_states_of_rows()
         if self.variables == "parameter_server":
             return
-        check_adapted(self.distinct)
+        _checks.check_adapted(self.distinct)
         self._copy_variables()
         self._give_own_seeds()
         if self.variables == "replicated":
@@ -206,11 +179,17 @@ class Copies:
         elif self.flat is None:
             optimizer = getattr(self.main, "optimizer", None)
             if optimizer is not None and optimizer.built:
-                self._build_for_owners(optimizer)
+                self.build_optimizer(optimizer, self.main.trainable_variables)
 
-    def _build_for_owners(self, optimizer: Any) -> None:
-        trained = [list(model.trainable_variables) for model in self.models]
-        build_for_owners(optimizer, self.towers, trained)
+    def build_optimizer(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Makes an optimizer's state for tower 0's variables, where updates need it."""
+        if self.variables == "sharded":
+            build_for_owners(optimizer, self.towers, self.of_towers(variables))
+        elif self.variables == "replicated":
+            self.states.of(optimizer, variables)
+        else:
+            with tf.init_scope():
+                create_slots(optimizer, variables)
 
     def settle(self, *, over_ranks: bool) -> None:
         """Gives Keras's accumulators what towers have added up, so that it is saved."""
@@ -223,22 +202,44 @@ class Copies:
         """Returns [K] lists of state that Keras does not list, without that of rows."""
         every = []
         for model in self.models:
-            of_rows = set(map(id, states_of_rows(model)))
-            every.append([v for v in unlisted_of(model) if id(v) not in of_rows])
+            of_rows = set(map(id, _building.states_of_rows(model)))
+            found = _building.unlisted_of(model)
+            every.append([v for v in found if id(v) not in of_rows])
         return every
 
     def kept_equal(self) -> list[Any]:
         """Lists tower 0's variables of which copies stay equal after every step."""
-        model = self.main if self.flat is None else self.flat.flats[0]
-        more = [v for v in self.unlisted()[0] if v.trainable and not is_random(v)]
-        return [*model.trainable_variables, *more]
+        more = [v for v in self._unlisted_state() if v.trainable]
+        return [*self.trained[0].trainable_variables, *more]
+
+    def shared_state(self) -> list[Any]:
+        """Lists what towers share, and tower 0 writes; not what they draw from."""
+        if self.variables != "parameter_server":
+            return []
+        every = (*self.main.variables, *self.unlisted()[0])
+        return [v for v in every if not _building.is_random(v)]
+
+    def beside_models(self) -> list[tuple[Any, ...]]:
+        """Returns [K] what each tower has that a step may use, besides its model."""
+        flats = () if self.flat is None else self.flat.flats
+        states = [own for own in map(self.states.known, self.appliers) if own]
+        seeds, unlisted = _building.global_seeds(), self.unlisted()
+        return [
+            (
+                *(flats[k : k + 1], [own[k] for own in states]),
+                *(seeds, unlisted[k], self.states_by_row[k]),
+            )
+            for k in range(len(self.towers))
+        ]
+
+    def _unlisted_state(self) -> list[Any]:
+        return [v for v in self.unlisted()[0] if not _building.is_random(v)]
 
     def _copy_variables(self) -> None:
         """Copies what towers have of their own; seeds differ, and constants may not."""
-        models = self.models if self.flat is None else self.flat.flats
         lists = [
-            [v for v in (*model.variables, *more) if not is_random(v)]
-            for model, more in zip(models, self.unlisted(), strict=True)
+            [v for v in (*model.variables, *more) if not _building.is_random(v)]
+            for model, more in zip(self.trained, self.unlisted(), strict=True)
         ]
         constant = {
             id(column[0])
@@ -259,26 +260,24 @@ class Copies:
         is_built = own is not None and own.built
         has_built, number = numbers_of_rank_0(group, int(is_built), number)
         if has_built and not is_built:
-            self.states.of(own, self.main.trainable_variables)
-        model = self.main if self.flat is None else self.flat.flats[0]
-        more = [v for v in self.unlisted()[0] if not is_random(v)]
-        variables = [*model.variables, *more]
+            self.build_optimizer(own, self.main.trainable_variables)
+        variables = [*self.trained[0].variables, *self._unlisted_state()]
         for optimizer in self.appliers:
             if optimizer.built and not isinstance(optimizer, WrappedOptimizer):
                 variables += optimizer.variables
         self.ranks.begin(list({id(v): v for v in variables}.values()))
-        spread_seeds(group, global_seeds())
+        spread_seeds(group, _building.global_seeds())
         self.make_equal()
         return number
 
     def take_state_of_ranks(self) -> None:
         """Gives all ranks' towers one state of those that do not train."""
         # Neither frozen weights, which do not change, nor metrics.
-        layers = layers_of(self.main)
+        layers = _checks.layers_of(self.main)
         state = [v for layer in layers for v in layer._non_trainable_variables]
-        state += [v for v in self.unlisted()[0] if not (v.trainable or is_random(v))]
+        state += [v for v in self._unlisted_state() if not v.trainable]
         if self.ranks is not None:
-            synchronized = bool(synchronized_layers_of(self.main))
+            synchronized = bool(_checks.synchronized_layers_of(self.main))
             self.ranks.take_state(state, of_last=synchronized)
             # A rank whose data has ended has not heard of these.
             eager = getattr(self.main, "run_eagerly", False)
@@ -290,7 +289,7 @@ class Copies:
     def _freeze_alike(self) -> None:
         """Sets ``trainable`` in every copy as in tower 0's."""
         for model in self.distinct[1:]:
-            layers = zip(layers_of(model), layers_of(self.main), strict=False)
+            layers = zip(*map(_checks.layers_of, (model, self.main)), strict=False)
             weights = zip(model.weights, self.main.weights, strict=False)
             for own, main in [*layers, *weights]:  # a layer before those inside it
                 if own.trainable != main.trainable:
@@ -298,7 +297,7 @@ class Copies:
 
     def _follow_states_of_rows(self) -> None:
         """Resets states of rows in all towers where they are reset in tower 0."""
-        every = [states_of_rows(model) for model in self.models]
+        every = [_building.states_of_rows(model) for model in self.models]
         if self.variables == "parameter_server" and every[0]:
             if len(self.states_by_row) != len(self.towers):
                 own = [_like(every[0], tower) for tower in self.towers[1:]]
@@ -315,11 +314,10 @@ class Copies:
 
         Otherwise dropout would zero the same positions in all towers' parts.
         """
-        for k, model in enumerate(self.models):
-            pairs = zip(seeds_of(model), seeds_of(self.main), strict=True)
-            for own, main in pairs:
-                if k > 0:
-                    own.assign(tf.add(main.value, [k * _SEED_STEP, 0]))
+        seeds = [_building.seeds_of(model) for model in self.models]
+        for k, of_tower in enumerate(seeds[1:], start=1):
+            for own, main in zip(of_tower, seeds[0], strict=True):
+                own.assign(tf.add(main.value, [k * _SEED_STEP, 0]))
 
     def prepare(self, data: Any) -> None:
         """Creates what the first batch would, from its specs, before a step is traced.
@@ -331,25 +329,21 @@ class Copies:
         has_own_step = type(main).train_step is not keras.Model.train_step
         if own is None or own.built or has_own_step or not main.trainable_variables:
             return
-        if self.variables == "parameter_server":
-            create_slots(own, main.trainable_variables)
-        elif self.flat is None and self.variables == "sharded":
-            self._build_for_owners(own)
-        elif self.flat is None:
-            self.states.of(own, main.trainable_variables)
+        if self.flat is None:
+            self.build_optimizer(own, main.trainable_variables)
 
     def build(self, data: Any, *, metrics: bool) -> None:
         """Creates the variables of the first batch, outside the step being traced."""
-        lacks_metrics = metrics and not has_metrics_built(self.main, data)
+        lacks_metrics = metrics and not _building.has_metrics_built(self.main, data)
         if self._is_built and not lacks_metrics:
             return
         batch = _batches.any_rows(data)
         with tf.init_scope():
             for model, tower in zip(self.distinct, self.towers, strict=False):
-                with tf.device(tower.device), _naming(tower):
-                    build_variables(batch, model)
+                with tf.device(tower.device), naming(tower):
+                    _building.build_variables(batch, model)
                     if lacks_metrics and tower.is_main:  # whose metrics are used
-                        build_metrics(batch, model)
+                        _building.build_metrics(batch, model)
             if not self._is_built:
                 for model in self.models:
                     model.built = True
@@ -365,11 +359,11 @@ class Copies:
 
 
 @contextmanager
-def _naming(tower: Tower) -> Iterator[None]:
+def naming(tower: Tower) -> Iterator[None]:
     """Notes a tower in errors that are raised inside."""
     try:
         yield
-    except BaseException as error:
+    except Exception as error:
         error.add_note(f"(in {tower.name} of {tower.total}, on {tower.device})")
         raise
 

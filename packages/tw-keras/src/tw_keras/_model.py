@@ -13,25 +13,20 @@ from tw_core import Tower
 from tw_core import towers as make_towers
 from tw_core.checks import check_flag, check_function, check_whole_number
 from tw_core.ranks import RankGroup
-from tw_keras._accumulation import accumulates
-from tw_keras._checks import check_choices, check_outside, check_replicated
+from tw_keras import _checks, _following
+from tw_keras._as_tower_0 import AsTower0
 from tw_keras._copies import Copies, Weigh
-from tw_keras._following import (
-    back_up_at_once,
-    follower,
-    look_between_batches,
-    of_this_rank,
-    show_tower_0,
-)
+from tw_keras._lost_errors import naming_what_failed
 from tw_keras._over_ranks.agreement import settings_of
 from tw_keras._over_ranks.ranks import Ranks
 from tw_keras._steps import Steps
-from tw_keras._updates import APPLY
+from tw_keras._updates.accumulation import accumulates
+from tw_keras._updates.applying import APPLY
 from tw_reduce import Reducer
 from tw_reduce.reducers import check_adds
 
 
-class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
+class TowerModel(AsTower0):
     """Trains copies of a Keras model on several devices as one model.
 
     ``compile``, ``fit``, ``evaluate``, ``predict`` and callbacks are Keras's. Each
@@ -123,12 +118,8 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
                 f"for each tower; got the model {make_model.name!r}."
             )
         check_function(make_model=make_model)
-        if variables not in list(APPLY):  # Of what has no hash too.
-            raise ValueError(
-                f"TowerModel: variables must be one of {sorted(APPLY)}; got "
-                f"{variables!r}."
-            )
-        check_choices(
+        _checks.check_choices(
+            variables=(variables, tuple(APPLY)),
             loss_reduction=(loss_reduction, ("sum", None)),
             data=(data, ("own", "shared")),
             uneven=(uneven, ("wait", "stop")),
@@ -141,17 +132,17 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
                 "TowerModel: flat variables are read by one tower each; with "
                 "variables='parameter_server' use flat_below_bytes=0."
             )
-        check_outside()
+        _checks.check_outside()
         super().__init__(name=name)
         towers = make_towers(devices)
         if reducer is not None:
             check_adds(reducer=reducer)
-            check_replicated(variables)
+            _checks.check_replicated(variables)
         if weights is not None:
             check_function(weights=weights)
         ranks = _ranks_of(group, data, uneven)
         # Keras tracks, saves and counts models in a list, but not those in here.
-        self._own = Copies.make(
+        self._own = Copies(
             make_model,
             towers,
             variables,
@@ -231,12 +222,12 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
           **kwargs: as ``args``.
 
         Raises:
-          ValueError: losses whose reductions differ or are ``"none"``;
-            ``use_ema`` with sharded variables; ``jit_compile`` where XLA cannot compile
-            a tower; ``run_eagerly`` with layers synchronised over ranks.
+          ValueError: losses whose reduction is ``"none"``; ``run_eagerly`` with layers
+            synchronised over ranks.
         """
         own = self._own
-        own.check_compiled(run_eagerly=run_eagerly, by_xla=jit_compile is True)
+        if run_eagerly:
+            own.check_eager()
         if own.ranks is not None:
             own.ranks.forget_steps()
         own.compile(args, kwargs)
@@ -263,14 +254,6 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         """Runs every tower's ``predict_step``; the rows are in the batch's order."""
         return self._steps.predict(data)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls tower 0's copy, which is also what becomes part of another model."""
-        return self._own.main(*args, **kwargs)
-
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls tower 0's copy."""
-        return self._own.main(*args, **kwargs)
-
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Trains as ``keras.Model.fit`` does, over all towers.
 
@@ -288,14 +271,17 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
             ranks.begin_fit(settings_of(self, bound.arguments))
         if isinstance(callbacks, keras.callbacks.CallbackList):
             if ranks is not None:
-                callbacks.append(follower(self._own, callbacks.callbacks))
+                callbacks.append(_following.follower(self._own, callbacks.callbacks))
         elif callbacks or ranks is not None:
             callbacks = [*tf.nest.flatten(callbacks)]
-            callbacks = of_this_rank(callbacks, ranks)
+            callbacks = _following.of_this_rank(callbacks, ranks)
             if ranks is not None:
-                back_up_at_once(callbacks)
-            show_tower_0(callbacks, self._own.main)
-            bound.arguments["callbacks"] = [*callbacks, follower(self._own, callbacks)]
+                _following.back_up_at_once(callbacks)
+            _following.show_tower_0(callbacks, self._own.main)
+            bound.arguments["callbacks"] = [
+                *callbacks,
+                _following.follower(self._own, callbacks),
+            ]
         self._fits = True
         try:
             with self._noting_failure(), self._accumulating(callbacks):
@@ -328,7 +314,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
     def _accumulating(self, callbacks: Any) -> Iterator[None]:
         """Has towers add up gradients, if nothing looks at optimizers in between."""
         own = self._own
-        at_once = look_between_batches(callbacks)
+        at_once = _following.look_between_batches(callbacks)
         if self._ranks is not None and any(map(accumulates, own.appliers)):
             at_once = self._ranks.is_any(at_once)
         own.accumulation.at_once.assign(at_once)
@@ -343,7 +329,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
     def _noting_failure(self) -> Iterator[None]:
         self._has_failed = False
         try:
-            with _naming_what_failed(self._steps):
+            with naming_what_failed(self._steps):
                 yield
         except BaseException:
             self._has_failed = True
@@ -354,7 +340,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         self.copy_to_replicas()
         bound = _PREDICT.bind(self, *args, **kwargs)
         self._follow(bound.arguments)
-        with _naming_what_failed(self._steps):
+        with naming_what_failed(self._steps):
             return super().predict(*bound.args[1:], **bound.kwargs)
 
     def _follow(self, arguments: dict[str, Any]) -> None:
@@ -362,11 +348,14 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         callbacks = arguments.get("callbacks")
         if callbacks and not isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks = [*tf.nest.flatten(callbacks)]
-            arguments["callbacks"] = [*callbacks, follower(self._own, callbacks)]
+            arguments["callbacks"] = [
+                *callbacks,
+                _following.follower(self._own, callbacks),
+            ]
 
     def predict_on_batch(self, x: Any) -> Any:
         """Predicts a batch as ``keras.Model.predict_on_batch`` does, by all towers."""
-        with _naming_what_failed(self._steps):
+        with naming_what_failed(self._steps):
             return super().predict_on_batch(x)
 
     def make_train_function(self, force: bool = False) -> None:
@@ -410,7 +399,7 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         plain = getattr(keras.Model, name)
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            with _naming_what_failed(self._steps):
+            with naming_what_failed(self._steps):
                 return plain(self, *args, **kwargs)
 
         if (ranks := self._ranks) is None:
@@ -441,10 +430,6 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         if not logs or set(logs) == set(results):
             return results
         return {**logs, **{name: results[name] for name in shown}}
-
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        """Computes tower 0's loss."""
-        return self._own.main.compute_loss(*args, **kwargs)
 
     def set_weights(self, weights: Any) -> None:
         """Sets all towers' weights."""
@@ -488,77 +473,6 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         if ranks is not None and not self._fits:
             ranks.group.tell(what)
 
-    def export(self, *args: Any, **kwargs: Any) -> None:
-        """Exports tower 0, as the plain model does."""
-        self._own.main.export(*args, **kwargs)
-
-    def summary(self, *args: Any, **kwargs: Any) -> None:
-        """Prints tower 0's summary."""
-        self._own.main.summary(*args, **kwargs)
-
-    def get_layer(self, *args: Any, **kwargs: Any) -> Any:
-        """Finds a layer of tower 0."""
-        return self._own.main.get_layer(*args, **kwargs)
-
-    def to_json(self, **kwargs: Any) -> str:
-        """Returns tower 0's configuration as JSON."""
-        return str(self._own.main.to_json(**kwargs))
-
-    def count_params(self) -> int:
-        """Counts the parameters of tower 0."""
-        return int(self._own.main.count_params())
-
-    def quantize(self, *args: Any, **kwargs: Any) -> None:
-        """Refuses: towers would be quantized apart."""
-        raise NotImplementedError(
-            "TowerModel: cannot be quantized; use model.towers[0].quantize(...), which "
-            "is an ordinary model."
-        )
-
-    @property  # type: ignore[misc] # and nobody sets it
-    def __class__(self) -> Any:
-        # What ``isinstance`` and Keras see: ``keras.saving.save_model`` writes the
-        # class of its model, and callbacks ask its name.
-        own = vars(self).get("_own")
-        return type(self) if own is None else type(own.main)
-
-    def __repr__(self) -> str:
-        return f"<TowerModel name={self.name}, built={self.built}>"
-
-    def __dir__(self) -> list[str]:
-        # Keras saves what these names are, and is to find tower 0's parts alone.
-        return dir(self._own.main)
-
-    def __reduce__(self) -> Any:
-        with self._own.without_wrapped():
-            return self._own.main.__reduce__()
-
-    def _run_through_graph(self, *args: Any, **kwargs: Any) -> Any:
-        # For ``keras.models.clone_model``, as ``_layers`` is.
-        return self._own.main._run_through_graph(*args, **kwargs)
-
-    def _obj_type(self) -> str:
-        return str(self._own.main._obj_type())
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns tower 0's configuration."""
-        return dict(self._own.main.get_config())
-
-    def get_compile_config(self) -> dict[str, Any] | None:
-        """Returns how tower 0 is compiled; None with an optimizer over towers."""
-        with self._own.without_wrapped():
-            config: dict[str, Any] | None = self._own.main.get_compile_config()
-        return config
-
-    def get_build_config(self) -> dict[str, Any] | None:
-        """Returns for which inputs tower 0 was built."""
-        config: dict[str, Any] | None = self._own.main.get_build_config()
-        return config
-
-    def save_own_variables(self, store: Any) -> None:
-        """Saves tower 0's variables that are in no layer."""
-        self._own.main.save_own_variables(store)
-
     def _maybe_symbolic_build(
         self, iterator: Any = None, data_batch: Any = None
     ) -> None:
@@ -576,31 +490,6 @@ class TowerModel(keras.Model):  # type: ignore[misc] # Keras is untyped
         if ranks is not None and (is_evaluation or not (self._fits or ranks.has_begun)):
             self._own.take_from_rank_0()
 
-    def _trackable_children(self, *args: Any, **kwargs: Any) -> Any:
-        # A tf.train.Checkpoint of this holds what one of the plain model does.
-        return self._own.main._trackable_children(*args, **kwargs)
-
-    def _lookup_dependency(self, *args: Any, **kwargs: Any) -> Any:
-        main = self._own.main
-        main._maybe_initialize_trackable()  # TensorFlow does so when it tracks
-        return main._lookup_dependency(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        # Only what nothing here defines: what the user's class has.
-        if name.startswith("_") or "_own" not in vars(self):
-            raise AttributeError(f"TowerModel has no attribute {name!r}.")
-        return getattr(self._own.main, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        own: Any = vars(self).get("_own")
-        is_ours = name in vars(self) or hasattr(type(self), name)
-        is_ours = is_ours or own is None or name.startswith("_")
-        if not is_ours and hasattr(own.main, name):
-            for model in own.distinct:
-                setattr(model, name, value)
-            return
-        super().__setattr__(name, value)
-
 
 def _ranks_of(group: RankGroup | None, data: str, uneven: str) -> Ranks | None:
     if group is None:
@@ -613,67 +502,6 @@ def _ranks_of(group: RankGroup | None, data: str, uneven: str) -> Ranks | None:
     return Ranks(group, shares_data=data == "shared", ends_first=uneven == "stop")
 
 
-@contextmanager
-def _naming_what_failed(steps: Steps) -> Iterator[None]:
-    """Raises the error that TensorFlow has lost between devices.
-
-    What fails in the call of a function cancels what its device waits for before the
-    call has failed; that is the error that TensorFlow raises, unless calls are inlined.
-    """
-    try:
-        yield
-    except tf.errors.CancelledError as error:
-        if "RecvAsync is cancelled" not in str(error):
-            raise
-        try:
-            steps.run_again()
-        except (tf.errors.OpError, RuntimeError) as found:
-            found.add_note(
-                "TowerModel: TensorFlow raised the error of an operation that waited "
-                "for this one, which failed again when the towers' parts of the batch "
-                "ran one by one."
-            )
-            raise found from error
-        except Exception:  # of what cannot run eagerly
-            pass
-        error.add_note(
-            "TowerModel: an operation of a tower has failed, and TensorFlow raises "
-            "the error of one that waited for it. The towers' parts of the batch ran "
-            "again, one by one, without an error. TensorFlow's log on stderr has the "
-            "cause ('aborting with status'); with TowerModel(..., inline=True) the "
-            "error names the operation and its line."
-        )
-        raise
-    finally:
-        steps.forget_batch()
-
-
 _FIT = inspect.signature(keras.Model.fit)
 _EVALUATE = inspect.signature(keras.Model.evaluate)
 _PREDICT = inspect.signature(keras.Model.predict)
-
-
-def _of_main(name: str) -> property:
-    def get(self: TowerModel) -> Any:
-        # Keras asks some of these before the copies are made.
-        own = vars(self).get("_own")
-        return _BEFORE.get(name) if own is None else getattr(own.main, name)
-
-    def put(self: TowerModel, value: Any) -> None:
-        own = vars(self).get("_own")
-        if own is not None and name == "trainable":
-            for model in own.distinct:
-                model.trainable = value
-
-    return property(get, put, doc=f"Tower 0's ``{name}``.")
-
-
-_BEFORE: dict[str, Any] = {"built": False, "trainable": True, "layers": []}
-
-for _name in (
-    *("variables", "trainable_variables", "non_trainable_variables"),
-    *("weights", "trainable_weights", "non_trainable_weights", "trainable"),
-    *("layers", "metrics", "losses", "loss", "built"),
-    *("input", "output", "inputs", "outputs", "input_shape", "output_shape"),
-):
-    setattr(TowerModel, _name, _of_main(_name))

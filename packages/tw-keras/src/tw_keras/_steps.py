@@ -1,7 +1,7 @@
 """The steps of a ``TowerModel``: every copy's, on its part of a batch."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,11 +14,12 @@ from tw_core.synchronized import call_towers_once, synchronized_layers
 from tw_core.tracing import may_meet, meeting_alone
 from tw_core.variables import tf_variable
 from tw_keras import _batches
-from tw_keras._building import global_seeds, is_random
-from tw_keras._checks import adds_rows, divides_by_weights, optimizers_of
-from tw_keras._copies import Copies
-from tw_keras._meetings import Meetings
-from tw_keras._updates import APPLY
+from tw_keras._checks import optimizers_of, reductions_of
+from tw_keras._copies import Copies, naming
+from tw_keras._lost_errors import LastBatch
+from tw_keras._meetings.meetings import Meetings
+from tw_keras._meetings.metrics import merged_logs
+from tw_keras._meetings.step import Step
 
 
 class Steps:
@@ -26,7 +27,7 @@ class Steps:
 
     def __init__(self, copies: Copies) -> None:
         self._own = copies
-        self._last = _batches.LastBatch()
+        self._last = LastBatch()
 
     def step(self, method: str, data: Any) -> Any:
         """Runs one step of every copy on its part of a batch; returns merged logs."""
@@ -34,91 +35,90 @@ class Steps:
             return self._step(method, data)
 
     def _step(self, method: str, data: Any) -> Any:
-        main, flat, ranks = self._own.main, self._own.flat, self._own.ranks
-        trains, alone = method == "train_step", tf.executing_eagerly()
-        added = self._own.adds or adds_rows(main)
-        synchronized = [] if alone else self._own.synchronized(trains=trains)
-        sizes, parts, lent = self._cut(self._held(method, data), metrics=True)
+        own, flat, ranks = self._own, self._own.flat, self._own.ranks
+        trains, is_alone = method == "train_step", tf.executing_eagerly()
+        synchronized = [] if is_alone else own.synchronized(trains=trains)
+        sizes, parts, lent = self._cut(method, self._held(method, data))
         checksum = share = None
         if ranks is not None:
-            ranks.begin_step()
-            share = ranks.share(data, sizes, trains=trains)
+            ranks.in_steps.begin_step()
+            share = ranks.in_steps.share(data, sizes, trains=trains)
             if ranks.shares_data and trains:  # the rest exchanges none
-                checksum = ranks.checksum(data)
-        divides = self._own.weigh is None and divides_by_weights(main)
-        meetings = self._meetings(
-            alone=alone,
-            weights=None if added else self._weights(parts, sizes),
+                checksum = ranks.in_steps.checksum(data)
+        reductions = reductions_of(own.main)
+        added = own.adds or reductions == {"sum"}
+        step = Step(
+            copies=own,
+            is_alone=is_alone,
+            trains=trains,
             average=not added,
-            synchronized=synchronized,
+            weights=None if added else self._weights(parts, sizes),
+            rows=sizes,
             lent=lent,
-            divides_by_weights=divides and not (alone and ranks is None),
+            synchronized=synchronized,
+            rescaled=self._rescaled(reductions, added=added, is_alone=is_alone),
             checksum=checksum,
             share=share,
-            trains=trains,
         )
+        meetings = Meetings(step)
         # The moments of all rows have no part of what is lent.
         counted = _batches.have_rows(sizes) if synchronized else None
-        factors = meetings.loss_factors()
         with meetings.held(), flat.training() if flat else nullcontext():
-            logs = self._run(method, parts, meetings, counted, factors)
-        if alone and trains:
-            self._own.make_equal()
-        if added and main.losses:
-            raise ValueError(
-                "TowerModel: a loss that is added over rows cannot be told from the "
-                "regularizers' losses, which every tower has; use the reduction "
-                "'sum_over_batch_size', or no regularizers."
-            )
-        merged = meetings.logs(logs)
+            logs = self._run(method, parts, meetings, counted)
+        if is_alone and trains:
+            own.make_equal()
+        if added and own.main.losses:
+            meetings.losses.check_parted()
+        merged = merged_logs(step, logs)
         if ranks is not None:
             ranks.results.note_step(method, merged)
         return merged
 
-    def _meetings(self, **options: Any) -> Meetings:
-        # A single tower, with no ranks, has nothing to add.
-        is_one = bool(options.get("alone")) and self._own.ranks is None
-        return Meetings(
-            self._own.towers,
-            self._own.main,
-            APPLY[self._own.variables],
-            of_towers=self._own.of_towers,
-            reducer=self._own.reducer if is_one else self._own.add,
-            states=self._own.states.of,
-            accumulation=self._own.accumulation,
-            applier=None if self._own.flat is None else self._own.flat.optimizer,
-            ranks=self._own.ranks,
-            **options,
-        )
+    def _rescaled(
+        self, reductions: frozenset[str], *, added: bool, is_alone: bool
+    ) -> frozenset[str]:
+        """Returns the reductions of losses that are made means over rows first."""
+        is_one = is_alone or len(self._own.towers) == 1
+        if is_one and self._own.ranks is None:
+            return frozenset()
+        kinds = set() if added else {"sum"}
+        if self._own.weigh is None:
+            kinds.add("mean_with_sample_weight")
+        return reductions & kinds
 
     def finish_epoch(self) -> None:
         """Takes part in other ranks' updates until none has a batch."""
         if self._own.ranks is not None:
-            idle = self._meetings(weights=None, average=False)
+            idle = Meetings(Step(copies=self._own))
             self._own.ranks.finish_epoch(idle.apply_reduced, idle.collect_none)
 
     def predict(self, data: Any) -> Any:
         """Returns every copy's predictions for its part, in the batch's order."""
-        data = self._held("predict_step", data)
-        sizes, parts, lent = self._cut(data, metrics=False)
-        return _batches.join(self._run("predict_step", parts), lent, sizes)
+        method = "predict_step"
+        sizes, parts, lent = self._cut(method, self._held(method, data))
+        return _batches.join(self._run(method, parts), lent, sizes)
 
-    def _cut(self, data: Any, *, metrics: bool) -> Any:
+    def _cut(self, method: str, data: Any) -> Any:
         """Cuts a batch into the towers' parts, and builds the models by the first.
 
         Returns the parts' sizes, the parts, and how many have a row that is lent.
         """
-        data = _batches.tensors(data)
-        count, own, ranks = len(self._own.towers), slice(None), self._own.ranks
-        if ranks is not None and metrics:  # Every rank predicts all that it gets.
-            count, own = ranks.parts(count)
+        data, towers = _batches.tensors(data), self._own.towers
+        count, own = self._own_parts(method)
         sizes = _batches.checked_sizes(data, count)
         if tf.executing_eagerly():  # Tower 0 takes what all towers of its rank have.
-            sizes, own = _by_rank(sizes, own, len(self._own.towers))
+            sizes, own = _by_rank(sizes, own, len(towers))
         parts = cut(data, sizes, lends_row=True)[own]
-        sizes, parts = sizes[own], on_devices(parts, self._own.towers[: len(parts)])
-        self._own.build(data, metrics=metrics)
+        sizes, parts = sizes[own], on_devices(parts, towers[: len(parts)])
+        self._own.build(data, metrics=method != "predict_step")
         return sizes, parts, _batches.lent_rows(sizes)
+
+    def _own_parts(self, method: str) -> tuple[int, slice]:
+        """Returns into how many parts a batch is cut, and which are this rank's."""
+        count, ranks = len(self._own.towers), self._own.ranks
+        if ranks is None or method == "predict_step":  # A rank predicts all it gets.
+            return count, slice(count)
+        return ranks.parts(count)
 
     def _held(self, method: str, data: Any) -> Any:
         return data if tf.executing_eagerly() else self._last.hold(method, data)
@@ -136,12 +136,10 @@ class Steps:
         if last is None:
             return
         method, data = last
-        count, own, ranks = len(self._own.towers), slice(None), self._own.ranks
-        if ranks is not None and method != "predict_step":
-            count, own = ranks.parts(count)
+        count, own = self._own_parts(method)
         parts = cut(data, _batches.checked_sizes(data, count), lends_row=True)[own]
         before = [variable.numpy() for variable in main.variables]
-        meetings = self._meetings(weights=None, average=True, trains=False)
+        meetings = Meetings(Step(copies=self._own, average=True, trains=False))
 
         def combine(place: Any, brought: list[Any]) -> Sequence[Any]:
             if place[0] == "result":
@@ -153,7 +151,7 @@ class Steps:
                 for part, tower in zip(parts, self._own.towers, strict=True):
                     creating = tf.variable_creator_scope(_refuse_new_variable)
                     with (
-                        _naming(tower),
+                        naming(tower),
                         tf.device(tower.device),
                         creating,
                         meeting_alone(combine),
@@ -170,14 +168,14 @@ class Steps:
         parts: Sequence[Any],
         meetings: Meetings | None = None,
         counted: Sequence[tf.Tensor] | None = None,
-        factors: Sequence[tf.Tensor] = (),
     ) -> list[Any]:
         """Runs a step of every copy, traced once; eagerly tower 0's, for all."""
         if not tf.executing_eagerly():
-            return self._run_once(method, parts, meetings, counted, factors)
+            return self._run_once(method, parts, meetings, counted)
         combine = _no_meeting
         if meetings is not None:
-            combine, meetings.factors = meetings.combine, factors
+            combine = meetings.combine
+            meetings.losses.of_tower = meetings.losses.factors
         creating = tf.variable_creator_scope(_refuse_new_variable)
         with tf.device(self._own.towers[0].device), creating, meeting_alone(combine):
             return [getattr(self._own.main, method)(parts[0])]
@@ -188,11 +186,10 @@ class Steps:
         parts: Sequence[Any],
         meetings: Meetings | None,
         counted: Sequence[tf.Tensor] | None,
-        factors: Sequence[tf.Tensor],
     ) -> list[Any]:
-        def step(part: Any, model: Any, own_factors: Any, *_: Any) -> Any:
+        def step(part: Any, model: Any, own_factors: Any, _: Any) -> Any:
             if meetings is not None:
-                meetings.factors = own_factors
+                meetings.losses.of_tower = own_factors
             with (
                 tf.variable_creator_scope(_refuse_new_variable),
                 synchronized_layers(),
@@ -200,28 +197,12 @@ class Steps:
             ):
                 return getattr(model, method)(part)
 
-        flats = [()] * len(parts) if self._own.flat is None else self._own.flat.flats
-        states = [self._own.states.known(own) for own in self._own.appliers]
-        seeds, unlisted = global_seeds(), self._own.unlisted()
+        of_towers = zip(parts, self._own.models, self._own.beside_models(), strict=True)
+        factors = [] if meetings is None else meetings.losses.factors
         items = [
-            (
-                part,
-                model,
-                factors[k : k + 1],
-                flat,
-                [own[k] for own in states if own],
-                seeds,
-                unlisted[k],
-                self._own.states_by_row[k],
-            )
-            for k, (part, model, flat) in enumerate(
-                zip(parts, self._own.models, flats, strict=True)
-            )
+            (part, model, factors[k : k + 1], beside)
+            for k, (part, model, beside) in enumerate(of_towers)
         ]
-        shared: list[Any] = []
-        if self._own.variables == "parameter_server":
-            every = (*self._own.main.variables, *unlisted[0])
-            shared = [v for v in every if not is_random(v)]
         ranks = self._own.ranks if method == "train_step" else None
         num_ranks = 1 if ranks is None else ranks.group.size
         return call_towers_once(
@@ -230,14 +211,14 @@ class Steps:
             [tower.scope for tower in self._own.towers],
             combine=_no_meeting if meetings is None else meetings.combine,
             counted=counted,
-            written_once=shared,
+            written_once=self._own.shared_state(),
             kept_equal=self._own.kept_equal(),
             settle=None if num_ranks == 1 else self._settle,
             outside="" if len(items) * num_ranks == 1 else _OUTSIDE,
             inline=self._own.inline,
             jit_compile=self._own.compiled_by_xla and method == "train_step",
             num_ranks=num_ranks,
-            sum_ranks=None if ranks is None else ranks.sum_layer,
+            sum_ranks=None if ranks is None else ranks.in_steps.sum_layer,
         )
 
     def _settle(self, handles: Sequence[Any], values: Sequence[Any]) -> Sequence[Any]:
@@ -249,7 +230,7 @@ class Steps:
             if id(own.handle) in written and id(own) not in known
         ]
         ranks: Any = self._own.ranks
-        return list(ranks.of_first(values))
+        return list(ranks.in_steps.of_first(values))
 
     def _weights(self, parts: Sequence[Any], sizes: Sequence[Any]) -> Any:
         weights = [
@@ -295,16 +276,6 @@ def _by_rank(sizes: Sequence[Any], own: slice, count: int) -> tuple[list[Any], s
     of_ranks = [sum(sizes[first : first + count]) for first in firsts]
     rank = (own.start or 0) // count
     return of_ranks, slice(rank, rank + 1)
-
-
-@contextmanager
-def _naming(tower: Tower) -> Iterator[None]:
-    """Notes a tower in errors that are raised inside."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"(in {tower.name} of {tower.total}, on {tower.device})")
-        raise
 
 
 def _refuse_new_variable(next_creator: Callable[..., Any], **kwargs: Any) -> Any:

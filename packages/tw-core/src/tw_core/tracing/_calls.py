@@ -312,8 +312,7 @@ def _check_captured(
             raise ValueError(
                 "A function that is traced once for all towers uses "
                 f"{name_in(trace, outer)}, which belongs to towers {sorted(towers)} "
-                "alone; pass it to the function, an item per tower, or use map_towers "
-                "with trace='each'."
+                "alone; pass it to the function, an item per tower."
             )
         if may_write or not is_variable_handle(outer):
             continue

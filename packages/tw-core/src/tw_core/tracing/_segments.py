@@ -159,8 +159,7 @@ def seeded_operations(trace: Trace) -> frozenset[tf.Operation]:
                 f"{', '.join(inside)} have a seed, inside a tf.cond, a loop or a "
                 "function, and would draw the same numbers in every tower that is "
                 "traced once; use tf.random.stateless_uniform and the like, or a "
-                "keras.random.SeedGenerator of each copy, or use map_towers with "
-                "trace='each'."
+                "keras.random.SeedGenerator of each copy."
             )
     kinds = {op.type: op for op in every}
     random = {t for t, op in kinds.items() if "seed2" in op.node_def.attr}

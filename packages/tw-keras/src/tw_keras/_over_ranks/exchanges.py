@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.gradients import join_rows, map_values, values_of, with_unique_rows
-from tw_keras._updates import Brought
+from tw_keras._updates.update import Brought
 
 NARROW = ("float16", "bfloat16")
 Like = tuple[Any, tf.DType, tf.DType | None]  # shape, dtype, dtype of indices
@@ -25,21 +25,8 @@ class SumExchange:
 
 
 @dataclass(frozen=True)
-class UpdateExchange:
-    """What an update exchanges, as it was last built."""
-
-    place: int  # of the optimizer
-    brought: Sequence[Brought]  # [K]
-    used: Sequence[int]  # places of the gradients that are not None
-    counts: Sequence[int]  # of the parts in which each of them travels
-    like: Sequence[Like]  # of the parts
-    unique: Sequence[bool]  # whether ranks repeat no row of a part
-    averages: bool
-
-
-@dataclass(frozen=True)
-class AccumulatedExchange:
-    """An update whose gradients towers add up, and exchange when it is due."""
+class _Update:
+    """An update, as it was last built."""
 
     place: int  # of the optimizer
     brought: Sequence[Brought]  # [K]
@@ -50,6 +37,27 @@ class AccumulatedExchange:
     def variables(self) -> list[Any]:
         """Tower 0's that have a gradient."""
         return [self.brought[0].variables[n] for n in self.used]
+
+
+@dataclass(frozen=True)
+class UpdateExchange(_Update):
+    """What an update exchanges."""
+
+    counts: Sequence[int]  # of the parts in which each gradient travels
+    like: Sequence[Like]  # of the parts
+    unique: Sequence[bool]  # whether ranks repeat no row of a part
+
+
+class AccumulatedExchange(_Update):
+    """An update whose gradients towers add up, and exchange when it is due."""
+
+
+Exchange = SumExchange | UpdateExchange | AccumulatedExchange
+
+
+def name_of(variable: Any) -> str:
+    """Names what is exchanged of a variable."""
+    return str(getattr(variable, "path", variable.name))
 
 
 def make_parts(exchange: AccumulatedExchange) -> list[list[tf.Tensor]]:

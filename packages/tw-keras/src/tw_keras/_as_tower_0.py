@@ -1,0 +1,139 @@
+"""What a ``TowerModel`` answers as tower 0's model, which is an ordinary one, does."""
+
+from typing import Any
+
+import keras
+
+from tw_keras._copies import Copies
+
+
+class OfTower0:
+    """An attribute or a method of tower 0's model."""
+
+    def __init__(self, before: Any = None) -> None:
+        """Takes the value before the copies are made, as Keras asks for some then."""
+        self._before = before
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name, self.__doc__ = name, f"Tower 0's ``{name}``."
+
+    def __get__(self, model: Any, kind: Any = None) -> Any:
+        if model is None:
+            return self
+        own = vars(model).get("_own")
+        return self._before if own is None else getattr(own.main, self._name)
+
+    def __set__(self, model: Any, value: Any) -> None:
+        """Does nothing: Keras sets some while it makes the object."""
+
+
+class AsTower0(keras.Model):  # type: ignore[misc] # Keras is untyped
+    """Answers as tower 0's model does, which is what Keras saves, shows and copies."""
+
+    _own: Copies
+
+    variables = OfTower0()
+    trainable_variables = OfTower0()
+    non_trainable_variables = OfTower0()
+    weights = OfTower0()
+    trainable_weights = OfTower0()
+    non_trainable_weights = OfTower0()
+    layers = OfTower0([])
+    metrics = OfTower0()
+    losses = OfTower0()
+    loss = OfTower0()
+    built = OfTower0(False)
+    input = OfTower0()
+    output = OfTower0()
+    inputs = OfTower0()
+    outputs = OfTower0()
+    input_shape = OfTower0()
+    output_shape = OfTower0()
+
+    export = OfTower0()
+    summary = OfTower0()
+    get_layer = OfTower0()
+    to_json = OfTower0()
+    count_params = OfTower0()
+    get_config = OfTower0()
+    get_build_config = OfTower0()
+    save_own_variables = OfTower0()
+    _obj_type = OfTower0()
+    _run_through_graph = OfTower0()  # For ``clone_model``, as ``_layers`` is.
+    # A tf.train.Checkpoint of this holds what one of the plain model does.
+    _trackable_children = OfTower0()
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the model trains; set in every copy."""
+        own = vars(self).get("_own")
+        return True if own is None else bool(own.main.trainable)
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        if "_own" in vars(self):
+            for model in self._own.distinct:
+                model.trainable = value
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls tower 0's copy, which is also what becomes part of another model."""
+        return self._own.main(*args, **kwargs)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls tower 0's copy."""
+        return self._own.main(*args, **kwargs)
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """Computes tower 0's loss."""
+        return self._own.main.compute_loss(*args, **kwargs)
+
+    def get_compile_config(self) -> dict[str, Any] | None:
+        """Returns how tower 0 is compiled; None with an optimizer over towers."""
+        with self._own.without_wrapped():
+            return self._own.main.get_compile_config()  # type: ignore[no-any-return]
+
+    def quantize(self, *args: Any, **kwargs: Any) -> None:
+        """Refuses: towers would be quantized apart."""
+        raise NotImplementedError(
+            "TowerModel: cannot be quantized; use model.towers[0].quantize(...), which "
+            "is an ordinary model."
+        )
+
+    @property  # type: ignore[misc] # and nobody sets it
+    def __class__(self) -> Any:
+        # What ``isinstance`` and Keras see: ``keras.saving.save_model`` writes the
+        # class of its model, and callbacks ask its name.
+        own = vars(self).get("_own")
+        return type(self) if own is None else type(own.main)
+
+    def __repr__(self) -> str:
+        return f"<TowerModel name={self.name}, built={self.built}>"
+
+    def __dir__(self) -> list[str]:
+        # Keras saves what these names are, and is to find tower 0's parts alone.
+        return dir(self._own.main)
+
+    def __reduce__(self) -> Any:
+        with self._own.without_wrapped():
+            return self._own.main.__reduce__()
+
+    def _lookup_dependency(self, *args: Any, **kwargs: Any) -> Any:
+        main = self._own.main
+        main._maybe_initialize_trackable()  # TensorFlow does so when it tracks
+        return main._lookup_dependency(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only what nothing here defines: what the user's class has.
+        if name.startswith("_") or "_own" not in vars(self):
+            raise AttributeError(f"TowerModel has no attribute {name!r}.")
+        return getattr(self._own.main, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own: Any = vars(self).get("_own")
+        is_ours = name in vars(self) or hasattr(type(self), name)
+        is_ours = is_ours or own is None or name.startswith("_")
+        if not is_ours and hasattr(own.main, name):
+            for model in own.distinct:
+                setattr(model, name, value)
+            return
+        super().__setattr__(name, value)

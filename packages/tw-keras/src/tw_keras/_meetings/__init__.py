@@ -1,0 +1,1 @@
+"""Where the steps of all towers meet: losses, metrics and updates."""

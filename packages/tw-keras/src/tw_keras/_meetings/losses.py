@@ -1,0 +1,178 @@
+"""Losses whose towers' parts must be known before they are differentiated.
+
+A tower's loss is a mean over its own rows, and gradients are averaged by rows as they
+are reduced. Some losses need a factor first: those that an optimizer scales, as means
+over a tower's own rows have K times one device's gradients, and overflow sooner; those
+that pass synchronised layers, whose gradients are added over towers; and those with a
+reduction that is no mean over rows, beside others.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tw_core.gradients import weigh
+from tw_core.tracing import may_meet, meet
+from tw_keras._meetings.step import Step
+from tw_keras._updates.update import Brought, times
+from tw_keras._updates.wrapped import WrappedOptimizer
+
+_NUMBER = tf.TensorSpec([], tf.float64)
+
+
+class Losses:
+    """The factors of the losses of one step."""
+
+    def __init__(self, step: Step, optimizers: Sequence[Any]) -> None:
+        """Computes the towers' parts, where one of the optimizers asks for them."""
+        self._step = step
+        self.of_tower: Sequence[Any] = ()  # the running tower's part, or none
+        self._weighed = set[int]()  # places of the optimizers that have used it
+        self._has_parted = False  # whether losses beside those of compile were parted
+        self._part: tuple[tf.Graph, Any] | None = None
+        asks = step.trains and any(map(self.are_weighed_by, optimizers))
+        asks = asks or "sum" in step.rescaled
+        self.factors = step.parts() if asks else []  # [K]; or none
+
+    def are_weighed_by(self, optimizer: Any) -> bool:
+        """Returns whether losses have their towers' weights before they are scaled."""
+        step = self._step
+        if not step.average or step.is_whole:
+            return False
+        return scales_losses(optimizer) or (
+            bool(step.synchronized) and step.weights is not None
+        )
+
+    def weighing(self, n: int, scale_loss: Callable[[Any], Any]) -> Callable[..., Any]:
+        """Returns a ``scale_loss``, of optimizer ``n``, that weighs losses first."""
+
+        def method(loss: Any) -> Any:
+            if may_meet() and self.of_tower:
+                self._weighed.add(n)
+                loss = weigh(loss, self.of_tower[0])  # NaN, of no rows, to 0
+            return scale_loss(loss)
+
+        return method
+
+    def parted(self, aggregate: Callable[[Any], Any]) -> Callable[..., Any]:
+        """Returns what sums a regularizer's loss, where other losses are added.
+
+        Every tower has it: each takes its part.
+        """
+
+        def method(loss: Any) -> Any:
+            value = aggregate(loss)
+            if not may_meet():
+                return value
+            self._has_parted = True
+            graph = tf.compat.v1.get_default_graph()
+            if self._part is None or self._part[0] is not graph:
+                self._part = graph, meet(("part", 0), None, answer=_NUMBER)
+            return weigh(value, self._part[1])
+
+        return method
+
+    def check_parted(self) -> None:
+        """Refuses regularizers where a step adds their losses by itself."""
+        if not (self._has_parted or self._step.is_whole):
+            raise ValueError(
+                "TowerModel: a loss that is added over rows cannot be told from the "
+                "regularizers' losses, which every tower has; have your train_step "
+                "call self.compute_loss, use the reduction 'sum_over_batch_size', or "
+                "no regularizers."
+            )
+
+    def rescaling(self, losses: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a ``call`` of compiled losses in which all are means over rows."""
+
+        def method(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            if not may_meet():
+                return call(y_true, y_pred, sample_weight)
+            if not losses.built:
+                losses.build(y_true, y_pred)
+            plain = losses._flat_losses
+            losses._flat_losses = [
+                own._replace(loss=partial(self._rescaled, n, own.loss))
+                for n, own in enumerate(plain)
+            ]
+            try:
+                return call(y_true, y_pred, sample_weight)
+            finally:
+                losses._flat_losses = plain
+
+        return method
+
+    def _rescaled(
+        self, n: int, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
+    ) -> Any:
+        value = loss(y_true, y_pred, sample_weight)
+        reduction = loss.reduction if loss.reduction in self._step.rescaled else None
+        if reduction == "sum":
+            return weigh(value, tf.math.reciprocal_no_nan(self.of_tower[0]))
+        if reduction is None or sample_weight is None:  # a mean over rows already
+            return value
+        total = tf.reduce_sum(tf.cast(sample_weight, tf.float64))
+        return weigh(value, meet(("divisor", n), total, answer=_NUMBER))
+
+    def divisor_factors(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns [K] factors that make losses divided by ``sums`` means over rows."""
+        step, ranks = self._step, self._step.copies.ranks
+        sums = [tf.cast(own, tf.float64) for own in step.of_own_rows(sums)]
+        rows = [tf.cast(own, tf.float64) for own in step.weights or [1] * len(sums)]
+        totals = tf.stack([tf.add_n(rows), tf.add_n(sums)])
+        if ranks is not None and step.trains:
+            [totals] = ranks.in_steps.sum_layer("divisors of losses", [totals])
+        elif ranks is not None and ranks.shares_data:
+            raise ValueError(
+                "TowerModel: a loss with reduction='mean_with_sample_weight' divides "
+                "by a sum that one rank does not know where it validates on shared "
+                "data; use 'sum_over_batch_size', or data='own'."
+            )
+        per_row = tf.math.divide_no_nan(totals[0], totals[1])
+        return [
+            tf.math.divide_no_nan(own, of_tower) * per_row
+            for own, of_tower in zip(sums, rows, strict=True)
+        ]
+
+    def of_gradients(
+        self, n: int, optimizer: Any, brought: Sequence[Brought]
+    ) -> tuple[Sequence[Brought], Sequence[Any] | None, bool]:
+        """Returns gradients, their weights, and whether they are to be averaged.
+
+        Those of losses that had their weights are added. An optimizer over towers
+        weighs them itself, over several batches too.
+        """
+        step, weights = self._step, self._step.weights
+        if n not in self._weighed:
+            self._check_unweighed(optimizer)
+            return brought, weights, step.average
+        if step.copies.ranks is None and isinstance(optimizer, WrappedOptimizer):
+            undone = [tf.math.reciprocal_no_nan(factor) for factor in self.factors]
+            return times(brought, undone), weights, step.average
+        if weights is not None:  # Of NaN, too, a loss of the weight 0 has gradients.
+            brought = times(brought, [weight > 0 for weight in weights])
+        return brought, None, False
+
+    def _check_unweighed(self, optimizer: Any) -> None:
+        if self._weighed and scales_losses(optimizer):
+            raise ValueError(
+                "TowerModel: a train_step scales a loss with one optimizer, and has "
+                f"another, {optimizer.name}, apply gradients without its "
+                "scale_loss, so whether these are weighed by rows is not known; "
+                "differentiate scale_loss(loss) of the optimizer that applies."
+            )
+        if self._step.weights is not None and self._step.synchronized:
+            raise ValueError(
+                f"TowerModel: {', '.join(self._step.synchronized)} are synchronised "
+                "over towers, whose losses must be weighed by their rows; have "
+                "your train_step differentiate self.optimizer.scale_loss(loss)."
+            )
+
+
+def scales_losses(optimizer: Any) -> bool:
+    """Returns whether an optimizer of Keras takes gradients of scaled losses."""
+    has_own = type(optimizer).scale_loss is not keras.optimizers.Optimizer.scale_loss
+    return has_own or optimizer.loss_scale_factor is not None

@@ -1,0 +1,222 @@
+"""Where the steps of all towers meet: when optimizers apply and metrics are updated.
+
+While a step is traced, and only then, the ``apply`` of tower 0's optimizers and the
+``update_state`` and ``result`` of its metrics are replaced. The metrics are updated
+once, with the arguments of all towers joined, and every tower gets their results: so
+any metric has the same value as on one device. The optimizers are the ones that update,
+too: the other towers have their state alone. Of a step that runs eagerly, on a whole
+batch, only what other towers or ranks have a part in is replaced.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
+
+import tensorflow as tf
+
+from tw_core.gradients import join_rows, split_rows, values_of
+from tw_core.optimizers import keep_repeated_rows
+from tw_core.tracing import is_same_in_towers, may_meet, meet
+from tw_keras._checks import optimizers_of
+from tw_keras._meetings import metrics
+from tw_keras._meetings.accumulated import accumulate, collect_none, may_accumulate
+from tw_keras._meetings.losses import Losses
+from tw_keras._meetings.step import Step
+from tw_keras._over_ranks.exchanges import AccumulatedExchange
+from tw_keras._updates.applying import APPLY, apply_wrapped
+from tw_keras._updates.update import Brought, Update, times, with_rows_added
+from tw_keras._updates.wrapped import WrappedOptimizer
+from tw_reduce import Reducer
+
+
+class Meetings:
+    """The calls for which the towers' steps meet, and how they are combined."""
+
+    def __init__(self, step: Step) -> None:
+        """Finds the optimizers and metrics of tower 0."""
+        self._step, self._copies = step, step.copies
+        self._graph = tf.compat.v1.get_default_graph()  # of the step
+        self._optimizers = optimizers_of(step.copies.main)
+        self._metrics = list(step.copies.main.metrics)
+        self.losses = Losses(step, self._optimizers)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Makes optimizers and metrics meet, in a tower's step, while open."""
+        replaced: dict[tuple[int, str], tuple[Any, Any]] = {}
+        try:
+            for owner, method, new in self._replacements():
+                if (id(owner), method) not in replaced:  # a metric may be held twice
+                    # Set on the object, which keeps its class and so is saved as usual.
+                    replaced[id(owner), method] = owner, vars(owner).get(method)
+                    setattr(owner, method, new(getattr(owner, method)))
+            yield
+        finally:
+            for (_, method), (owner, own_method) in replaced.items():
+                delattr(owner, method)
+                if own_method is not None:  # set on the object before
+                    setattr(owner, method, own_method)
+
+    def _replacements(self) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+        """Yields objects, names of methods, and what makes new ones of those."""
+        step, losses, main = self._step, self.losses, self._copies.main
+        for n, optimizer in enumerate(self._optimizers):
+            if losses.are_weighed_by(optimizer):
+                yield optimizer, "scale_loss", partial(losses.weighing, n)
+            yield optimizer, "apply", partial(_applying, n)
+        for n, metric in enumerate(self._metrics):
+            if not step.is_one_device:
+                yield metric, "update_state", partial(metrics.updating, n)
+            if not step.is_alone:
+                yield metric, "result", partial(metrics.showing, n)
+        compiled = getattr(main, "_compile_loss", None)
+        if step.rescaled and compiled:
+            yield compiled, "call", partial(losses.rescaling, compiled)
+        if not (step.average or step.is_whole):
+            yield main, "_aggregate_additional_loss", losses.parted
+
+    def combine(self, place: tuple[str, int], brought: list[Any]) -> Sequence[Any]:
+        """Performs once the call that all towers have reached; returns [K] answers."""
+        kind, n = place
+        if kind == "divisor":
+            return self.losses.divisor_factors(brought)
+        if kind == "part":
+            return self._step.parts()
+        if kind == "result":
+            return [metrics.as_tensors(self._metrics[n].result())] * len(brought)
+        if kind == "optimizer":
+            calls = [Brought(_joined(own), *more) for own, *more in brought]
+            self._update(n, self._of_own_rows(calls))
+        else:
+            metrics.update(self._step, self._metrics[n], brought)
+        return [None] * len(brought)
+
+    def _of_own_rows(self, brought: Sequence[Brought]) -> Sequence[Brought]:
+        """Replaces by 0 gradients that are added, of towers without rows."""
+        if self._step.lent is None or self._step.average:  # by weight
+            return brought
+        rows = len(brought) - self._step.lent
+        return times(brought, [tf.less(k, rows) for k in range(len(brought))])
+
+    def _applier(self, n: int) -> Any:
+        flat = self._copies.flat
+        return (flat and flat.optimizer) or self._optimizers[n]
+
+    def _update(self, n: int, brought: Sequence[Brought]) -> None:
+        ranks = self._copies.ranks
+        brought, weights, averages = self.losses.of_gradients(
+            n, self._optimizers[n], brought
+        )
+        if self._step.is_one_device:
+            self._update_alone(n, brought, averages=averages)
+            return
+        if ranks is not None:
+            self._check_whole_step()
+        if (ranks is not None or len(brought) > 1) and may_accumulate(
+            self._optimizers[n], brought[0].variables
+        ):
+            due = accumulate(
+                *(self._step, n, self._applier(n), brought, weights), averages=averages
+            )
+            self.apply_reduced(n, due)
+        elif ranks is None:
+            brought = with_rows_added(brought, weights)
+            self._apply_to(n, brought, weights, averages=averages)
+        else:
+            add = cast(Reducer, self._step.reducer)
+            checksum = self._step.checksum
+            self.apply_reduced(
+                n,
+                ranks.in_steps.reduce(n, brought, weights, add=add, checksum=checksum),
+            )
+
+    def _update_alone(
+        self, n: int, brought: Sequence[Brought], *, averages: bool
+    ) -> None:
+        """Updates tower 0, which the others copy; sharded variables at their owners."""
+        optimizer = self._optimizers[n]
+        is_wrapped = isinstance(optimizer, WrappedOptimizer)
+        is_elsewhere = self._copies.variables == "sharded"
+        if is_wrapped or is_elsewhere or self._applier(n) is not optimizer:
+            self.apply_reduced(n, brought)
+        elif self._step.reducer is not None:  # one that was given
+            self._apply_to(n, brought, None, averages=averages)
+        else:
+            optimizer.apply(brought[0].grads, brought[0].variables)
+
+    def _check_whole_step(self) -> None:
+        """Refuses an update in a branch or a function, where ranks exchange."""
+        if self._graph is not tf.compat.v1.get_default_graph():
+            raise ValueError(
+                "TowerModel: with a group an optimizer cannot apply in a tf.cond: one "
+                "rank does not know the branch of another; apply in every step, or use "
+                "the optimizer's gradient_accumulation_steps. With run_eagerly it "
+                "cannot apply in a tf.function either."
+            )
+
+    def apply_reduced(self, n: int, brought: Sequence[Brought]) -> None:
+        """Applies gradients that are equal in all towers, or of one for all."""
+        if len(brought) < len(self._copies.towers):
+            (own,) = brought
+            every = self._copies.of_towers(own.variables)
+            brought = [Brought(own.grads, variables) for variables in every]
+        self._apply_to(n, brought, None, averages=False, is_reduced=True)
+
+    def collect_none(self, exchange: AccumulatedExchange) -> Sequence[Brought]:
+        """Takes part in an update by other ranks, with what this one has added up."""
+        return collect_none(self._step, self._applier(exchange.place), exchange)
+
+    def _apply_to(
+        self,
+        n: int,
+        brought: Sequence[Brought],
+        weights: Sequence[Any] | None,
+        *,
+        averages: bool,
+        is_reduced: bool = False,
+    ) -> None:
+        copies, optimizer = self._copies, self._applier(n)
+        update = Update(
+            *(copies.towers, optimizer, copies.states.of, weights),
+            average=averages,
+            reducer=self._step.reducer,
+            is_reduced=is_reduced,
+        )
+        is_wrapped = isinstance(optimizer, WrappedOptimizer)
+        apply = apply_wrapped if is_wrapped else APPLY[copies.variables]
+        with keep_repeated_rows():
+            apply(update, brought)
+
+
+def _applying(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    def method(*arguments: Any, **named: Any) -> Any:
+        if not may_meet():
+            return original(*arguments, **named)
+        return meet(("optimizer", n), _brought(*arguments, **named), waits=True)
+
+    return method
+
+
+def _brought(grads: Any, trainable_variables: Any = None) -> tuple[Any, ...]:
+    if trainable_variables is None:
+        raise ValueError(
+            "TowerModel: optimizer.apply needs the variables of the tower, as in "
+            "optimizer.apply(gradients, self.trainable_variables)."
+        )
+    grads = list(grads)
+    same = [
+        n
+        for n, grad in enumerate(grads)
+        if isinstance(grad, tf.IndexedSlices) and is_same_in_towers(grad.indices)
+    ]
+    return list(map(split_rows, grads)), list(trainable_variables), same
+
+
+def _joined(grads: Sequence[Sequence[Any]]) -> list[Any]:
+    """Joins what ``_brought`` split, so that the parts are known outside of a tower."""
+    joined = []
+    for parts in grads:
+        with tf.device(getattr(values_of(parts[0]), "device", None)):
+            joined.append(join_rows(parts))
+    return joined

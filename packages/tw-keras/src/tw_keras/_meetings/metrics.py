@@ -1,0 +1,108 @@
+"""Metrics, which tower 0 updates once, with the arguments of all towers joined.
+
+So any metric has the value that it has on one device.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tw_core.tracing import may_meet, meet
+from tw_core.variables import is_variable
+from tw_keras._meetings.step import Step
+
+
+def updating(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns an ``update_state`` that brings its arguments to metric ``n``."""
+
+    def method(*arguments: Any, **named: Any) -> Any:
+        if not may_meet():
+            return original(*arguments, **named)
+        masks = tf.nest.map_structure(_mask_of, arguments)
+        # Variables are read here: the update may come after a later assignment.
+        values = tf.nest.map_structure(_read, (arguments, named))
+        return meet(("metric", n), (*values, masks))
+
+    return method
+
+
+def showing(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a ``result`` that is that of metric ``n`` of all towers."""
+
+    def method() -> Any:
+        if not may_meet():
+            return original()
+        # Of these ops only the shapes are used.
+        specs = tf.nest.map_structure(
+            lambda own: tf.TensorSpec(own.shape, own.dtype), as_tensors(original())
+        )
+        return meet(("result", n), None, answer=specs, is_same=True)
+
+    return method
+
+
+def update(step: Step, metric: Any, calls: Sequence[Any]) -> None:
+    """Updates a metric with what [K] towers have brought."""
+    positional = [call[0] for call in calls]
+    named = [dict(call[1]) for call in calls]
+    weights = [own.pop("sample_weight", None) for own in named]
+    with tf.device(step.copies.towers[0].device):
+        merge = partial(step.merged, adds=isinstance(metric, keras.metrics.Sum))
+        values = tf.nest.map_structure(merge, *positional)
+        masks = tf.nest.map_structure(merge, *[call[2] for call in calls])
+        for value, mask in zip(
+            tf.nest.flatten(values), tf.nest.flatten(masks), strict=True
+        ):
+            if mask is not None:
+                value._keras_mask = mask  # as Keras's layers leave it
+        options = tf.nest.map_structure(merge, *named)
+        if weights[0] is not None:
+            add = partial(step.merged, adds=True)
+            options["sample_weight"] = tf.nest.map_structure(add, *weights)
+        elif step.share is not None and _takes_a_mean(metric, values):
+            options["sample_weight"] = step.share()
+        metric.update_state(*values, **options)
+
+
+def merged_logs(step: Step, of_towers: Sequence[Any]) -> Any:
+    """Merges the logs of the towers' steps: metrics once, other losses averaged."""
+    first = of_towers[0]
+    if not isinstance(first, dict):
+        return first
+    return {name: _log(step, [own[name] for own in of_towers]) for name in first}
+
+
+def _log(step: Step, values: Sequence[Any]) -> Any:
+    first = values[0]
+    # A learning rate; before Keras 3.7 its class is not ``keras.Variable``.
+    if is_variable(first) and not isinstance(first, tf.Variable):
+        return tf.convert_to_tensor(first)
+    if all(value is first for value in values) or not tf.is_tensor(first):
+        return first
+    if first.shape.rank == 0 and first.dtype.is_floating:
+        return step.mean(values)
+    return first
+
+
+def as_tensors(result: Any) -> Any:
+    """Returns the tensors of a metric's result."""
+    return tf.nest.map_structure(tf.convert_to_tensor, result)
+
+
+def _takes_a_mean(metric: Any, values: Sequence[Any]) -> bool:
+    """Returns whether a metric counts one number of a whole batch."""
+    is_number = len(values) == 1 and tf.is_tensor(values[0])
+    return isinstance(metric, keras.metrics.Mean) and (
+        is_number and values[0].shape.rank == 0
+    )
+
+
+def _read(value: Any) -> Any:
+    return tf.convert_to_tensor(value) if is_variable(value) else value
+
+
+def _mask_of(value: Any) -> Any:
+    return getattr(value, "_keras_mask", None)

@@ -1,0 +1,93 @@
+"""What is known of a step of all towers, and how their values become one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from tw_keras._batches import join
+from tw_keras._copies import Copies
+from tw_reduce import Reducer, mean, sum_on_device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What is known of a step before tower 0 runs it, for all towers."""
+
+    copies: Copies
+    is_alone: bool = False  # Tower 0 runs on the whole batch, eagerly.
+    trains: bool = True
+    average: bool = False  # whether losses are means, not sums
+    weights: Sequence[Any] | None = None  # [K], of losses; None for equal ones
+    rows: Sequence[Any] = ()  # [K]
+    lent: Any = None  # how many towers, the last ones, have no rows of their own
+    synchronized: Sequence[str] = ()  # layers by which a loss reaches other towers
+    rescaled: frozenset[str] = frozenset()  # reductions of losses that need a factor
+    checksum: Any = None  # of a batch that all ranks have
+    share: Callable[[], tf.Tensor] | None = None  # of a batch's rows, this rank's
+
+    @property
+    def is_one_device(self) -> bool:
+        """Whether tower 0 runs on all rows that there are, of all processes."""
+        return self.is_alone and self.copies.ranks is None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one tower has all rows that there are."""
+        is_one = self.is_alone or len(self.copies.towers) == 1
+        return is_one and self.copies.ranks is None
+
+    @property
+    def reducer(self) -> Reducer | None:
+        """What adds over towers; a single one, without ranks, has nothing to add."""
+        return self.copies.reducer if self.is_one_device else self.copies.add
+
+    def parts(self) -> list[tf.Tensor]:
+        """Returns [K] parts of the whole batch that are the towers'.
+
+        Ranks may have unlike numbers of batches where they do not train; then each
+        takes its share of the batch's rows.
+        """
+        own = [tf.cast(weight, tf.float64) for weight in self.weights or self.rows]
+        total = tf.add_n(own)
+        if self.copies.ranks is not None and self.trains:
+            [total] = self.copies.ranks.in_steps.sum_layer("weights of losses", [total])
+        parts = [tf.math.divide_no_nan(weight, total) for weight in own]
+        if self.share is None or self.trains:
+            return parts
+        return [part * self.share() for part in parts]
+
+    def merged(self, *values: Any, adds: bool) -> Any:
+        """Makes one value of those of all towers, as they would be of all rows."""
+        if values[0] is None or not tf.is_tensor(values[0]):
+            return values[0]
+        if values[0].shape.rank != 0:
+            return join(values, self.lent)
+        if adds or not values[0].dtype.is_floating:
+            return tf.add_n(self.of_own_rows(values))
+        return self.mean(values)
+
+    def of_own_rows(self, values: Sequence[Any]) -> list[Any]:
+        """Replaces by 0 what towers without rows of their own have counted."""
+        if self.lent is None:
+            return list(values)
+        rows = len(values) - self.lent
+        none = tf.zeros_like(values[0])
+        return [tf.where(k < rows, own, none) for k, own in enumerate(values)]
+
+    def mean(self, values: Sequence[Any]) -> Any:
+        """Averages the towers' losses, or adds them where they are sums."""
+        reducer: Reducer = partial(sum_on_device, device=self.copies.towers[0].device)
+        if self.average:
+            reducer = mean(reducer, weights=self.weights)
+        else:
+            values = self.of_own_rows(values)
+        # Where a tower is known to have no rows, Keras's loss is an empty list of them.
+        values = [own if own.shape.rank == 0 else tf.reduce_sum(own) for own in values]
+        merged = reducer([[value] for value in values])[0][0]
+        if self.share is None or self.average:
+            return merged
+        # Ranks' results are averaged by rows in the end; a sum is that of all.
+        return tf.math.divide_no_nan(merged, tf.cast(self.share(), merged.dtype))

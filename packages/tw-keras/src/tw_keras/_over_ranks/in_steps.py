@@ -1,0 +1,313 @@
+"""What the ranks exchange in a step, whether it has a batch or not."""
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_builders.internal import rows_of
+from tw_core.gradients import has_unique_rows, split_rows, weigh
+from tw_core.ranks import RankGroup
+from tw_keras._over_ranks import exchanges as travel
+from tw_keras._updates.accumulation import Told
+from tw_keras._updates.update import Brought
+from tw_reduce import Reducer
+
+_WEIGHT, _ACTIVE, _STOPS = range(3)  # places in what is added beside gradients
+_CHECKED_STEPS = 2  # of an epoch, whose batches must be the same on all ranks
+# TensorFlow's collectives match by the loop that they are in, and its iteration, too.
+_APART = {"_noinline": True}
+Apply = Callable[[int, Sequence[Brought]], None]
+Collect = Callable[[travel.AccumulatedExchange], Sequence[Brought]]
+
+
+class InSteps:
+    """The sums over ranks of one model's steps.
+
+    They are built in the step's trace; a rank without a batch builds the same from what
+    was noted of them, with zeros.
+    """
+
+    def __init__(self, group: RankGroup, *, shares_data: bool) -> None:
+        """Starts without a step."""
+        self.group, self.shares_data = group, shares_data
+        self._counts: Counter[str] = Counter()  # of a step's sums, by layer
+        with tf.init_scope(), tf.device("/cpu:0"):
+            self._told = tf.Variable(tf.zeros([3]), trainable=False)  # by all ranks
+            self._asks = tf.Variable(0.0, trainable=False)
+            self._step = tf.Variable(0, trainable=False)  # of the epoch
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets what steps exchange, as the model is compiled again."""
+        self._exchanges: dict[
+            int | str,
+            travel.UpdateExchange | travel.AccumulatedExchange | travel.SumExchange,
+        ] = {}  # in a step's order
+        self._sums: dict[tuple[int | str, str], Callable[..., Any]] = {}
+        self._idle: tuple[Any, Any] | None = None
+
+    def ask(self, *, to_stop: bool) -> None:
+        """Sets what this rank tells the others in the next step."""
+        self._asks.assign(float(to_stop))
+
+    def heard(self) -> tuple[bool, bool]:
+        """Returns whether, in the last step, a rank had a batch, or asked to stop."""
+        told = self._told.numpy()
+        return bool(told[_ACTIVE] > 0), bool(told[_STOPS] > 0)
+
+    def begin_epoch(self) -> None:
+        """Counts the steps of an epoch anew."""
+        self._step.assign(0)
+
+    def begin_step(self) -> None:
+        """Forgets which sums the step before has built."""
+        self._counts.clear()
+
+    def sum_layer(self, name: str, tensors: Sequence[Any]) -> list[Any]:
+        """Adds a synchronised layer's sums of this rank's towers over the ranks."""
+        if not all(own.shape.is_fully_defined() for own in tensors):
+            raise ValueError(
+                f"TowerModel: {name} sums tensors over ranks, whose shapes must be "
+                f"known; got {', '.join(str(own.shape) for own in tensors)}."
+            )
+        self._counts[name] += 1
+        place = f"{name}, sum {self._counts[name]}"
+        dtypes = [own.dtype for own in tensors]
+        travelling = [
+            tf.cast(own, tf.float32) if own.dtype.name in travel.NARROW else own
+            for own in tensors
+        ]
+        self._exchanges[place] = travel.SumExchange(
+            place, [travel.describe(own) for own in travelling]
+        )
+        sums = self._sum_at(place, travelling)
+        return [tf.cast(own, dtype) for own, dtype in zip(sums, dtypes, strict=True)]
+
+    def of_first(self, values: Sequence[Any]) -> list[Any]:
+        """Returns the values of the first rank that has a batch in this step."""
+        rank, size = self.group.rank, self.group.size
+        values = [tf.identity(value) for value in values]
+        [active] = self.sum_layer("ranks that assign", [tf.one_hot(rank, size)])
+        is_first = tf.equal(tf.argmax(active), rank)
+        own = [tf.where(is_first, value, tf.zeros_like(value)) for value in values]
+        return self.sum_layer("assigned variables", own)
+
+    def _sum_at(self, place: str, tensors: Sequence[Any]) -> list[Any]:
+        names = [f"{place}, tensor {n}" for n in range(len(tensors))]
+        return self._summed(place, tensors, names)
+
+    def reduce(
+        self,
+        place: int,
+        brought: Sequence[Brought],
+        weights: Sequence[Any] | None,
+        *,
+        add: Reducer,
+        checksum: Any,
+    ) -> list[Brought]:
+        """Adds gradients over all towers of all ranks; all towers get the same.
+
+        ``weights`` are [K], and None for a sum. ``add`` adds this rank's towers'.
+        ``checksum`` is of a batch that all ranks have.
+        """
+        first, total = brought[0], tf.zeros([])
+        if weights is not None:
+            total = tf.add_n([tf.cast(own, tf.float32) for own in weights])
+        used = [n for n, grad in enumerate(first.grads) if grad is not None]
+        grads = [
+            [
+                travel.to_travel(own.grads[n], own.variables[n], n in own.same_rows)
+                for n in used
+            ]
+            for own in brought
+        ]
+        if weights is not None:
+            grads = [
+                [weigh(grad, weight) for grad in own]
+                for own, weight in zip(grads, weights, strict=True)
+            ]
+        own_parts = [split_rows(grad) for grad in add(grads)[0]]
+        local = [part for own in own_parts for part in own]
+        made = travel.UpdateExchange(
+            *(place, brought, used, weights is not None),
+            counts=[len(own) for own in own_parts],
+            like=[travel.describe(part) for part in local],
+            unique=[has_unique_rows(part) for part in local],
+        )
+        self._exchanges[place] = made
+        told = [total, tf.constant(1.0), self._asks.read_value()]
+        return self._add(made, local, told, checksum)
+
+    def _add(
+        self,
+        own: travel.UpdateExchange,
+        local: Sequence[Any],
+        told: Sequence[Any],
+        checksum: Any,
+    ) -> list[Brought]:
+        names = [
+            travel.name_of(variable)
+            for variable, count in zip(own.variables, own.counts, strict=True)
+            for _ in range(count)
+        ]
+        told = tf.stack([*told, *self._slots(checksum)])
+        names.append(f"what ranks tell, update {own.place}")
+        *reduced, told = self._summed(own.place, [*local, told], names)
+        told = self._noted(told)
+        reduced = travel.joined(reduced, own)
+        if own.averages:
+            reduced = [travel.divided(grad, told[_WEIGHT]) for grad in reduced]
+        return travel.for_towers([reduced], own)
+
+    def _noted(self, told: Any) -> Any:
+        """Keeps what all ranks told, and compares their batches."""
+        if self.shares_data:
+            checks = [travel.check_all_or_none(told[_ACTIVE], self.group.size)]
+            with tf.control_dependencies([*checks, travel.check_same(told[3:])]):
+                told = tf.identity(told)
+        self._told.assign(told[:3])
+        return told
+
+    def tell(self, own: travel.AccumulatedExchange, told: Told, checksum: Any) -> Told:
+        """Learns of all ranks what must be known of a step to add gradients up."""
+        self._exchanges[own.place] = own
+        numbers = [told.divisor, told.has_batch, self._asks.read_value()]
+        numbers += [*self._slots(checksum), tf.logical_not(told.is_finite)]
+        place = f"what ranks tell, update {own.place}"
+        packed = tf.stack([tf.cast(number, tf.float32) for number in numbers])
+        [of_all] = self._summed(place, [packed], [place])
+        noted = self._noted(of_all[:-1])
+        divisor = noted[_WEIGHT] if own.averages else 1
+        return Told(divisor, noted[_ACTIVE] > 0, tf.equal(of_all[-1], 0))
+
+    def sum_accumulated(
+        self, own: travel.AccumulatedExchange, sums: Sequence[Any]
+    ) -> list[Any]:
+        """Adds what the towers of all ranks have added up."""
+        names = list(map(travel.name_of, own.variables))
+        return self._summed(f"gradients, update {own.place}", sums, names)
+
+    def _summed(
+        self, place: int | str, tensors: Sequence[Any], names: Sequence[str]
+    ) -> list[Any]:
+        """Adds tensors over the ranks, in a function that is not inlined.
+
+        Several steps in one call are a loop. In a function of its own an exchange has
+        neither the loop's frame nor its iterations, and meets that of an idle rank.
+        """
+        if tf.executing_eagerly():
+            return self.group.sum(tensors, names=names)
+        are_sparse = [isinstance(own, tf.IndexedSlices) for own in tensors]
+        flat = travel.flatten(tensors)
+        specs = [
+            tf.TensorSpec([None, *own.shape[1:]] if is_part else own.shape, own.dtype)
+            for own, is_part in zip(
+                flat, [s for s in are_sparse for _ in range(1 + s)], strict=True
+            )
+        ]
+        key = place, str(specs)
+        if key not in self._sums:
+
+            def run(*flat: Any) -> list[Any]:
+                own = travel.unflatten(flat, are_sparse)
+                return travel.flatten(self.group.sum(own, names=names))
+
+            with tf.init_scope():
+                made = tf.function(
+                    run,
+                    input_signature=specs,
+                    autograph=False,
+                    experimental_attributes=_APART,
+                )
+                self._sums[key] = made.get_concrete_function()
+        return travel.unflatten(self._sums[key](*flat), are_sparse)
+
+    def _slots(self, checksum: Any) -> list[Any]:
+        """Returns one number per rank, of which this rank's is the checksum."""
+        if not self.shares_data:
+            return []
+        own = [tf.constant(0.0)] * self.group.size
+        if checksum is not None:
+            own[self.group.rank] = checksum
+        return own
+
+    def share(
+        self, data: Any, sizes: Sequence[Any], *, trains: bool
+    ) -> Callable[[], tf.Tensor]:
+        """Returns a function of the part of a batch's rows that is this rank's.
+
+        Where each has batches of its own, it asks the others in a step that trains, and
+        else, as they may have no batch, takes them to have as many rows.
+        """
+        own = tf.cast(tf.add_n([tf.cast(size, tf.int64) for size in sizes]), tf.float64)
+
+        def find() -> tf.Tensor:
+            if self.shares_data:
+                leaf = next(leaf for leaf in tf.nest.flatten(data) if leaf is not None)
+                total = tf.cast(rows_of(leaf), tf.float64)
+            elif trains:
+                [total] = self.sum_layer("rows of a batch", [own])
+            else:
+                return tf.cast(own > 0, tf.float64) / self.group.size
+            return tf.math.divide_no_nan(own, total)
+
+        return functools.cache(find)
+
+    def checksum(self, data: Any) -> tf.Tensor:
+        """Returns a number of a batch, at the beginning of an epoch; 0 later."""
+        leaves = tf.nest.flatten(data, expand_composites=True)
+        leaves = [leaf for leaf in leaves if leaf is not None]
+
+        def compute() -> tf.Tensor:
+            sums = [tf.fingerprint(tf.reshape(leaf, [1, -1])) for leaf in leaves]
+            octets = tf.fingerprint(tf.reshape(tf.concat(sums, 1), [1, -1]))[0, :3]
+            bits = tf.cast(octets, tf.float32) * [1.0, 256.0, 65536.0]
+            return tf.reduce_sum(bits) + 1.0  # exact, and never 0
+
+        with tf.device("/cpu:0"):
+            step = self._step.assign_add(1)
+            return tf.cond(step <= _CHECKED_STEPS, compute, lambda: tf.constant(0.0))
+
+    def idle_step(self, apply: Apply, collect: Collect) -> tuple[Any, Any] | None:
+        """Returns the functions of a step without a batch: exchange, and update.
+
+        None if no step was built. ``apply`` applies the reduced gradients of an
+        optimizer; ``collect`` returns those of one that accumulates.
+        """
+        if self._exchanges and self._idle is None:
+            self._idle = self._make_idle(apply, collect)
+        return self._idle
+
+    def _make_idle(self, apply: Apply, collect: Collect) -> Any:
+        """Makes the functions of a step without a batch: exchange, and update."""
+        updates: list[travel.UpdateExchange | travel.AccumulatedExchange] = []
+
+        def exchange() -> list[Any]:
+            results = []
+            updates.clear()
+            for own in list(self._exchanges.values()):
+                if isinstance(own, travel.AccumulatedExchange):
+                    updates.append(own)
+                    reduced = collect(own)
+                    results.append([[k.grads[n] for n in own.used] for k in reduced])
+                    continue
+                zeros = [travel.make_zeros(*like) for like in own.like]
+                if isinstance(own, travel.SumExchange):
+                    self._sum_at(own.place, zeros)
+                    continue
+                updates.append(own)
+                none = tf.constant(0.0)
+                told = [none, none, self._asks.read_value()]
+                brought = self._add(own, zeros, told, None)
+                results.append([[brought[0].grads[n] for n in own.used]])
+            return results
+
+        def update(results: Sequence[Sequence[Any]]) -> None:
+            for own, reduced in zip(updates, results, strict=True):
+                apply(own.place, travel.for_towers(reduced, own))
+
+        functions = [tf.function(own, autograph=False) for own in (exchange, update)]
+        return self.group.bounded(functions[0]), functions[1]

@@ -1,0 +1,1 @@
+"""How the towers' gradients become updates, by where the variables are."""

@@ -1,0 +1,44 @@
+"""How an update is applied, by the ``variables`` of a ``TowerModel``."""
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tw_builders import apply_shared_gradients
+from tw_core.optimizers import create_slots
+from tw_keras._updates.replicated import apply_replicated
+from tw_keras._updates.sharded import apply_sharded
+from tw_keras._updates.update import Brought, Update, with_gradients
+
+
+def apply_shared(update: Update, brought: Sequence[Brought]) -> None:
+    """The reduced gradients are applied once, where the variables live."""
+    optimizer = update.optimizer
+    with tf.init_scope():
+        create_slots(optimizer, brought[0].variables)
+    pairs = [
+        list(zip(own.grads, own.variables, strict=True))
+        for own in with_gradients(brought)
+    ]
+    if update.is_reduced:
+        pairs = pairs[:1]
+    apply_shared_gradients(
+        pairs, optimizer, average=update.average, weights=update.weights
+    )
+
+
+def apply_wrapped(update: Update, brought: Sequence[Brought]) -> None:
+    """An optimizer over towers takes all gradients, and reduces them itself."""
+    optimizer = update.optimizer
+    with tf.device(update.towers[0].device):
+        optimizer.wrapped.apply(
+            [list(own.grads) for own in brought], weights=update.weights
+        )
+        optimizer.iterations.assign_add(1)
+
+
+APPLY: dict[str, Callable[[Update, Sequence[Brought]], None]] = {
+    "replicated": apply_replicated,
+    "sharded": apply_sharded,
+    "parameter_server": apply_shared,
+}

@@ -1,0 +1,115 @@
+"""Updates where each tower has copies of the variables and an optimizer's state."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core import Tower, copy_to_replicas
+from tw_core.gradients import values_of
+from tw_core.optimizers import apply_pairs, create_slots
+from tw_core.tracing import call_once
+from tw_core.variables import is_variable, tf_variable
+from tw_keras import _batches
+from tw_keras._updates.update import Brought, Update, with_gradients
+from tw_reduce import mean
+
+
+class OptimizerStates:
+    """The variables that towers have for tower 0's optimizers.
+
+    One optimizer serves all towers: traced with its own variables, its update is called
+    with theirs.
+    """
+
+    def __init__(self, towers: Sequence[Tower]) -> None:
+        self._towers = towers
+        self._made: dict[int, list[Any]] = {}
+
+    def of(self, optimizer: Any, variables: Sequence[Any]) -> list[Any]:
+        """Returns [K] states, tower 0's being ``optimizer``; makes what is missing.
+
+        ``variables`` are tower 0's, for an optimizer that is not built yet.
+        """
+        with tf.init_scope():
+            with tf.device(self._towers[0].device):
+                create_slots(optimizer, variables)
+            states = self._made.setdefault(id(optimizer), [optimizer])
+            if len(states) == 1:
+                own = list(optimizer.variables)
+                states += [_copies(own, tower) for tower in self._towers[1:]]
+        return states
+
+    def known(self, optimizer: Any) -> list[Any]:
+        """Returns the states of an optimizer, which may have none yet."""
+        return self._made.get(id(optimizer), [])
+
+    def make_equal(self, optimizers: Sequence[Any]) -> None:
+        """Copies tower 0's states to the other towers."""
+        for optimizer in optimizers:
+            states = self.known(optimizer)
+            if len(states) > 1:
+                own = [tf_variable(v) for v in optimizer.variables]
+                copy_to_replicas([own, *(state.variables for state in states[1:])])
+
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    variables: list[tf.Variable]
+
+
+def _copies(variables: Sequence[Any], tower: Tower) -> _State:
+    with tf.device(tower.device):
+        made = [
+            tf.Variable(tf_variable(own).read_value(), trainable=own.trainable)
+            for own in variables
+        ]
+    return _State(made)
+
+
+def apply_replicated(update: Update, brought: Sequence[Brought]) -> None:
+    """Every tower applies the reduced gradients to its copy.
+
+    In a ``tf.function`` the optimizer is traced once and called with every tower's
+    variables; eagerly tower 0 updates, and the others copy.
+    """
+    optimizer = update.optimizer
+    states = update.states(optimizer, brought[0].variables)
+    kept = with_gradients(brought)
+    reduced = [list(own.grads) for own in kept]
+    reducer = update.reducer
+    if not update.is_reduced and reducer is not None:
+        if update.average:
+            reducer = mean(reducer, weights=update.weights)
+        reduced = [list(own) for own in reducer(reduced)]
+    variables = [list(own.variables) for own in kept]
+
+    def apply(optimizer: Any, grads: list[Any], variables: list[Any]) -> None:
+        # Where data has ended, a call that is inlined runs what does not read it.
+        waits = _batches.after([values_of(grad) for grad in grads])
+        with waits, tf.name_scope("apply_gradients"):  # for timelines
+            apply_pairs(optimizer, list(zip(grads, variables, strict=True)))
+
+    if tf.executing_eagerly() or len(brought) == 1:
+        with tf.device(update.towers[0].device):
+            apply(optimizer, reduced[0], variables[0])
+        copy_to_replicas(variables)
+        return
+    _follow_learning_rate(optimizer, states)
+    call_once(
+        apply,
+        list(zip(states, reduced, variables, strict=True)),
+        [tower.scope for tower in update.towers],
+    )
+
+
+def _follow_learning_rate(optimizer: Any, states: Sequence[Any]) -> None:
+    """Copies the learning rate of tower 0's optimizer, which callbacks change."""
+    rate = getattr(optimizer, "learning_rate", None)
+    if not is_variable(rate):  # but a schedule of the iterations
+        return
+    for n, variable in enumerate(map(tf_variable, optimizer.variables)):
+        if variable is tf_variable(rate):  # else a function's, which towers share
+            for state in states[1:]:
+                state.variables[n].assign(variable)

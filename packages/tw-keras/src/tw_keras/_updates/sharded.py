@@ -1,0 +1,163 @@
+"""Updates where one tower updates each variable, and the others copy it.
+
+The one optimizer is built for tower 0's variables, as that of the plain model is, so
+Keras, callbacks and checkpoints find what they look for. Its slots are beside the
+owners' copies, and while it applies it takes each copy for tower 0's.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tw_builders import apply_at_owners, apply_sharded_gradients
+from tw_builders.internal import owned, owners_of, place_of
+from tw_core import Tower
+from tw_core.optimizers import create_slots
+from tw_core.variables import tf_variable
+from tw_keras._updates.update import Brought, Update, with_gradients
+
+
+def apply_sharded(update: Update, brought: Sequence[Brought]) -> None:
+    """Each variable's owner applies the reduced gradient, and the others copy it."""
+    optimizer = update.optimizer
+    columns = [own.variables for own in brought]
+    build_for_owners(optimizer, update.towers, columns)
+    optimizer._check_variables_are_known(columns[0])  # else an error names the owners
+    kept = with_gradients(brought)
+    grads, variables = [own.grads for own in kept], [own.variables for own in kept]
+    with _taking_copies(optimizer, columns):
+        if update.is_reduced:
+            apply_at_owners(update.towers, grads, variables, optimizer)
+            return
+        apply_sharded_gradients(
+            update.towers,
+            grads,
+            variables,
+            optimizer,
+            average=update.average,
+            weights=update.weights,
+        )
+
+
+def build_for_owners(
+    optimizer: Any, towers: Sequence[Tower], columns: Sequence[Sequence[Any]]
+) -> None:
+    """Builds an optimizer of tower 0's variables whose slots are with their owners.
+
+    So Keras, callbacks and checkpoints find that of the plain model. Where it was built
+    before, its slots move. ``columns`` is [K][N].
+    """
+    with tf.init_scope(), tf.device(towers[0].device):
+        if optimizer.built:
+            _move_slots(optimizer, towers)
+            return
+        owners = dict(zip(map(_key, columns[0]), owned(columns), strict=True))
+
+        def beside_owner(make: Callable[..., Any]) -> Callable[..., Any]:
+            def add(reference_variable: Any, *arguments: Any, **named: Any) -> Any:
+                return make(owners[_key(reference_variable)], *arguments, **named)
+
+            return add
+
+        with _replaced(optimizer, "add_variable_from_reference", beside_owner):
+            create_slots(optimizer, columns[0])
+
+
+def _move_slots(optimizer: Any, towers: Sequence[Tower]) -> None:
+    variables = optimizer._trainable_variables
+    owners = owners_of(variables, len(towers))
+    homes = {
+        _key(own): towers[k].device for own, k in zip(variables, owners, strict=True)
+    }
+    for own in _with_inner(optimizer):
+        trained = own._trainable_variables
+        lists = [
+            value
+            for name, value in vars(own).items()
+            if name not in ("_variables", "_trainable_variables")
+            if isinstance(value, list) and len(value) == len(trained)
+        ]
+        for slots in lists:  # in the order of the variables
+            for slot, variable in zip(slots, trained, strict=True):
+                if isinstance(slot, keras.Variable):
+                    _move(slot, homes[_key(variable)])
+
+
+def _move(slot: Any, device: str) -> None:
+    old = slot.value
+    if place_of(old.device) == place_of(device):
+        return
+    with tf.device(device):
+        slot._value = tf.Variable(
+            old.read_value(), trainable=False, name=slot.name, dtype=old.dtype
+        )
+
+
+@contextmanager
+def _taking_copies(optimizer: Any, columns: Sequence[Sequence[Any]]) -> Iterator[None]:
+    """Has an optimizer of tower 0's variables take all towers' copies for them."""
+    originals = {
+        _key(copy): column[0]
+        for column in zip(*columns, strict=True)
+        for copy in column
+    }
+    owners = dict(zip(map(_key, columns[0]), owned(columns, optimizer), strict=True))
+
+    def of_original(key: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda variable: key(originals.get(_key(variable), variable))
+
+    def of_owners(average: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        # Its list has tower 0's variables, which have the new values later.
+        return lambda variables: average([owners.get(_key(v), v) for v in variables])
+
+    with ExitStack() as stack:
+        stack.enter_context(_replaced(optimizer, "_var_key", of_original))
+        for method in _AVERAGING:
+            stack.enter_context(_replaced(optimizer, method, of_owners))
+        yield
+
+
+# Of ``use_ema``.
+_AVERAGING = (
+    "_update_model_variables_moving_average",
+    "_overwrite_model_variables_with_average_value",
+)
+
+
+@contextmanager
+def _replaced(
+    optimizer: Any, method: str, new: Callable[[Any], Callable[..., Any]]
+) -> Iterator[None]:
+    """Replaces a method of an optimizer and of those in it."""
+    optimizers = _with_inner(optimizer)
+    for own in optimizers:
+        setattr(own, method, new(getattr(own, method)))
+    try:
+        yield
+    finally:
+        for own in optimizers:
+            delattr(own, method)
+
+
+def _with_inner(optimizer: Any) -> list[Any]:
+    """Lists an optimizer and those in it, such as a ``LossScaleOptimizer``'s."""
+    held = [leaf for value in vars(optimizer).values() for leaf in held_in(value)]
+    inner = [own for own in held if isinstance(own, keras.optimizers.Optimizer)]
+    found = [optimizer, *(more for own in inner for more in _with_inner(own))]
+    return list({id(own): own for own in found}.values())
+
+
+def held_in(value: Any) -> list[Any]:
+    """Lists what a container holds; a list of anything else."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [leaf for item in value for leaf in held_in(item)]
+    return [value]
+
+
+def _key(variable: Any) -> int:
+    return id(tf_variable(variable))

@@ -1,0 +1,109 @@
+"""The gradients that towers bring to an update, and what is known of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core import Tower
+from tw_core.gradients import weigh
+from tw_reduce import Reducer
+
+
+@dataclass(frozen=True)
+class Brought:
+    """A tower's arguments to its optimizer's ``apply``: [N] each, gradients or None.
+
+    ``same_rows`` are the places of sparse gradients for the same rows in every tower.
+    """
+
+    grads: Sequence[Any]
+    variables: Sequence[Any]
+    same_rows: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update by all towers."""
+
+    towers: Sequence[Tower]
+    optimizer: Any  # tower 0's
+    states: Callable[[Any, Sequence[Any]], Sequence[Any]]  # the towers', made if needed
+    weights: Sequence[Any] | None  # [K]; None for equal ones
+    average: bool
+    reducer: Reducer | None
+    is_reduced: bool = False  # gradients are equal in all towers, to be applied as such
+
+
+def places_of_gradients(brought: Sequence[Brought]) -> list[int]:
+    """Lists the variables that have a gradient in some tower."""
+    return [
+        n
+        for n in range(len(brought[0].grads))
+        if any(own.grads[n] is not None for own in brought)
+    ]
+
+
+def with_gradients(brought: Sequence[Brought]) -> list[Brought]:
+    """Leaves out the variables that have a gradient in no tower, as Keras does."""
+    used = places_of_gradients(brought)
+    return [
+        Brought([own.grads[n] for n in used], [own.variables[n] for n in used])
+        for own in brought
+    ]
+
+
+def times(brought: Sequence[Brought], factors: Sequence[Any]) -> list[Brought]:
+    """Multiplies each tower's gradients by its factor."""
+    return [
+        Brought(
+            [g if g is None else weigh(g, tf.cast(factor, tf.float32)) for g in grads],
+            *(own.variables, own.same_rows),
+        )
+        for own, factor in zip(brought, factors, strict=True)
+        for grads in [own.grads]
+    ]
+
+
+def with_rows_added(
+    brought: Sequence[Brought], weights: Sequence[Any] | None
+) -> Sequence[Brought]:
+    """Adds up sparse gradients for the same rows, of which one tower brings the sum.
+
+    A table of positions has a gradient for each position in every tower. Left apart,
+    they would be repeated rows, which one device does not have.
+    """
+    if not brought[0].same_rows:
+        return brought
+    grads = [list(own.grads) for own in brought]
+    for n in brought[0].same_rows:
+        column = [own[n] for own in grads]
+        for own, grad in zip(grads, _carried(column, weights), strict=True):
+            own[n] = grad
+    return [
+        Brought(more, own.variables) for more, own in zip(grads, brought, strict=True)
+    ]
+
+
+def _carried(
+    column: Sequence[tf.IndexedSlices], weights: Sequence[Any] | None
+) -> list[tf.IndexedSlices]:
+    """Returns [K] gradients, of which one has rows: the tower of the largest weight."""
+    values = [grad.values for grad in column]
+    if weights is None:
+        carrier = tf.constant(0, tf.int64)
+    else:
+        shares = tf.stack([tf.cast(weight, tf.float64) for weight in weights])
+        carrier = tf.argmax(shares)
+        shares /= tf.reduce_max(shares)
+        pairs = zip(values, tf.unstack(shares), strict=True)
+        values = [weigh(own, share) for own, share in pairs]
+    total = tf.add_n(values)
+    carried = []
+    for k, grad in enumerate(column):
+        rows = tf.where(carrier == k, tf.shape(grad.indices)[0], 0)
+        carried.append(
+            tf.IndexedSlices(total[:rows], grad.indices[:rows], grad.dense_shape)
+        )
+    return carried
