@@ -1,12 +1,11 @@
 """Joining a group: who comes, who is refused, what a rank knows then."""
 
 import contextlib
+import inspect
 import json
 import socket
 import time
-from functools import partial
 from multiprocessing import connection
-from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
@@ -16,10 +15,8 @@ from harness.rank_faults import NOISES, run_drill
 from harness.ranks import Raised
 
 import tw_ranks
-from tw_core.modes import without_autograph
 from tw_launch import ExposedServerWarning
 from tw_launch._addresses import split_address
-from tw_launch._network_exposure import UserLine
 from tw_ranks import _tf_compat
 from tw_ranks._joining import joining
 from tw_ranks._joining.seats import Seat
@@ -290,7 +287,7 @@ def test_a_server_that_cannot_start_is_named(monkeypatch):
         port = held.getsockname()[1]
         says = rf"server of rank 1 cannot start at port {port}: Could not start gRPC "
         with pytest.raises(RuntimeError, match=says):
-            joining._start_runtime(1, held, UserLine.here())
+            joining._start_runtime(1, held)
 
 
 def test_a_coordinator_elsewhere_is_refused(make_ranks):
@@ -366,24 +363,14 @@ def test_a_process_without_tf_config_is_alone(make_ranks):
     assert ranks.call("step_until", 3) == [3]
 
 
-def test_the_warning_of_join_points_at_join_wherever_the_runtime_starts(
-    monkeypatch, tmp_path
-):
+def test_join_warns_of_its_server_at_the_line_of_the_users_program(monkeypatch):
+    class Group:
+        has_left = True
+
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
-    monkeypatch.setattr(joining._tf_compat, "start_runtime", lambda: None)
-    program = tmp_path / "train.py"
-    program.write_text(
-        "import tensorflow as tf\n\nstart = join()\n\n\n@tf.function\n"
-        "def step():\n    if True:\n        start()\n\n\nstep()\n"
-    )
-    with socket.create_server(("", 0)) as server:  # in place of TensorFlow's
-        held = SimpleNamespace(getsockname=server.getsockname, close=lambda: None)
-        start = partial(joining._start_runtime, 0, held)
-        ours = {"__name__": "tw_ranks", "start": start, "line": UserLine.here}
-        ours["partial"] = partial
-        exec("def join():\n    return partial(start, line())\n", ours)
-        join = without_autograph(ours["join"])
-        names = {"__name__": "__main__", "join": join}
-        with pytest.warns(ExposedServerWarning) as caught:
-            exec(compile(program.read_text(), str(program), "exec"), names)
-    assert [(w.filename, w.lineno) for w in caught] == [(str(program), 3)]
+    monkeypatch.setattr(joining, "_join_others", lambda *_: Group())
+    place = {"rank": 0, "size": 2, "engine": "tensorflow"}
+    with pytest.warns(ExposedServerWarning, match="tw-launch --isolate") as caught:
+        line = inspect.currentframe().f_lineno + 1
+        tw_ranks.join("127.0.0.1:1", **place)
+    assert [(w.filename, w.lineno) for w in caught] == [(__file__, line)]

@@ -11,12 +11,8 @@ import os
 import random
 import socket
 import struct
-import sys
 import warnings
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from tw_core.checks import check_whole_number
 
@@ -66,60 +62,24 @@ def is_exposed(port: int, *, proc: Path = Path("/proc/net")) -> bool:
     try:
         return _find_exposure(port, proc)
     except OSError as error:
-        _warn(_unknown(error))
+        warnings.warn(_unknown(error), ExposedServerWarning, stacklevel=2)
         return False
 
 
-@dataclass(frozen=True)
-class UserLine:
-    """A line outside of these packages, from which they were called."""
-
-    file: str
-    number: int
-    names: dict[str, Any] = field(repr=False)  # globals of its module
-
-    @classmethod
-    def here(cls) -> "UserLine":
-        """Finds the line from which the user called now."""
-        frame = sys._getframe()
-        while frame.f_back and _is_between(frame):
-            frame = frame.f_back
-        return cls(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
-
-
-def _is_between(frame: FrameType) -> bool:
-    """Returns whether a frame is ours or TensorFlow's, as AutoGraph's wrappers are."""
-    module = frame.f_globals.get("__name__", "")
-    return module.startswith(("tw_", "tensorflow.")) or (
-        "__autograph_generated_file" in frame.f_code.co_filename
-    )
-
-
 def warn_if_exposed(
-    port: int, *, proc: Path = Path("/proc/net"), at: UserLine | None = None
+    port: int | None, *, stacklevel: int = 1, proc: Path = Path("/proc/net")
 ) -> None:
-    """Warns, once per process, that a server is or may be open to other machines.
+    """Warns that a server is or may be open to other machines.
 
-    ``at`` is the line that the server is due to; the present one by default.
+    ``port`` is None for one that TensorFlow will start, on all interfaces. The warning
+    points at the caller, or as many frames above as ``stacklevel`` says.
     """
     try:
         warning = _OPEN if _find_exposure(port, proc) else None
     except OSError as error:
         warning = _unknown(error)
     if warning:
-        _warn(warning, at)
-
-
-def _warn(text: str, at: UserLine | None = None) -> None:
-    at = at or UserLine.here()
-    warnings.warn_explicit(
-        text,
-        ExposedServerWarning,
-        at.file,
-        at.number,
-        module=at.names.get("__name__"),
-        registry=at.names.setdefault("__warningregistry__", {}),
-    )
+        warnings.warn(warning, ExposedServerWarning, stacklevel=stacklevel + 1)
 
 
 def hold_free_ports(count: int) -> dict[int, socket.socket]:
@@ -199,10 +159,12 @@ def _bring_up(interface: str) -> None:
         fcntl.ioctl(control, _SIOCSIFFLAGS, request)
 
 
-def _find_exposure(port: int, proc: Path) -> bool:
+def _find_exposure(port: int | None, proc: Path) -> bool:
     """Works as ``is_exposed`` does; raises OSError if the tables cannot be read."""
     if [name for _, name in socket.if_nameindex()] == ["lo"]:
         return False
+    if port is None:
+        return True
     addresses = _listening_addresses(proc / "tcp", port)
     # A system without IPv6 has no such table.
     with contextlib.suppress(FileNotFoundError):

@@ -61,25 +61,31 @@ def start_server(
             f"start_server: {task.job} {task.index} is no part of the cluster "
             f"{dict(task.addresses)}; it needs no server: evaluate checkpoints."
         )
-    port = split_address(task.address)[1]
+    server = _start(task, task.address, config, keep_memory=keep_memory)
+    warn_if_exposed(split_address(task.address)[1], stacklevel=2)
+    return server
+
+
+def _start(
+    task: TaskConfig, address: str, config: Any, *, keep_memory: bool = True
+) -> tf.distribute.Server:
+    port = split_address(address)[1]
     try:
         until_s = time.monotonic() + _PORT_S
         wait_for_port(lambda: hold_port(port), until_s=until_s).close()
     except OSError as error:
         raise OSError(
             error.errno,
-            f"start_server: {task.job} {task.index} cannot listen at {task.address} "
+            f"start_server: {task.job} {task.index} cannot listen at {address} "
             f"({error.strerror}); end what listens there, or give it another port",
         ) from None
     if keep_memory:
         keep_freed_memory()
     if config is None:
-        config = server_config(task.addresses, task.address)
-    server = tf.distribute.Server(
+        config = server_config(task.addresses, address)
+    return tf.distribute.Server(
         cluster_spec(task), job_name=task.job, task_index=task.index, config=config
     )
-    warn_if_exposed(port)
-    return server
 
 
 def with_device_filters(config: Any, cluster: TaskConfig | None) -> Any:
@@ -183,9 +189,11 @@ def start_local(*, ps: int = 1, workers: int = 2, config: Any = None) -> LocalCl
             if count
         }
         servers = {
-            (job, i): start_server(TaskConfig(addresses, job, i), config=config)
+            (job, i): _start(TaskConfig(addresses, job, i), addresses[job][i], config)
             for job, i in _tasks_of(addresses)
         }
+    for port in held:
+        warn_if_exposed(port, stacklevel=2)
     return LocalCluster(addresses, servers)
 
 

@@ -10,7 +10,6 @@ from ._channel import MAX_BYTES as MAX_BYTES
 from ._channel import LineSocket as LineSocket
 from ._channel import read_as as read_as
 from ._channel import write_line as write_line
-from ._network_exposure import UserLine as UserLine
 from ._network_exposure import hold_free_ports as hold_free_ports
 from ._network_exposure import warn_if_exposed as warn_if_exposed
 from ._servers import keep_freed_memory as keep_freed_memory

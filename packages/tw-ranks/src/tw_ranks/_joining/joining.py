@@ -19,7 +19,6 @@ from tw_core.black_box import Recorder, Wait, add_report
 from tw_core.checks import check_number
 from tw_launch import find_tf_config
 from tw_launch.internal import (
-    UserLine,
     find_unreachable,
     hold_free_ports,
     hold_port,
@@ -158,6 +157,10 @@ def join_prepared(
     else:
         _log.info("join: engine %r, as %s.", chosen.name, chosen.reason)
         group = _join_others(seat, chosen, limits, start_timeout_s, prepare)
+        if chosen.name != "mpi":
+            # The server starts with the runtime, maybe in a function that AutoGraph
+            # converts; the warning is to point at the line that joins.
+            warn_if_exposed(None, stacklevel=3)
     _joined = weakref.ref(group)
     return group
 
@@ -245,9 +248,7 @@ def _join_others(
         elif held is not None:
             others = [other.address for other in member.introductions]
             _join_cluster(others, seat.rank)
-            start_runtime = functools.partial(
-                _start_runtime, seat.rank, held, UserLine.here()
-            )
+            start_runtime = functools.partial(_start_runtime, seat.rank, held)
         return ProcessGroup(
             member.introductions,
             seat.rank,
@@ -352,11 +353,10 @@ def _join_cluster(addresses: Sequence[str], rank: int) -> None:
     )
 
 
-def _start_runtime(rank: int, held: socket.socket, joined: UserLine) -> None:
+def _start_runtime(rank: int, held: socket.socket) -> None:
     """Starts TensorFlow's runtime, whose server takes the port that was held.
 
-    That is when it is first needed, by a function or Keras; the server is there because
-    of the line that ``joined``.
+    That is when it is first needed, by a function or Keras.
     """
     port = held.getsockname()[1]
     try:
@@ -367,7 +367,6 @@ def _start_runtime(rank: int, held: socket.socket, joined: UserLine) -> None:
             f"{error.message}."
         ) from error
     held.close()
-    warn_if_exposed(port, at=joined)
 
 
 def _introduce(seat: Seat, engine: Engine, *, port: int) -> Introduction:
