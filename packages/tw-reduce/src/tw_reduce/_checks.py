@@ -1,7 +1,6 @@
 """Checks that all reducers share: of lists of gradients, their results and devices.
 
-All errors have one form, and list every tower and position. ``caller`` is the
-public function that refuses; it opens the message.
+All errors have one form, and list every tower and position.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,8 +23,7 @@ def check_tower_tensors(grads: TowerTensors) -> None:
     """Refuses what no reducer can add, naming every tower and position.
 
     Dimensions that only the run knows are not checked here; this package's reducers
-    compare them in the run. Inside of a function with ``tw_core.checks.public``
-    messages open with its name.
+    compare them in the run.
 
     Args:
       grads: [K][N]; what the user passed.
@@ -41,8 +39,6 @@ def check_tower_tensors(grads: TowerTensors) -> None:
 
 def check_reduced(reduced: Sequence[Sequence[Tensorlike]], grads: TowerTensors) -> None:
     """Refuses the result of a reducer that changed the shape of the list.
-
-    Inside of a ``tw_core.checks.public`` function messages open with its name.
 
     Args:
       reduced: what the reducer returned.
