@@ -14,5 +14,5 @@
 
 TensorFlow's collectives end with errors that do not name a rank, or hang. The side
 channel knows which ranks they wait for, whatever their state, as nothing here goes
-through TensorFlow. Messages are JSON objects, one per line (``cluster/_channel.py``).
+through TensorFlow. Messages are JSON objects, one per line (``tw_launch._channel``).
 """
