@@ -27,7 +27,7 @@ from harness.processes import make_template
 
 import tw_syncrep
 from tw_launch._launcher.messages import Start
-from tw_launch._launcher.plan import Share, plan_tasks
+from tw_launch._launcher.plan import Share, find_horovod, plan_tasks
 
 FILE = "test/parallel/test_tensorflow.py"
 NAMES = Path(tw_syncrep.__file__).parent / "horovod" / "_unmodified" / "_python_path"
@@ -78,7 +78,7 @@ def read_names(file: Path) -> list[str]:
 def run(file: Path, name: str) -> tuple[str, str]:
     """Runs one test on all ranks; returns how it ended, and what was said."""
     addresses = tuple(f"127.0.0.1:{port}" for port in find_free_ports(RANKS))
-    share = Share(0, RANKS, 0, (None,) * RANKS, horovod=True)
+    share = Share(0, RANKS, 0, (None,) * RANKS, horovod=find_horovod())
     plans = plan_tasks(share, Start(0, {"worker": addresses}, 0, "run"))
     context = make_template()
     with tempfile.TemporaryDirectory() as folder:

@@ -109,7 +109,7 @@ def test_nvidia_smi_is_asked_first(machine):
 
 
 def test_programs_of_horovod_over_mpi_see_one_mpi():
-    share = Share(ps=0, workers=1, evaluators=0, gpus=(None,), horovod=True)
+    share = Share(ps=0, workers=1, evaluators=0, gpus=(None,), horovod="/names")
     start = Start(0, {"worker": ["a:1"]}, 0, "")
     [plain] = plan_tasks(share, start)
     with contextlib.closing(PmiTable(1)) as world:

@@ -12,6 +12,7 @@ from harness.launches import finish, launch
 from harness.processes import DEADLINE_S, is_alive, wait_until
 
 from tw_launch import main
+from tw_launch._launcher import plan
 
 GROUP = ("--ps", "0", "--restart", "group", "--restart-delay", "0")
 
@@ -210,7 +211,7 @@ def test_the_version_is_the_packages(capsys):
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["--version"])
     assert re.fullmatch(
-        r"tw-syncrep (\d[\w.]*|of unknown version)\n", capsys.readouterr().out
+        r"tw-launch (\d[\w.]*|of unknown version)\n", capsys.readouterr().out
     )
 
 
@@ -332,4 +333,11 @@ def test_options_that_make_no_sense_are_refused(capsys, words, says):
     with pytest.raises(SystemExit) as caught:
         main(words)
     assert caught.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_programs_of_horovod_need_its_names(capsys, monkeypatch):
+    monkeypatch.setattr(plan, "entry_points", lambda **_: [])
+    assert main(["--horovod", "-np", "1", "--", "true"]) == 2
+    says = "--horovod needs tw-horovod: pip install tw-horovod"
     assert says in capsys.readouterr().err

@@ -156,7 +156,7 @@ def test_a_rank_that_does_not_come_to_the_collective_is_named(make_ranks):
         assert "  rank 0: is inside collective 4 " in report
         assert "  rank 2: is outside, 3 collectives completed" in report
         assert "; main thread in rank_programs.run_rank:" in report
-        assert "tw-syncrep-member: " in report
+        assert "tw-ranks-member: " in report
 
 
 def test_a_rank_that_is_busy_and_answers_is_waited_for_with_a_warning(make_ranks):

@@ -27,7 +27,7 @@ from tw_launch._launcher.meeting import (
 from tw_launch._launcher.messages import SIGNALS, Hello, Over, Signalled
 from tw_launch._launcher.options import parse, version_of
 from tw_launch._launcher.output import announce, check_log_folder
-from tw_launch._launcher.plan import Share
+from tw_launch._launcher.plan import Share, find_horovod
 from tw_launch._launcher.run import Director, follow, summarize
 from tw_launch._network_exposure import isolate
 
@@ -196,7 +196,7 @@ def _share(options: argparse.Namespace) -> Share:
         gpus=share_gpus(gpus, workers=workers, per_task=options.gpus_per_task),
         node=options.node_rank,
         num_nodes=options.nnodes,
-        horovod=options.horovod,
+        horovod=find_horovod() if options.horovod else "",
         uses_mpi=options.mpi,
     )
 

@@ -11,9 +11,6 @@ from tw_launch._addresses import join_address
 from tw_launch._launcher.messages import Hello, Start
 from tw_launch._launcher.pmi import PmiTable
 
-# Packages that stand in for others, such as Horovod, name the folder of their modules.
-PYTHON_PATHS = "tw_launch.python_paths"
-
 
 @dataclass(frozen=True)
 class Share:
@@ -25,7 +22,7 @@ class Share:
     gpus: Sequence[str | None]  # a worker's CUDA_VISIBLE_DEVICES; None: left as it is
     node: int = 0
     num_nodes: int = 1
-    horovod: bool = False  # whether tasks import tw_horovod as horovod
+    horovod: str = ""  # folder with a module of that name; "" for other programs
     uses_mpi: bool = False  # whether workers are one MPI world
 
 
@@ -84,6 +81,8 @@ def plan_tasks(
                         "HOROVOD",
                         *(["OMPI_COMM_WORLD"] if mpi is None else []),
                     ]
+                    path = filter(None, (share.horovod, os.environ.get("PYTHONPATH")))
+                    variables["PYTHONPATH"] = os.pathsep.join(path)
                     variables |= _horovods(prefixes, index, workers, place, count)
                 if mpi is not None:
                     variables |= mpi.variables(place)
@@ -94,15 +93,16 @@ def plan_tasks(
     return tuple(tasks)
 
 
-def _horovods_path() -> str:
-    """Returns the folder of the modules ``horovod`` and ``mpi4py``, of tw-horovod."""
-    found = entry_points(group=PYTHON_PATHS, name="horovod")
+def find_horovod() -> str:
+    """Returns the folder in which tw-horovod has a module named ``horovod``.
+
+    An entry point says where: this package does not import one that builds on it.
+    """
+    found = entry_points(group="tw_launch.python_paths", name="horovod")
     if not found:
-        raise ValueError(
-            "--horovod needs the package tw-horovod, which is not installed; install "
-            "it where the tasks run"
-        )
-    return str(next(iter(found)).load()())
+        raise ValueError("--horovod needs tw-horovod: pip install tw-horovod")
+    [one] = found
+    return str(one.load()())
 
 
 def _horovods(
@@ -111,9 +111,8 @@ def _horovods(
     """Returns the variables that a program of Horovod finds: Gloo's and Open MPI's."""
     numbers = {"RANK": rank, "SIZE": size}
     numbers |= {"LOCAL_RANK": local_rank, "LOCAL_SIZE": local_size}
-    path = filter(None, (_horovods_path(), os.environ.get("PYTHONPATH")))
     return {
         f"{prefix}_{name}": str(number)
         for prefix in prefixes
         for name, number in numbers.items()
-    } | {"PYTHONPATH": os.pathsep.join(path)}
+    }
