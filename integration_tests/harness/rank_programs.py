@@ -20,10 +20,12 @@ import tw_ranks
 from harness import links
 from harness.ports import find_free_ports
 from tw_core.ranks import RankGroup
-from tw_ranks import _calls, _tf_compat
+from tw_ranks import _tf_compat
+from tw_ranks._endpoint import reports
 from tw_ranks._engines.choice import EngineFacts
 from tw_ranks._joining import joining
 from tw_ranks._side_channel import _member
+from tw_ranks.internal import endpoint_of
 
 _counter: Any = None
 v1 = tf.compat.v1
@@ -542,7 +544,7 @@ def heed_signal(group: Any, fault: str, busy_s: float) -> None:
         if fault == "failed":
             end_program(group, "raise RuntimeError('as it was told')")
         elif fault == "broken":
-            member = group.calls.member
+            member = endpoint_of(group).reports.member
             member._read_report = member.introductions.index
         else:
             time.sleep(busy_s)
@@ -669,7 +671,7 @@ def reduce_until_interrupted(group: Any, mode: str) -> float:
 
 def fail_outside_of_collectives(group: Any) -> list[str]:
     """Tells of errors with which no collective has to do; a wait for a rank hangs."""
-    _calls._VERDICT_S = 600.0
+    reports._VERDICT_S = 600.0
     batches = iter(tf.data.Dataset.range(1))
 
     @group.bounded

@@ -846,20 +846,20 @@ def average_metrics(logs: dict[str, float]) -> dict[str, float]:
 
 def bring_new_shapes(shapes: int, kept: int) -> tuple[list[float], int]:
     """Sums tensors of many shapes eagerly, twice; tells how many functions it keeps."""
-    from tw_ranks import _calls
+    from tw_ranks._endpoint import endpoint
 
-    _calls._MAX_COMPILED = kept
+    endpoint._MAX_COMPILED = kept
     lengths = [*range(1, shapes + 1)] * 2
     sums = [float(hvd.allreduce(tf.ones([n]), op=hvd.Sum)[0]) for n in lengths]
-    return sums, len(state.find_group().calls._compiled)
+    return sums, len(state.find_endpoint().built._compiled)
 
 
 def agree_on_keys(counts: list[int]) -> list[int]:
     """Agrees on exchanges that need so many keys; returns how far from the first."""
-    from tw_ranks._agreement import Exchange
+    from tw_ranks.internal import Exchange
 
-    group = state.find_group()
-    firsts = [group.calls.agree(Exchange(f"number {n}", ()), n) for n in counts]
+    keys = state.find_endpoint().keys
+    firsts = [keys.agree(Exchange(f"number {n}", ()), n) for n in counts]
     return [first - firsts[0] for first in firsts]
 
 
@@ -868,15 +868,13 @@ def reduce_apart(count: int) -> list[set[float]]:
 
     TensorFlow ends all collectives where another shape comes under a key.
     """
-    from tw_ranks import _collectives
-    from tw_ranks._agreement import Exchange
-    from tw_ranks._running import run_collectives
+    from tw_ranks import internal
 
-    group, last = state.find_group(), _collectives.KEYS_PER_TENSOR - 1
+    endpoint, last = state.find_endpoint(), internal.KEYS_PER_TENSOR - 1
 
     def body(brought: list[tf.Tensor], keys: list[int]) -> list[tf.Tensor]:
         return [
-            _collectives.add_up(tensor, group, key + place, "Add")
+            internal.add_up(tensor, endpoint, key + place, "Add")
             for tensor, key in zip(brought, keys, strict=True)
             for place in ((0, last) if key == keys[-1] else (0,))
         ]
@@ -885,9 +883,9 @@ def reduce_apart(count: int) -> list[set[float]]:
     for first in (1, 500):
         tensors = [tf.ones([first + n]) for n in range(count)]
         specs = [tf.TensorSpec([None], tf.float32)] * count
-        exchange = Exchange(f"{count} tensors from {first}", ())
-        got = run_collectives(
-            body, tensors, group=group, exchange=exchange, specs=specs
+        exchange = internal.Exchange(f"{count} tensors from {first}", ())
+        got = internal.run_collectives(
+            body, tensors, endpoint=endpoint, exchange=exchange, specs=specs
         )
         results.append({float(t[0]) for t in got} | {float(t[-1]) for t in got})
     return results

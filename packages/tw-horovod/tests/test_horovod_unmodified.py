@@ -17,7 +17,7 @@ import tw_horovod as hvd
 import tw_horovod.keras as hvd_keras
 from tw_horovod._state import group as state
 from tw_horovod._unmodified import aliases, mpi_names
-from tw_ranks._calls import DifferenceError
+from tw_ranks._endpoint.keys import DifferenceError
 
 PROGRAMS = Path(__file__).parent / "unmodified"
 NAMES = Path(hvd.__file__).parent / "_unmodified" / "_python_path"

@@ -8,7 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 import tw_ranks
-from tw_ranks import _running
+from tw_ranks._engines import nccl
+from tw_ranks.internal import endpoint_of
 
 KINDS = ("CollectiveReduceV2", "CollectiveGatherV2", "CollectiveAllToAllV2")
 
@@ -27,7 +28,7 @@ def spoil(group: Any, factor: int) -> None:
 
 def use_gpu(group: Any, uuid: bytes) -> None:
     """Has this rank use a GPU of this UUID."""
-    _running.identify_gpu = lambda: uuid
+    nccl.identify_gpu = lambda: uuid
 
 
 def train(group: Any, steps: int) -> dict[str, Any]:
@@ -103,13 +104,13 @@ def _with_a_gpu(has_gpu: bool) -> Iterator[None]:
 
 def proven(group: Any) -> bool:
     """Returns whether this rank has seen a proof of NCCL."""
-    return group.calls.is_proven
+    return endpoint_of(group).carrier.is_proven
 
 
 def hints_of_steps(group: Any) -> list[str]:
     """Returns what carries each exchange of gradients, by key."""
-    steps = sorted(group.calls.of_step.items())
-    return ["nccl" if bound.uses_nccl else "auto" for _, (bound, _) in steps]
+    steps = sorted(endpoint_of(group).built.of_steps.items())
+    return ["nccl" if step.uses_nccl else "auto" for _, step in steps]
 
 
 def in_session(group: Any) -> list[Any]:
@@ -117,7 +118,7 @@ def in_session(group: Any) -> list[Any]:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         grads = [tf.fill([3], float(group.rank + 1))]
         [[summed]] = tw_ranks.sum_across([grads], group=group)
-        return [session.run(summed).tolist(), group.calls.is_proven]
+        return [session.run(summed).tolist(), proven(group)]
 
 
 def _collectives(graph: Any) -> list[Any]:

@@ -13,10 +13,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from tw_ranks._calls import Calls
+from tw_ranks._endpoint.endpoint import Carrier, Endpoint
+from tw_ranks._endpoint.interrupts import InterruptWatch
+from tw_ranks._endpoint.keys import Keys
+from tw_ranks._endpoint.progress import Progress
+from tw_ranks._endpoint.reports import Reports
 from tw_ranks._engines.choice import Engine
-from tw_ranks._engines.mpi import World
-from tw_ranks._interrupts import InterruptWatch
+from tw_ranks._engines.mpi import MpiEngine
+from tw_ranks._exchanges.broadcasting import give_variables
+from tw_ranks._exchanges.reduction import sum_over_ranks
 from tw_ranks._side_channel._attendance import Deadlines
 from tw_ranks._side_channel._coordinator import Coordinator
 from tw_ranks._side_channel._introduction import Introduction, find_local_ranks
@@ -40,12 +45,7 @@ class ProcessGroup:
       num_nodes: number of machines.
       node_ranks: ``node_rank`` of every rank.
       tasks: "host, process 123" of every rank.
-      engine: what carries the exchanges: "tensorflow", "nccl" or "mpi".
-      engine_reason: why it was chosen.
-      falls_back: whether TensorFlow's ring takes over where NCCL adds wrongly.
       has_left: whether this process has left the group.
-      mpi: this process in MPI, if that is the engine; not for programs.
-      calls: how far this rank is in its collectives; not for programs.
     """
 
     def __init__(
@@ -58,20 +58,11 @@ class ProcessGroup:
         coordinator: Coordinator | None,
         limits: Deadlines,
         start_runtime: Callable[[], None] | None = None,
-        mpi: World | None = None,
+        mpi: MpiEngine | None = None,
     ) -> None:
-        """Called by ``join``, after which this rank reports its progress.
+        """Called by ``join`` alone; from then on this rank reports its progress.
 
-        Args:
-          introductions: what each rank said of itself, in the ranks' order.
-          rank: this process's rank, from 0.
-          engine: what carries exchanges, and why it was chosen.
-          member: this rank's connection to rank 0; None on a rank that is alone.
-          coordinator: answers all ranks; on rank 0 alone.
-          limits: how long exchanges may take.
-          start_runtime: starts TensorFlow's collectives, before the first exchange;
-            None if they are not used.
-          mpi: MPI's ranks; None for another engine.
+        A rank that is alone has no ``member``, and only rank 0 has a ``coordinator``.
         """
         machines = list(dict.fromkeys(other.machine for other in introductions))
         here = find_local_ranks(introductions, rank)
@@ -80,35 +71,55 @@ class ProcessGroup:
         self.node_ranks = tuple(machines.index(o.machine) for o in introductions)
         self.node_rank, self.num_nodes = self.node_ranks[rank], len(machines)
         self.tasks = tuple(other.task for other in introductions)
-        self.engine, self.engine_reason = engine.name, engine.reason
-        self.falls_back = engine.falls_back
         self.has_left = self._has_lost = False
-        self.mpi = mpi
-        self.calls = Calls(
-            *(rank, self.tasks),
-            member=member,
-            limits=limits,
-            start_runtime=start_runtime,
-            engine=f"{engine.name}, as {engine.reason}",
-            aborts=mpi is None,
-        )
         self._coordinator = coordinator
         self._exit = sys.exit
         self._exits: tuple[Any, float] = (None, 0.0)
         self._limits = limits
+        progress = Progress()
+        self._interrupts: InterruptWatch | None = None
         if mpi is not None:
             atexit.register(self._end_mpi, os.getpid())
         if member is not None:
-            member.start(self.calls.read_report, self.calls.abort)
-            # A function of ``atexit`` cannot find out otherwise how the program ends.
-            sys.exit = self._note_exit
-            self.calls.interrupts = InterruptWatch(
-                self.calls.is_inside,
+            self._interrupts = InterruptWatch(
+                progress.is_inside,
                 member.give_up,
                 must_defer=mpi.is_in_exchange if mpi is not None else lambda: False,
             )
+        reports = Reports(
+            *(rank, self.tasks),
+            member=member,
+            progress=progress,
+            interrupts=self._interrupts,
+            limits=limits,
+            engine=f"{engine.name}, as {engine.reason}",
+            aborts=mpi is None,
+        )
+        self._endpoint = Endpoint(
+            *(rank, self.size, Carrier(engine, mpi), progress, reports),
+            keys=Keys(progress, reports, start_runtime),
+        )
+        if member is not None:
+            member.start(reports.read_report, reports.abort)
+            # A function of ``atexit`` cannot find out otherwise how the program ends.
+            sys.exit = self._note_exit
             os.register_at_fork(after_in_child=self._forget)
         atexit.register(self._leave_at_exit, os.getpid())
+
+    @property
+    def engine(self) -> str:
+        """What carries the exchanges: "tensorflow", "nccl" or "mpi"."""
+        return self._endpoint.carrier.engine.name
+
+    @property
+    def engine_reason(self) -> str:
+        """Why the engine was chosen."""
+        return self._endpoint.carrier.engine.reason
+
+    @property
+    def falls_back(self) -> bool:
+        """Whether TensorFlow's ring takes over where NCCL adds wrongly."""
+        return self._endpoint.carrier.engine.falls_back
 
     def __repr__(self) -> str:
         """Shows the rank and the size."""
@@ -133,7 +144,7 @@ class ProcessGroup:
 
         @functools.wraps(function)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            with self.calls.naming_missing("bounded call"):
+            with self._endpoint.reports.naming_missing("bounded call"):
                 return function(*args, **kwargs)
 
         return call
@@ -153,9 +164,7 @@ class ProcessGroup:
           TypeError: as ``sum_across``.
           RankTimeoutError: a rank is missing.
         """
-        from tw_ranks._reducer import sum_across  # It is for a group.
-
-        return sum_across([tensors], group=self, names=names)[0]
+        return sum_over_ranks([tensors], self._endpoint, names=names)[0]
 
     def broadcast(self, variables: Sequence[Any]) -> None:
         """Gives all ranks the values of rank 0's variables.
@@ -167,9 +176,7 @@ class ProcessGroup:
           ValueError: as ``broadcast_variables``.
           RankTimeoutError: a rank is missing.
         """
-        from tw_ranks._variables import broadcast_variables
-
-        broadcast_variables(variables, group=self)
+        give_variables(variables, self._endpoint, root=0)
 
     def tell(self, what: str) -> None:
         """Tells all ranks that rank 0 has done something, and waits for nobody.
@@ -177,8 +184,8 @@ class ProcessGroup:
         Args:
           what: was done. What is told several times can be waited for as often.
         """
-        if self.calls.member is not None:
-            self.calls.member.tell(what)
+        if self._member is not None:
+            self._member.tell(what)
 
     def wait_for(self, what: str) -> None:
         """Waits until rank 0 has told something, once for each call.
@@ -190,8 +197,7 @@ class ProcessGroup:
           RankTimeoutError: a rank is missing, or rank 0 has told nothing within
             ``stall_timeout_s``.
         """
-        if self.calls.member is not None:
-            self.calls.wait_for(what)
+        self._endpoint.reports.wait_for(what)
 
     def explain(self, message: str) -> str:
         """Returns an error's message, and the missing ranks, if there are any.
@@ -202,7 +208,7 @@ class ProcessGroup:
           message: of the ``UnavailableError`` that a collective raises if it loses its
             peer or is aborted.
         """
-        missing = self.calls.find_missing(is_unavailable=True)
+        missing = self._endpoint.reports.find_missing(is_unavailable=True)
         if missing is None or str(missing) in message:
             return message
         return "\n".join([message, str(missing), *missing.__notes__])
@@ -217,12 +223,17 @@ class ProcessGroup:
         if sys.exit == self._note_exit:
             sys.exit = self._exit
         self._stop_watching()
-        if self.calls.member is not None:
-            self._has_lost |= bool(self.calls.member.missing)
-            self.calls.member.leave(timeout_s=timeout_s)
+        if self._member is not None:
+            self._has_lost |= bool(self._member.missing)
+            self._member.leave(timeout_s=timeout_s)
         if self._coordinator is not None:
             self._coordinator.stop(timeout_s=timeout_s)
-        self.calls.member = self._coordinator = None
+        self._endpoint.reports.forget_member()
+        self._coordinator = None
+
+    @property
+    def _member(self) -> Member | None:
+        return self._endpoint.reports.member
 
     def _note_exit(self, status: Any = None, /) -> NoReturn:
         """Notes the status, in place of ``sys.exit``."""
@@ -235,15 +246,17 @@ class ProcessGroup:
         if os.getpid() != process:
             return
         why, _ = self._find_failure()
-        if why and self.calls.member is not None:
-            self.calls.member.fail(why, timeout_s=2.0)
+        if why and self._member is not None:
+            self._member.fail(why, timeout_s=2.0)
             self._has_lost = True
         self.leave()
 
     def _find_failure(self) -> tuple[str, int]:
         """Returns why the program fails, "" if it does not, and its status."""
         error, (status, exited_s) = getattr(sys, "last_value", None), self._exits
-        has_gone_on = self.calls.moved_s > exited_s + 0.5  # Beats notice moves late.
+        has_gone_on = (
+            self._endpoint.reports.moved_s > exited_s + 0.5
+        )  # Beats notice moves late.
         if error is not None and not hasattr(sys, "ps1"):  # A prompt survives errors.
             return f"has ended by an error of its own ({type(error).__name__})", 1
         if status not in (None, 0) and not has_gone_on:
@@ -253,8 +266,9 @@ class ProcessGroup:
 
     def _end_mpi(self, process: int) -> None:
         """Ends MPI when the process ends, after this rank has left."""
-        if self.mpi is not None and os.getpid() == process:
-            self.mpi.end(
+        mpi = self._endpoint.mpi
+        if mpi is not None and os.getpid() == process:
+            mpi.end(
                 is_lost=self._has_lost,
                 status=self._find_failure()[1],
                 within_s=self._limits.stall_timeout_s,
@@ -263,8 +277,8 @@ class ProcessGroup:
     def _stop_watching(self) -> None:
         atexit.unregister(self._leave_at_exit)
         self.has_left = True
-        if self.calls.interrupts is not None:
-            self.calls.interrupts.close()
+        if self._interrupts is not None:
+            self._interrupts.close()
 
     def _forget(self) -> None:
         """Makes a forked child drop everything that belongs to this rank.
@@ -273,7 +287,13 @@ class ProcessGroup:
         connections open after the rank is killed.
         """
         self._stop_watching()
-        for end in (self.calls.member, self._coordinator):
+        for end in (self._member, self._coordinator):
             if end is not None:
                 end.close_sockets()
-        self.calls.member = self._coordinator = None
+        self._endpoint.reports.forget_member()
+        self._coordinator = None
+
+
+def endpoint_of(group: ProcessGroup) -> Endpoint:
+    """Returns what exchanges need of a group."""
+    return group._endpoint

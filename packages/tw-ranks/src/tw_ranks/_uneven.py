@@ -18,11 +18,11 @@ import tensorflow as tf
 
 from tw_ranks import _tf_compat
 from tw_ranks._agreement import END, PROOF, Exchange
-from tw_ranks._calls import Calls
-from tw_ranks._collectives import add_up
-from tw_ranks._gradient_exchange import follow_exchange
-from tw_ranks._group import ProcessGroup
-from tw_ranks._running import prove_nccl, run_collectives
+from tw_ranks._endpoint.endpoint import Endpoint
+from tw_ranks._exchanges.collectives import add_up
+from tw_ranks._exchanges.gradients import follow_exchange
+from tw_ranks._exchanges.running import prove_nccl, run_collectives
+from tw_ranks._group import ProcessGroup, endpoint_of
 
 _Batch = TypeVar("_Batch")
 _END = Exchange(END, ())
@@ -49,9 +49,10 @@ def finish(group: ProcessGroup) -> int:
       RankTimeoutError: a rank is missing; or others are in a collective that they
         have run before, in which a rank without data cannot take part.
     """
-    if group.size == 1:
+    endpoint = endpoint_of(group)
+    if endpoint.size == 1:
         return 0
-    graph = tf.Graph()
+    keys, graph = endpoint.keys, tf.Graph()
     shares: dict[int, _Share] = {}
     turns = _Turns()
 
@@ -60,22 +61,22 @@ def finish(group: ProcessGroup) -> int:
         return failed or (bool(shares) and all(s.is_done for s in shares.values()))
 
     while True:
-        for key in group.calls.of_step.keys() - shares.keys():
-            shares[key] = _Share(group.calls, key, turns)
-        found = group.calls.follow(is_over, is_idle=not shares)
+        for key in endpoint.built.of_steps.keys() - shares.keys():
+            shares[key] = _Share(endpoint, key, turns)
+        found = keys.follow(is_over, is_idle=not shares)
         if found is None or found == _END:
             break
         if found.kind == PROOF:
-            prove_nccl(group)
+            prove_nccl(endpoint)
         else:
-            follow_exchange(found, group, graph)
+            follow_exchange(found, endpoint, graph)
     if not any(share.error for share in shares.values()):
         for share in shares.values():  # All ranks are done, so each ends soon.
             share.join()
     for share in shares.values():
         if share.error is not None:
             raise share.error
-    group.calls.agree(_END)  # Later exchanges do not belong to these steps.
+    keys.agree(_END)  # Later exchanges do not belong to these steps.
     return max((share.steps for share in shares.values()), default=0)
 
 
@@ -86,25 +87,26 @@ class _Share(threading.Thread):
     those of NCCL have one order on all ranks, and take ``turns``.
     """
 
-    def __init__(self, calls: Calls, key: int, turns: "_Turns") -> None:
+    def __init__(self, endpoint: Endpoint, key: int, turns: "_Turns") -> None:
         """Starts the thread."""
         super().__init__(name="tw-ranks-finish", daemon=True)
         self.steps = 0
         self.is_done = False
         self.error: BaseException | None = None
-        self._calls, self._key, self._turns = calls, key, turns
-        if calls.of_step[key][0].uses_nccl:
+        self._keys, self._key, self._turns = endpoint.keys, key, turns
+        self._exchange = endpoint.built.of_steps[key]
+        if self._exchange.uses_nccl:
             turns.enter(key)
         self.start()
 
     def run(self) -> None:
         """Takes part in step after step."""
-        exchange, find_weight = self._calls.of_step[self._key]
         try:
             with _tf_compat.eager_mode():
                 while True:
                     with self._turns.take(self._key):
-                        weight = find_weight(exchange.run_with_nothing())
+                        results = self._exchange.run_with_nothing()
+                        weight = self._exchange.find_weight(results)
                     if _is_end(weight):
                         break
                     self.steps += 1
@@ -112,7 +114,7 @@ class _Share(threading.Thread):
         except BaseException as error:  # ``finish`` raises it in its caller's thread.
             self.error = error
         self._turns.leave(self._key)
-        self._calls.look_again()
+        self._keys.look_again()
 
 
 class _Turns:
@@ -188,13 +190,14 @@ def until_first_end(
 
 
 def _all_have(has_one: bool, group: ProcessGroup) -> bool:
-    if group.size == 1:
+    endpoint = endpoint_of(group)
+    if endpoint.size == 1:
         return has_one
     with _tf_compat.eager_mode():
         [least] = run_collectives(
-            lambda brought, keys: [add_up(brought[0], group, keys[0], "Min")],
+            lambda brought, keys: [add_up(brought[0], endpoint, keys[0], "Min")],
             [tf.constant([int(has_one)], tf.int32)],
-            group=group,
+            endpoint=endpoint,
             exchange=Exchange("whether all have a batch", ()),
         )
         return bool(least[0])

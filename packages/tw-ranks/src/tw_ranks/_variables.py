@@ -1,8 +1,4 @@
-"""Broadcasts variables and tensors to all ranks; checks that all have the same values.
-
-Tensors travel as 32-bit integers, whatever their dtypes are, so that all of them make
-one list and every bit arrives.
-"""
+"""Broadcasts of variables and tensors to all ranks; a check that all have the same."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,19 +6,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tw_core import flat_packs
-from tw_core.checks import check_whole_number
 from tw_core.modes import builds_session_graph, without_autograph
-from tw_ranks._agreement import Exchange, TensorSpec, describe_tensor
-from tw_ranks._collectives import gather, receive, row_spec, send
-from tw_ranks._group import ProcessGroup
-from tw_ranks._running import run_collectives
-
-_PACK_BYTES = 64 << 20
-"""The most sent at once, which needs twice that memory in addition to the variables."""
-
-_SEEDS_APART = 0x9E3779B1
-"""Odd, so that all ranks' seeds differ modulo 2**31; large, so that layers' do, too."""
+from tw_ranks._agreement import Exchange
+from tw_ranks._exchanges.broadcasting import (
+    broadcast_tensors,
+    describe_tensors,
+    give_variables,
+    name_of,
+    read_variable,
+)
+from tw_ranks._exchanges.collectives import gather, row_spec
+from tw_ranks._exchanges.running import run_collectives
+from tw_ranks._group import ProcessGroup, endpoint_of
 
 
 @without_autograph
@@ -54,20 +49,34 @@ def broadcast_variables(
         do not match those of another rank.
       RankTimeoutError: a rank is missing.
     """
-    tensors = [read_variable(variable) for variable in variables]
-    names = [name_of(variable) for variable in variables]
-    values = broadcast_tensors(
-        tensors, group=group, root=root, names=names, of_variables=True
-    )
-    offset = (group.rank - root) % group.size * _SEEDS_APART % 2**31
-    for n, name in enumerate(names):
-        if "seed_generator_state" in name and offset:  # [seed, counter].
-            values[n] += tf.constant([offset, 0], values[n].dtype)
-    done = [
-        _assign(variable, value)
-        for variable, value in zip(variables, values, strict=True)
-    ]
-    return tf.group(*done) if builds_session_graph() else None
+    return give_variables(variables, endpoint_of(group), root=root)
+
+
+@without_autograph
+def broadcast(
+    tensors: Sequence[Any],
+    *,
+    group: ProcessGroup,
+    root: int = 0,
+    names: Sequence[str] = (),
+) -> list[tf.Tensor]:
+    """Returns one rank's tensors on all ranks.
+
+    Args:
+      tensors: [N] of fully known shapes, the same on all ranks; any dtype but string.
+      group: the ranks.
+      root: the rank whose values are taken.
+      names: [N] for messages; ranks must agree on them.
+
+    Returns:
+      [N] of the same shapes and dtypes.
+
+    Raises:
+      ValueError: as ``broadcast_variables``.
+      RankTimeoutError: a rank is missing.
+    """
+    endpoint = endpoint_of(group)
+    return broadcast_tensors(tensors, endpoint=endpoint, root=root, names=names)
 
 
 @without_autograph
@@ -93,19 +102,21 @@ def check_same(variables: Sequence[Any], *, group: ProcessGroup) -> tf.Operation
       ValueError: variables that do not match those of another rank.
       RankTimeoutError: a rank is missing.
     """
-    is_graph = builds_session_graph()
-    if group.size == 1 or not variables:
+    is_graph, endpoint = builds_session_graph(), endpoint_of(group)
+    if endpoint.size == 1 or not variables:
         return tf.no_op() if is_graph else None
     tensors = [read_variable(variable) for variable in variables]
     names = [name_of(variable) for variable in variables]
     own = [tf.fingerprint(tf.reshape(tensor, [1, -1])) for tensor in tensors]
     sums = tf.stack([tf.bitcast(octets, tf.int64) for octets in own], axis=1)
     [of_all] = run_collectives(
-        lambda brought, keys: [gather(brought[0], group, keys[0])],
+        lambda brought, keys: [gather(brought[0], endpoint, keys[0])],
         [sums],
         specs=[row_spec(sums)],
-        group=group,
-        exchange=Exchange("a comparison of variables", _describe(tensors, names)),
+        endpoint=endpoint,
+        exchange=Exchange(
+            "a comparison of variables", describe_tensors(tensors, names)
+        ),
     )
     if tf.executing_eagerly():
         _refuse_different(of_all.numpy(), names)
@@ -133,160 +144,3 @@ def _refuse_different(sums: np.ndarray, names: Sequence[str]) -> None:
         f"{told}. Look for what ranks do by themselves (random numbers, a restore, "
         "gradients that are not reduced), and broadcast_variables from one of them."
     )
-
-
-@without_autograph
-def broadcast(
-    tensors: Sequence[Any],
-    *,
-    group: ProcessGroup,
-    root: int = 0,
-    names: Sequence[str] = (),
-) -> list[tf.Tensor]:
-    """Returns one rank's tensors on all ranks.
-
-    Args:
-      tensors: [N] of fully known shapes, the same on all ranks; any dtype but string.
-      group: the ranks.
-      root: the rank whose values are taken.
-      names: [N] for messages; ranks must agree on them.
-
-    Returns:
-      [N] of the same shapes and dtypes.
-
-    Raises:
-      ValueError: as ``broadcast_variables``.
-      RankTimeoutError: a rank is missing.
-    """
-    return broadcast_tensors(tensors, group=group, root=root, names=names)
-
-
-def broadcast_tensors(
-    tensors: Sequence[Any],
-    *,
-    group: ProcessGroup,
-    root: int,
-    names: Sequence[str] = (),
-    label: str = "",
-    of_variables: bool = False,
-) -> list[tf.Tensor]:
-    """Broadcasts as ``broadcast`` does; ranks match it by its ``label``, if any.
-
-    The ``names`` are paths if they are ``of_variables``, which may differ.
-    """
-    check_whole_number(root=root, at_least=0)
-    if root >= group.size:
-        raise ValueError(f"broadcast: root must be below {group.size}; got {root}.")
-    known = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    faults = [
-        f"{names[n] if names else n} ({tensor.dtype.name} {tensor.shape})"
-        for n, tensor in enumerate(known)
-        if tensor.dtype == tf.string or not tensor.shape.is_fully_defined()
-    ]
-    if faults:
-        raise ValueError(
-            "broadcast: takes tensors of known shapes, and no strings; got "
-            f"{', '.join(faults)}."
-        )
-    if group.size == 1 or not known:
-        return known
-    results: list[tf.Tensor] = []
-    for positions in _chunks(known):
-        labels = [names[n] for n in positions] if names else []
-        pack = [known[n] for n in positions]
-        exchange = Exchange(
-            "a broadcast",
-            _describe(pack, labels),
-            (("root", str(root)),),
-            label,
-            of_variables=of_variables,
-        )
-        results += _broadcast_pack(pack, group, root, exchange)
-    return results
-
-
-def _chunks(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
-    chunks: list[list[int]] = [[]]
-    size = 0
-    for n, tensor in enumerate(tensors):
-        own = tensor.shape.num_elements() * tensor.dtype.size
-        if chunks[-1] and size + own > _PACK_BYTES:
-            chunks.append([])
-            size = 0
-        chunks[-1].append(n)
-        size += own
-    return chunks
-
-
-def _broadcast_pack(
-    tensors: Sequence[tf.Tensor], group: ProcessGroup, root: int, exchange: Exchange
-) -> list[tf.Tensor]:
-    words = [_to_words(tensor) for tensor in tensors]
-    pack = flat_packs.join(words)
-    count = pack.shape[0]
-    if not count:  # TensorFlow's broadcast does not take empty tensors.
-        pack = tf.zeros([1], pack.dtype)
-
-    def body(brought: list[tf.Tensor], keys: list[int]) -> list[tf.Tensor]:
-        if group.rank == root:
-            return [send(brought[0], group, keys[0])]
-        spec = tf.TensorSpec(pack.shape, pack.dtype)
-        return [receive(spec, group, keys[0], root=root)]
-
-    [received] = run_collectives(body, [pack], group=group, exchange=exchange)
-    parts = flat_packs.cut(received[:count], [word.shape for word in words])
-    return [
-        _from_words(part, tensor.shape, tensor.dtype)
-        for part, tensor in zip(parts, tensors, strict=True)
-    ]
-
-
-def _describe(
-    tensors: Sequence[tf.Tensor], names: Sequence[str]
-) -> tuple[TensorSpec, ...]:
-    return tuple(map(describe_tensor, tensors, names or [""] * len(tensors)))
-
-
-def _to_words(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor's bits as int32 [words]; bytes are padded to whole words."""
-    if tensor.dtype == tf.bool:
-        tensor = tf.cast(tensor, tf.uint8)
-    flat = tf.reshape(tensor, [-1])
-    if tensor.dtype.size < 4:
-        octets = tf.reshape(_as_bits(flat, tf.uint8), [-1])
-        flat = tf.reshape(tf.pad(octets, [[0, -octets.shape[0] % 4]]), [-1, 4])
-    words = _as_bits(flat, tf.int32)
-    return words if words.shape.rank == 1 else tf.reshape(words, [-1])
-
-
-def _from_words(words: tf.Tensor, shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
-    """Reverses ``_to_words``."""
-    if dtype.size < 4:
-        octets = tf.reshape(tf.bitcast(words, tf.uint8), [-1])
-        words = octets[: shape.num_elements() * dtype.size]
-    if dtype.size > words.dtype.size:
-        words = tf.reshape(words, [-1, dtype.size // words.dtype.size])
-    values = tf.cast(words, dtype) if dtype == tf.bool else _as_bits(words, dtype)
-    return tf.reshape(values, shape)
-
-
-def _as_bits(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    return tensor if tensor.dtype == dtype else tf.bitcast(tensor, dtype)
-
-
-def name_of(variable: Any) -> str:
-    """Returns the name of a variable of TensorFlow or Keras, the same on all ranks."""
-    return str(getattr(variable, "path", None) or variable.name)
-
-
-def read_variable(variable: Any) -> tf.Tensor:
-    """Returns the value of a variable of TensorFlow or Keras."""
-    if hasattr(variable, "read_value"):
-        return variable.read_value()
-    return tf.convert_to_tensor(variable)
-
-
-def _assign(variable: Any, value: tf.Tensor) -> Any:
-    if builds_session_graph():
-        return tf.compat.v1.assign(variable, value)
-    return variable.assign(value)

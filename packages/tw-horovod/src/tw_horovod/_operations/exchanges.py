@@ -16,18 +16,19 @@ import tensorflow as tf
 
 from tw_core import flat_packs
 from tw_horovod._operations.reductions import Average, Max, Min, Product, ReduceOp, Sum
-from tw_ranks import ProcessGroup
 from tw_ranks.internal import (
     BUCKETS,
     KEYS_PER_TENSOR,
+    NARROW,
+    Endpoint,
     Exchange,
+    add_narrow,
     add_up,
     check_dtypes,
     combine_flat,
     compare_shapes,
     describe_tensor,
     find_bucket,
-    gather,
     gather_rows,
     known_shape,
     row_spec,
@@ -36,21 +37,20 @@ from tw_ranks.internal import (
 )
 
 _MERGES = {Average: "Add", Sum: "Add", Min: "Min", Max: "Max", Product: "Mul"}
-_NARROW = ("float16", "bfloat16")
 _WIDE = dict.fromkeys(("uint8", "int8", "uint16", "int16"), tf.int32) | dict.fromkeys(
-    _NARROW, tf.float32
+    NARROW, tf.float32
 )
 _REDUCED = ("int32", "int64", "float32", "float64", *_WIDE)
 _AS_VALUES = ("uint8", "int8", "bool")
 _AS_BITS = {"uint16": tf.float16, "int16": tf.float16}
-_MOVED = ("int32", "int64", "float32", "float64", *_NARROW, *_AS_VALUES, *_AS_BITS)
+_MOVED = ("int32", "int64", "float32", "float64", *NARROW, *_AS_VALUES, *_AS_BITS)
 
 
 def reduce(
     tensors: Sequence[tf.Tensor],
     op: ReduceOp,
     *,
-    group: ProcessGroup,
+    endpoint: Endpoint,
     scales: tuple[float, float] = (1.0, 1.0),
     name: str = "",
 ) -> list[tf.Tensor]:
@@ -61,35 +61,35 @@ def reduce(
     """
     check_dtypes(tensors, _REDUCED)
     wide = [scaled(_widened(t), scales[0]) for t in tensors]
-    if group.size > 1:
+    if endpoint.size > 1:
         options = (("op", op.name), *_describe_scales(scales))
         described = tuple(map(describe_tensor, tensors))
         exchange = Exchange("an allreduce", described, options, name)
-        wide = _reduce_packs(tensors, wide, op, group, exchange)
+        wide = _reduce_packs(tensors, wide, op, endpoint, exchange)
     return [
-        _finished(reduced, op, scales[1], group, tensor.dtype)
+        _finished(reduced, op, scales[1], endpoint, tensor.dtype)
         for reduced, tensor in zip(wide, tensors, strict=True)
     ]
 
 
 def gather_all(
-    tensors: Sequence[tf.Tensor], *, group: ProcessGroup, name: str = ""
+    tensors: Sequence[tf.Tensor], *, endpoint: Endpoint, name: str = ""
 ) -> list[tf.Tensor]:
     """Joins [R, ...] of every rank in rank order; R may differ by tensor and rank."""
     _check_rows(tensors)
-    if group.size == 1 or not tensors:
+    if endpoint.size == 1 or not tensors:
         return list(tensors)
     carried = [_carried(tensor) for tensor in tensors]
 
     def body(brought: list[tf.Tensor], keys: list[int]) -> list[tf.Tensor]:
         pairs = zip(brought, keys, strict=True)
-        return [_gather(rows, group, key) for rows, key in pairs]
+        return [_gather(rows, endpoint, key) for rows, key in pairs]
 
     gathered = run_collectives(
         body,
         carried,
         specs=[row_spec(t) for t in carried],
-        group=group,
+        endpoint=endpoint,
         exchange=Exchange(
             "an allgather",
             tuple(describe_tensor(t, has_rows=True) for t in tensors),
@@ -100,34 +100,34 @@ def gather_all(
 
 
 def deal(
-    rows: tf.Tensor, counts: tf.Tensor, *, group: ProcessGroup, name: str = ""
+    rows: tf.Tensor, counts: tf.Tensor, *, endpoint: Endpoint, name: str = ""
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Sends each rank its rows, those for rank 0 first; ``counts`` is int32 [size].
 
     Returns the rows sent to this rank, those of rank 0 first, and their counts.
     """
     _check_rows([rows])
-    if group.size == 1:
+    if endpoint.size == 1:
         return rows, counts
     carried = _carried(rows)
 
     def body(brought: list[tf.Tensor], keys: list[int]) -> list[tf.Tensor]:
         (rows, counts), key = brought, keys[0]
-        inner = known_shape(rows, group)[1:]
-        rows = _compared(rows, inner, "an alltoall", group, keys[1])
-        received = swap(tf.reshape(counts, [group.size, 1]), group, key)[:, 0]
-        longest = add_up(tf.reduce_max(counts, keepdims=True), group, key + 1, "Max")
+        inner = known_shape(rows, endpoint)[1:]
+        rows = _compared(rows, inner, "an alltoall", endpoint, keys[1])
+        received = swap(tf.reshape(counts, [endpoint.size, 1]), endpoint, key)[:, 0]
+        longest = add_up(tf.reduce_max(counts, keepdims=True), endpoint, key + 1, "Max")
         bucket = find_bucket(longest[0])
         length = tf.gather(BUCKETS, bucket)
-        blocks = swap(_blocks(rows, counts, length), group, key + 2 + bucket)
+        blocks = swap(_blocks(rows, counts, length), endpoint, key + 2 + bucket)
         kept = tf.sequence_mask(received, length)
         return [tf.boolean_mask(blocks, kept), received]
 
     got, received = run_collectives(
         body,
         [carried, counts],
-        specs=[row_spec(carried), tf.TensorSpec([group.size], tf.int32)],
-        group=group,
+        specs=[row_spec(carried), tf.TensorSpec([endpoint.size], tf.int32)],
+        endpoint=endpoint,
         exchange=Exchange(
             "an alltoall", (describe_tensor(rows, has_rows=True),), name=name
         ),
@@ -139,7 +139,7 @@ def reduce_shares(
     tensor: tf.Tensor,
     op: ReduceOp,
     *,
-    group: ProcessGroup,
+    endpoint: Endpoint,
     scales: tuple[float, float],
     name: str = "",
 ) -> tf.Tensor:
@@ -147,28 +147,28 @@ def reduce_shares(
     check_dtypes([tensor], _REDUCED)
     _check_rows([tensor])
     wide = scaled(_widened(tensor), scales[0])
-    if group.size == 1:
-        return _finished(wide, op, scales[1], group, tensor.dtype)
-    is_narrow = tensor.dtype.name in _NARROW
+    if endpoint.size == 1:
+        return _finished(wide, op, scales[1], endpoint, tensor.dtype)
+    is_narrow = tensor.dtype.name in NARROW
     sent = tf.cast(wide, tensor.dtype) if is_narrow else wide
 
     def body(brought: list[tf.Tensor], keys: list[int]) -> list[tf.Tensor]:
         [rows], [key] = brought, keys
-        rows = _compared(rows, tensor.shape, "a reducescatter", group, key)
-        counts = count_shares(tf.shape(rows)[0], group.size)
+        rows = _compared(rows, tensor.shape, "a reducescatter", endpoint, key)
+        counts = count_shares(tf.shape(rows)[0], endpoint.size)
         bucket = find_bucket(counts[0])
         blocks = _blocks(rows, counts, tf.gather(BUCKETS, bucket))
-        blocks = _widened(swap(blocks, group, key + 1 + bucket))
-        total = tf.reduce_sum(blocks, axis=0)[: counts[group.rank]]
+        blocks = _widened(swap(blocks, endpoint, key + 1 + bucket))
+        total = tf.reduce_sum(blocks, axis=0)[: counts[endpoint.rank]]
         if op is Average and total.dtype.is_floating:
-            total /= group.size
+            total /= endpoint.size
         return [tf.cast(total, rows.dtype)]
 
     [share] = run_collectives(
         body,
         [sent],
         specs=[row_spec(sent)],
-        group=group,
+        endpoint=endpoint,
         exchange=Exchange(
             "a reducescatter",
             (describe_tensor(tensor),),
@@ -176,11 +176,11 @@ def reduce_shares(
             name,
         ),
     )
-    share = _finished(_widened(share), op, scales[1], group, tensor.dtype)
+    share = _finished(_widened(share), op, scales[1], endpoint, tensor.dtype)
     rows = tensor.shape.as_list()[0]
     if rows is None:
         return share
-    own = rows // group.size + (group.rank < rows % group.size)
+    own = rows // endpoint.size + (endpoint.rank < rows % endpoint.size)
     return tf.ensure_shape(share, [own, *tensor.shape[1:]])
 
 
@@ -193,7 +193,7 @@ def scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
     """Multiplies a tensor; integers are rounded towards zero."""
     if factor == 1.0:
         return tensor
-    if tensor.dtype.name in _NARROW:
+    if tensor.dtype.name in NARROW:
         return tf.cast(scaled(_widened(tensor), factor), tensor.dtype)
     if tensor.dtype.is_floating:
         return tensor * tf.constant(factor, tensor.dtype)
@@ -205,11 +205,11 @@ def _widened(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _finished(
-    wide: tf.Tensor, op: ReduceOp, factor: float, group: ProcessGroup, dtype: tf.DType
+    wide: tf.Tensor, op: ReduceOp, factor: float, endpoint: Endpoint, dtype: tf.DType
 ) -> tf.Tensor:
     """Scales a reduced tensor; integer means have not been divided yet."""
     if op is Average and not wide.dtype.is_floating:
-        factor /= group.size
+        factor /= endpoint.size
     return tf.cast(scaled(wide, factor), dtype)
 
 
@@ -217,12 +217,12 @@ def _reduce_packs(
     tensors: Sequence[tf.Tensor],
     wide: Sequence[tf.Tensor],
     op: ReduceOp,
-    group: ProcessGroup,
+    endpoint: Endpoint,
     exchange: Exchange,
 ) -> list[tf.Tensor]:
     """Reduces tensors in one pack per dtype; means of floats are divided."""
     narrow = [
-        t.dtype if t.dtype.name in _NARROW and _MERGES[op] == "Add" else None
+        t.dtype if t.dtype.name in NARROW and _MERGES[op] == "Add" else None
         for t in tensors
     ]
     plan = flat_packs.plan_packs(
@@ -236,61 +236,49 @@ def _reduce_packs(
 
     def body(brought: list[tf.Tensor], keys: list[int]) -> list[tf.Tensor]:
         return [
-            _combine(t, op, narrow[n], group, key)
+            _combine(t, op, narrow[n], endpoint, key)
             for t, n, key in zip(brought, firsts, keys, strict=True)
         ]
 
     got = run_collectives(
         body,
         packed,
-        group=group,
+        endpoint=endpoint,
         exchange=exchange,
     )
     return flat_packs.unpack(got, plan, [t.shape for t in wide])
 
 
 def _combine(
-    tensor: tf.Tensor, op: ReduceOp, narrow: Any, group: ProcessGroup, key: Any
+    tensor: tf.Tensor, op: ReduceOp, narrow: Any, endpoint: Endpoint, key: Any
 ) -> tf.Tensor:
     divides = op is Average and tensor.dtype.is_floating
 
     def combine(flat: tf.Tensor, key: Any) -> tf.Tensor:
         if narrow is None:
-            return add_up(flat, group, key, _MERGES[op], divides=divides)
-        return _add_parts(flat, narrow, group, key, divides)
+            return add_up(flat, endpoint, key, _MERGES[op], divides=divides)
+        return add_narrow(flat, narrow, endpoint, key, divides=divides)
 
-    return combine_flat(tensor, combine, group, key, to="an allreduce")
-
-
-def _add_parts(
-    flat: tf.Tensor, narrow: tf.DType, group: ProcessGroup, key: Any, divides: bool
-) -> tf.Tensor:
-    """Adds in ``flat``'s dtype, a part on each rank, but transfers as ``narrow``."""
-    size = tf.size(flat)
-    sent = tf.pad(tf.cast(flat, narrow), [[0, -size % group.size]])
-    swapped = swap(tf.reshape(sent, [group.size, -1]), group, key)
-    total = tf.reduce_sum(tf.cast(swapped, flat.dtype), axis=0)
-    if divides:
-        total /= group.size
-    gathered = gather(tf.cast(total, narrow), group, key + 1)
-    return tf.cast(tf.slice(gathered, [0], [size]), flat.dtype)
+    return combine_flat(tensor, combine, endpoint, key, to="an allreduce")
 
 
-def _gather(rows: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
+def _gather(rows: tf.Tensor, endpoint: Endpoint, key: Any) -> tf.Tensor:
     # The last of the keys: gathering rows needs one per bucket.
     last = key + KEYS_PER_TENSOR - 1
-    rows = _compared(rows, known_shape(rows, group)[1:], "an allgather", group, last)
-    return gather_rows([rows], group, key)[0]
+    rows = _compared(
+        rows, known_shape(rows, endpoint)[1:], "an allgather", endpoint, last
+    )
+    return gather_rows([rows], endpoint, key)[0]
 
 
 def _compared(
-    rows: tf.Tensor, shape: tf.TensorShape, to: str, group: ProcessGroup, key: Any
+    rows: tf.Tensor, shape: tf.TensorShape, to: str, endpoint: Endpoint, key: Any
 ) -> tf.Tensor:
     """Returns rows, having compared ``shape``, of their last axes, if it is unknown."""
     if shape.is_fully_defined():
         return rows
     axis = rows.shape.rank - shape.rank
-    size = compare_shapes(rows, group, key, to=to, axis=axis)
+    size = compare_shapes(rows, endpoint, key, to=to, axis=axis)
     with tf.control_dependencies([size]):
         return tf.identity(rows)
 

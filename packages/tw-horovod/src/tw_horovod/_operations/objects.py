@@ -11,9 +11,9 @@ from tw_core.modes import without_autograph
 from tw_horovod import _tf_compat
 from tw_horovod._operations import exchanges
 from tw_horovod._operations.reductions import Max
-from tw_horovod._state.group import find_group, global_process_set
-from tw_ranks import ProcessGroup, broadcast, finish
-from tw_ranks.internal import BUCKETS
+from tw_horovod._state.group import find_endpoint, find_group, global_process_set
+from tw_ranks import ProcessGroup, finish
+from tw_ranks.internal import BUCKETS, broadcast_tensors, endpoint_of
 
 _WORD_BYTES = 4
 
@@ -40,13 +40,13 @@ def broadcast_object(
     Raises:
       ValueError: the root is not a rank.
     """
-    group = find_group(process_set)
-    is_root = group.rank == root_rank
+    endpoint = find_endpoint(process_set)
+    is_root = endpoint.rank == root_rank
     words = _to_words(obj) if is_root else np.zeros([0], np.int32)
     with _tf_compat.eager_mode():
-        [size] = broadcast(
+        [size] = broadcast_tensors(
             [tf.constant(len(words), tf.int32)],
-            group=group,
+            endpoint=endpoint,
             root=root_rank,
             names=[name or ""],
         )
@@ -54,7 +54,9 @@ def broadcast_object(
         length = BUCKETS[np.searchsorted(BUCKETS, int(size))]
         padded = np.zeros([length], np.int32)
         padded[: len(words)] = words
-        [received] = broadcast([tf.constant(padded)], group=group, root=root_rank)
+        [received] = broadcast_tensors(
+            [tf.constant(padded)], endpoint=endpoint, root=root_rank
+        )
     return obj if is_root else _to_object(received.numpy())
 
 
@@ -86,20 +88,20 @@ def allgather_object(
     Returns:
       [size], by rank.
     """
-    group = find_group(process_set)
+    endpoint = find_endpoint(process_set)
     words = _to_words(obj)
     with _tf_compat.eager_mode():
         own = [tf.constant(words), tf.constant([len(words)])]
-        got, counts = exchanges.gather_all(own, group=group, name=name or "")
+        got, counts = exchanges.gather_all(own, endpoint=endpoint, name=name or "")
         parts = np.split(got.numpy(), np.cumsum(counts.numpy())[:-1])
     return [_to_object(part) for part in parts]
 
 
 def barrier(process_set: Any = global_process_set) -> None:
     """Waits until all ranks have called it; runs at once, in graph mode too."""
-    group = find_group(process_set)
+    endpoint = find_endpoint(process_set)
     with _tf_compat.eager_mode():
-        exchanges.reduce([tf.zeros([1], tf.int32)], Max, group=group)
+        exchanges.reduce([tf.zeros([1], tf.int32)], Max, endpoint=endpoint)
 
 
 @without_autograph
@@ -130,7 +132,7 @@ def _join(group: ProcessGroup) -> int:
     waited = finish(group)
     with _tf_compat.eager_mode():
         own = tf.constant([waited], tf.int32)
-        [all_waited] = exchanges.gather_all([own], group=group)
+        [all_waited] = exchanges.gather_all([own], endpoint=endpoint_of(group))
         steps = all_waited.numpy()
     return int(np.flatnonzero(steps == steps.min())[-1])
 

@@ -13,10 +13,9 @@ from tw_core.gradients import with_gradient
 from tw_core.modes import without_autograph
 from tw_horovod._operations import exchanges
 from tw_horovod._operations.reductions import Average, ReduceOp, Sum, choose_op
-from tw_horovod._state.group import find_group, global_process_set
+from tw_horovod._state.group import find_endpoint, find_group, global_process_set
 from tw_horovod.compression import Compression
-from tw_ranks import ProcessGroup
-from tw_ranks.internal import broadcast_tensors
+from tw_ranks.internal import Endpoint, broadcast_tensors
 
 Tensors = list[tf.Tensor]
 
@@ -167,16 +166,16 @@ def broadcast(
       ValueError: a root that is not a rank; a string; a shape or dtype that differs
         from another rank's.
     """
-    group = find_group(process_set)
+    endpoint = find_endpoint(process_set)
     label = full_name(name, ignore_name_scope)
 
     def forward(given: Tensors) -> Tensors:
-        return [_broadcast(given[0], root_rank, group, label)]
+        return [_broadcast(given[0], root_rank, endpoint, label)]
 
     def backward(grads: Tensors) -> Tensors:
         above = of_gradient(label)
         reduced = _reduced(grads, Average, (1.0, 1.0), above)
-        return reduced if group.rank == root_rank else [reduced[0] * 0]
+        return reduced if endpoint.rank == root_rank else [reduced[0] * 0]
 
     [result] = differentiable(forward, backward, [tf.convert_to_tensor(tensor)])
     return named(result, name)
@@ -186,7 +185,7 @@ def reduce_rows(
     slices: tf.IndexedSlices, op: ReduceOp, name: str = ""
 ) -> tf.IndexedSlices:
     """Joins the rows of all ranks, divided by the group's size if ``op`` is Average."""
-    size = find_group().size
+    size = find_endpoint().size
     values, indices = gather_rows([slices.values, slices.indices], name)
     if op is Average:
         values = values / tf.cast(size, values.dtype)
@@ -195,7 +194,7 @@ def reduce_rows(
 
 def gather_rows(tensors: Sequence[Any], name: str = "") -> Tensors:
     """Joins the rows of all ranks for each of several tensors, with gradients."""
-    group = find_group()
+    endpoint = find_endpoint()
     known = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if not known:
         return []
@@ -204,12 +203,12 @@ def gather_rows(tensors: Sequence[Any], name: str = "") -> Tensors:
         above = of_gradient(name)
         means = _reduced(grads, Average, (1.0, 1.0), above)
         rows = tf.stack([tf.shape(tensor)[0] for tensor in known])
-        [counts] = exchanges.gather_all([rows[None]], group=group, name=above)
-        before = tf.reduce_sum(counts[: group.rank], axis=0)
+        [counts] = exchanges.gather_all([rows[None]], endpoint=endpoint, name=above)
+        before = tf.reduce_sum(counts[: endpoint.rank], axis=0)
         return [mean[before[n] :][: rows[n]] for n, mean in enumerate(means)]
 
     def forward(given: Tensors) -> Tensors:
-        return exchanges.gather_all(given, group=group, name=name)
+        return exchanges.gather_all(given, endpoint=endpoint, name=name)
 
     return differentiable(forward, backward, known)
 
@@ -288,10 +287,10 @@ def _reduced(
 ) -> Tensors:
     if not tensors:
         return []
-    group = find_group()
+    endpoint = find_endpoint()
     return differentiable(
         lambda given: exchanges.reduce(
-            given, op, group=group, scales=scales, name=name
+            given, op, endpoint=endpoint, scales=scales, name=name
         ),
         lambda grads: _reduced(grads, op, scales, of_gradient(name)),
         tensors,
@@ -299,11 +298,11 @@ def _reduced(
 
 
 def _broadcast(
-    tensor: tf.Tensor, root: int, group: ProcessGroup, name: str
+    tensor: tf.Tensor, root: int, endpoint: Endpoint, name: str
 ) -> tf.Tensor:
     if tensor.shape.is_fully_defined():
-        return broadcast_tensors([tensor], group=group, root=root, label=name)[0]
+        return broadcast_tensors([tensor], endpoint=endpoint, root=root, label=name)[0]
     flat = tf.reshape(tensor, [-1])
-    own = flat if group.rank == root else flat[:0]
-    [received] = exchanges.gather_all([own], group=group, name=name)
+    own = flat if endpoint.rank == root else flat[:0]
+    [received] = exchanges.gather_all([own], endpoint=endpoint, name=name)
     return tf.ensure_shape(tf.reshape(received, tf.shape(tensor)), tensor.shape)

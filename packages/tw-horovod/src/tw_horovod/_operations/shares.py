@@ -16,9 +16,9 @@ from tw_horovod._operations.ops import (
     of_gradient,
 )
 from tw_horovod._operations.reductions import Average, Sum, check_op
-from tw_horovod._state.group import find_group, global_process_set
+from tw_horovod._state.group import find_endpoint, find_group, global_process_set
 from tw_horovod.compression import Compression
-from tw_ranks import ProcessGroup
+from tw_ranks.internal import Endpoint
 
 
 @without_autograph
@@ -49,20 +49,20 @@ def alltoall(
       tf.errors.InvalidArgumentError: R is not the sum of the splits, or not a multiple
         of the number of ranks.
     """
-    group = find_group(process_set)
+    endpoint = find_endpoint(process_set)
     rows = tf.convert_to_tensor(tensor)
-    counts = _count_rows(rows, splits, group)
+    counts = _count_rows(rows, splits, endpoint)
     label, received = full_name(name, ignore_name_scope), Tensors()
 
     def forward(given: Tensors) -> Tensors:
-        got, own = exchanges.deal(given[0], counts, group=group, name=label)
+        got, own = exchanges.deal(given[0], counts, endpoint=endpoint, name=label)
         received.append(own)
         return [got, own]
 
     def backward(grads: Tensors) -> Tensors:
         own = received[-1]
         above = of_gradient(label)
-        return [exchanges.deal(grads[0], own, group=group, name=above)[0]]
+        return [exchanges.deal(grads[0], own, endpoint=endpoint, name=above)[0]]
 
     got, own = differentiable(forward, backward, [rows])
     return named(got, name) if splits is None else (named(got, name), own)
@@ -123,16 +123,16 @@ def grouped_reducescatter(
     return _reducescatter(tensors, compression, op, scales)
 
 
-def _count_rows(rows: tf.Tensor, splits: Any, group: ProcessGroup) -> tf.Tensor:
+def _count_rows(rows: tf.Tensor, splits: Any, endpoint: Endpoint) -> tf.Tensor:
     """Returns the number of rows for each rank, int32 [size]."""
     own = tf.shape(rows)[0]
     if splits is None:
-        counts = tf.fill([group.size], own // group.size)
+        counts = tf.fill([endpoint.size], own // endpoint.size)
     else:
-        counts = tf.ensure_shape(tf.cast(splits, tf.int32), [group.size])
+        counts = tf.ensure_shape(tf.cast(splits, tf.int32), [endpoint.size])
     says = (
-        f"alltoall: the splits must be {group.size} numbers that make up the rows, or "
-        "None where the rows are a multiple of it."
+        f"alltoall: the splits must be {endpoint.size} numbers that make up the rows, "
+        "or None where the rows are a multiple of it."
     )
     check = tf.debugging.assert_equal(tf.reduce_sum(counts), own, says)
     with tf.control_dependencies([] if check is None else [check]):
@@ -146,14 +146,14 @@ def _reducescatter(
     scales: tuple[float, float],
     name: str = "",
 ) -> Tensors:
-    group = find_group()
+    endpoint = find_endpoint()
     known = check_op(op, (Average, Sum))
-    factor = scales[0] * scales[1] * (group.size if known is Sum else 1)
+    factor = scales[0] * scales[1] * (endpoint.size if known is Sum else 1)
 
     def forward(given: Tensors) -> Tensors:
         return [
             exchanges.reduce_shares(
-                given[0], known, group=group, scales=scales, name=name
+                given[0], known, endpoint=endpoint, scales=scales, name=name
             )
         ]
 

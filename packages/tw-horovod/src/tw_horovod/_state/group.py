@@ -14,7 +14,7 @@ from tw_core.checks import check_number
 from tw_horovod import _tf_compat
 from tw_launch import find_tf_config
 from tw_ranks import ProcessGroup
-from tw_ranks.internal import Deadlines, join_prepared
+from tw_ranks.internal import Deadlines, Endpoint, endpoint_of, join_prepared
 
 _log = logging.getLogger(__name__)
 _group: ProcessGroup | None = None
@@ -198,6 +198,11 @@ def find_group(process_set: Any = global_process_set) -> ProcessGroup:
     return _group
 
 
+def find_endpoint(process_set: Any = global_process_set) -> Endpoint:
+    """Returns what exchanges need of the group."""
+    return endpoint_of(find_group(process_set))
+
+
 def refuse(why: str) -> NoReturn:
-    """Refuses a part of Horovod that is not supported, by the name of the caller."""
+    """Refuses a part of Horovod that is not supported."""
     raise NotImplementedError(f"Not supported by tw_horovod: {why}.")

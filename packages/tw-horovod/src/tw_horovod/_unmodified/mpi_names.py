@@ -36,14 +36,14 @@ def find(name: str, file: str) -> None:
             raise
         sys.modules[name] = own
         mpi = _Names(f"{name}.MPI")
-        mpi.COMM_WORLD = _World()
+        mpi.COMM_WORLD = _AllRanks()
         vars(own)["MPI"] = sys.modules[f"{name}.MPI"] = mpi
     finally:
         sys.path[:] = path
 
 
 class _Names(ModuleType):
-    COMM_WORLD: "_World"
+    COMM_WORLD: "_AllRanks"
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
@@ -53,7 +53,7 @@ class _Names(ModuleType):
         )
 
 
-class _World:
+class _AllRanks:
     """MPI's communicator of all ranks; it knows them before ``hvd.init``."""
 
     @property

@@ -55,7 +55,7 @@ class EndedError(Exception):
         super().__init__("the exchange has been ended: a rank is missing or has left")
 
 
-class World:
+class MpiEngine:
     """This process's place in MPI, and the communicators of exchanges."""
 
     def __init__(self) -> None:

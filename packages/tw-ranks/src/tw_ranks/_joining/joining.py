@@ -34,7 +34,7 @@ from tw_launch.internal import (
 )
 from tw_ranks import _tf_compat
 from tw_ranks._engines.choice import Engine, EngineFacts, choose_engine
-from tw_ranks._engines.mpi import EndedError, World
+from tw_ranks._engines.mpi import EndedError, MpiEngine
 from tw_ranks._errors import StartTimeoutError
 from tw_ranks._group import ProcessGroup
 from tw_ranks._joining.seats import Seat, find_seat
@@ -202,7 +202,7 @@ def _join_others(
     start_timeout_s: float,
     prepare: Callable[[int], None],
 ) -> ProcessGroup:
-    mpi = _find_world(seat) if engine.name == "mpi" else None
+    mpi = _find_mpi(seat) if engine.name == "mpi" else None
     if mpi is None and seat.is_told:
         raise ValueError(
             f"join: {seat.mpi_launcher} has started {seat.size} processes, which only "
@@ -273,8 +273,8 @@ def _join_others(
         raise
 
 
-def _find_world(seat: Seat) -> World:
-    mpi = World()
+def _find_mpi(seat: Seat) -> MpiEngine:
+    mpi = MpiEngine()
     if (mpi.rank, mpi.size) != (seat.rank, seat.size):
         raise RuntimeError(
             f"join: this is rank {seat.rank} of {seat.size}, but rank {mpi.rank} of "
@@ -285,14 +285,14 @@ def _find_world(seat: Seat) -> World:
     return mpi
 
 
-def _hear_address(mpi: World, end_s: float) -> tuple[str, int]:
+def _hear_address(mpi: MpiEngine, end_s: float) -> tuple[str, int]:
     try:
         return mpi.hear_address(end_s)
     except EndedError:
         raise AbsentError("rank 0 does not tell where it listens", (0,)) from None
 
 
-def _open_mpi(mpi: World, member: Member) -> None:
+def _open_mpi(mpi: MpiEngine, member: Member) -> None:
     try:
         mpi.open(lambda: bool(member.missing) or member.has_left)
     except EndedError:

@@ -14,8 +14,8 @@ keys by which TensorFlow matches the ops of different processes follow from that
 
 import contextlib
 import itertools
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,13 +29,10 @@ from tw_core.modes import (
 )
 from tw_ranks import _tf_compat
 from tw_ranks._agreement import PROOF, Exchange
-from tw_ranks._collectives import KEYS_PER_TENSOR, add_up, as_tensor, by_nccl
-from tw_ranks._engines.gpus import find_sharers, identify_gpu
+from tw_ranks._endpoint.endpoint import Endpoint
+from tw_ranks._engines import nccl
 from tw_ranks._engines.mpi import MAX_COMMUNICATORS
-from tw_ranks._group import ProcessGroup
-
-_log = logging.getLogger(__name__)
-_PROVEN_LENGTHS = (1, 4_099, 1 << 18)
+from tw_ranks._exchanges.collectives import KEYS_PER_TENSOR, add_up, as_tensor, by_nccl
 
 Body = Callable[[list[tf.Tensor], list[int]], list[tf.Tensor]]
 """Takes this rank's tensors, and the first key of each; returns the results.
@@ -43,16 +40,19 @@ Body = Callable[[list[tf.Tensor], list[int]], list[tf.Tensor]]
 A tensor of known shape has two keys, any other KEYS_PER_TENSOR.
 """
 
+FindWeight = Callable[[list[tf.Tensor]], tf.Tensor]
+"""Finds the weight of all ranks, [1], in the results."""
+
 
 @without_autograph
 def run_collectives(
     body: Body,
     tensors: Sequence[tf.Tensor],
     *,
-    group: ProcessGroup,
+    endpoint: Endpoint,
     exchange: Exchange,
     specs: Sequence[tf.TensorSpec] = (),
-    find_weight: Callable[[list[tf.Tensor]], tf.Tensor] | None = None,
+    find_weight: FindWeight | None = None,
     by_nccl: bool | None = None,
 ) -> list[tf.Tensor]:
     """Runs collectives in the caller's mode.
@@ -62,159 +62,112 @@ def run_collectives(
     [1], from the results. ``by_nccl`` is whether NCCL carries it; by default, if it is
     the group's engine and a function is traced: only there its order is the program's.
     """
-    specs = specs or [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
-    if by_nccl is None and traces_function() and group.engine == "nccl":
-        if not group.calls.is_proven:
-            prove_nccl(group)
-        by_nccl = group.engine == "nccl"
-    uses_nccl = bool(by_nccl)
+    specs = list(specs) or [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
+    uses_nccl = _can_use_nccl(endpoint) if by_nccl is None else by_nccl
     if uses_nccl:
         exchange = exchange.carried_by_nccl()
     graph = None
     if not tf.executing_eagerly():
-        if compiles_with_xla():
-            raise ValueError(
-                "Collectives between processes cannot be compiled by XLA; trace the "
-                "step with jit_compile=False (of a Keras model: compile("
-                "jit_compile=False))."
-            )
+        _refuse_xla()
         graph = _outermost_graph()
     counts = [2 if s.shape.is_fully_defined() else KEYS_PER_TENSOR for s in specs]
     *offsets, num_keys = itertools.accumulate(counts, initial=0)
     is_named = bool(exchange.name) and not uses_nccl  # NCCL has one order for all.
-    first_key = group.calls.note_use(
-        exchange,
-        graph,
-        num_keys,
-        by_name=is_named and graph is not None,
+    first_key = endpoint.keys.note_use(
+        exchange, graph, num_keys, by_name=is_named and graph is not None
     )
-    needs_all = find_weight is None
-    bound = _Bound(
-        body,
-        specs,
-        [first_key + n for n in offsets],
-        group,
-        needs_all=needs_all,
+    has_many = endpoint.keys.num_described > MAX_COMMUNICATORS
+    bound = Bound(
+        *(body, specs, [first_key + n for n in offsets], endpoint),
         uses_nccl=uses_nccl,
-        shares_communicator=graph is None
-        and needs_all
-        and group.calls.num_described > MAX_COMMUNICATORS,
+        find_weight=find_weight,
+        shares_communicator=graph is None and find_weight is None and has_many,
     )
     if find_weight is not None:
-        group.calls.of_step[first_key] = (bound, find_weight)
-    if builds_session_graph() or (traces_function() and group.mpi is not None):
+        endpoint.built.add_to_step(first_key, bound)
+    if builds_session_graph() or (traces_function() and endpoint.mpi is not None):
         return _run_on_host(bound, tensors, exchange.name)
     if traces_function():
         return _run_in_function(bound, tensors, is_ordered=not is_named)
     return bound.run(tensors)
 
 
-def prove_nccl(group: ProcessGroup) -> None:
-    """Adds whole numbers by NCCL, which must be exact on all ranks.
+def _can_use_nccl(endpoint: Endpoint) -> bool:
+    """Whether NCCL carries what is built now; proves it before the first use."""
+    carrier = endpoint.carrier
+    if not traces_function() or carrier.engine.name != "nccl":
+        return False
+    if not carrier.is_proven:
+        prove_nccl(endpoint)
+    return carrier.engine.name == "nccl"  # The proof may have failed.
 
-    Otherwise an engine that was chosen for the user falls back to TensorFlow's ring,
-    and one that was asked for raises RuntimeError. NCCL is not tried where ranks share
-    a GPU: it refuses that, and TensorFlow then refuses all collectives.
-    """
-    group.calls.is_proven = True
-    uuids = np.zeros([group.size, 2], np.int64)
-    uuids[group.rank] = np.frombuffer(identify_gpu().ljust(16, b"\0"), np.int64)
-    with tf.init_scope():
-        [told] = _add_now(group, [uuids], "GPUs", by_nccl=False)
-        if sharing := find_sharers(np.asarray(told)):
-            why = f"ranks {' and '.join(map(str, sharing))} share a GPU"
-        elif wrong := _count_wrong(group):
-            why = f"NCCL added whole numbers wrongly on {wrong} of {group.size} ranks"
-        else:
-            return
-    group.engine = "tensorflow"
-    if not group.falls_back:
-        raise RuntimeError(
-            f'join: engine="nccl" cannot be: {why}. Join with engine="tensorflow".'
+
+def prove_nccl(endpoint: Endpoint) -> None:
+    """Adds whole numbers by NCCL, which must be exact on all ranks."""
+
+    def add(arrays: Sequence[np.ndarray], what: str, by_nccl: bool) -> list[tf.Tensor]:
+        return run_collectives(
+            lambda given, keys: [
+                add_up(tensor, endpoint, key, "Add")
+                for tensor, key in zip(given, keys, strict=True)
+            ],
+            [tf.constant(array) for array in arrays],
+            endpoint=endpoint,
+            exchange=Exchange(PROOF, (), options=(("part", what),)),
+            by_nccl=by_nccl,
         )
-    group.engine_reason = why
-    _log.warning("join: engine 'tensorflow' in place of 'nccl', as %s.", why)
+
+    with tf.init_scope():
+        endpoint.carrier.prove(
+            lambda: nccl.find_fault(endpoint.rank, endpoint.size, add)
+        )
 
 
-def _count_wrong(group: ProcessGroup) -> int:
-    """Adds by NCCL; returns on how many ranks sums were wrong, told by the ring."""
-    numbers = [np.arange(n, dtype=np.float32) % 251 for n in _PROVEN_LENGTHS]
-    brought = [array * np.float32(group.rank + 1) for array in numbers]
-    sums = _add_now(group, brought, "sums", by_nccl=True)
-    total = group.size * (group.size + 1) // 2
-    is_wrong = any(
-        not np.array_equal(np.asarray(got), array * total)
-        for got, array in zip(sums, numbers, strict=True)
-    )
-    [count] = _add_now(group, [np.array([int(is_wrong)])], "result", by_nccl=False)
-    return int(count[0])
-
-
-def _add_now(
-    group: ProcessGroup, arrays: Sequence[np.ndarray], what: str, *, by_nccl: bool
-) -> list[tf.Tensor]:
-    """Adds all ranks' arrays for a proof."""
-    return run_collectives(
-        lambda given, keys: [
-            add_up(tensor, group, key, "Add")
-            for tensor, key in zip(given, keys, strict=True)
-        ],
-        [tf.constant(array) for array in arrays],
-        group=group,
-        exchange=Exchange(PROOF, (), options=(("part", what),)),
-        by_nccl=by_nccl,
-    )
-
-
-class _Bound:
+@dataclass(frozen=True, eq=False)
+class Bound:
     """Collectives with their keys, compiled when they are first called from Python."""
 
-    def __init__(
-        self,
-        body: Body,
-        specs: Sequence[tf.TensorSpec],
-        keys: list[int],
-        group: ProcessGroup,
-        *,
-        needs_all: bool,
-        uses_nccl: bool,
-        shares_communicator: bool,
-    ) -> None:
-        """Takes arguments of ``run_collectives``, and the first key of each tensor."""
-        self.group = group
-        self.specs = list(specs)
-        self.key = keys[0]
-        self._body, self._keys = body, keys
-        self.uses_nccl = uses_nccl  # Which needs one order on all ranks.
-        self.needs_all = needs_all  # Including ranks that have finished.
-        self._shares_communicator = shares_communicator
+    body: Body
+    specs: Sequence[tf.TensorSpec]
+    keys: list[int]  # The first of each tensor.
+    endpoint: Endpoint
+    uses_nccl: bool  # Which needs one order on all ranks.
+    find_weight: FindWeight | None  # None if ranks that have finished do not join it.
+    shares_communicator: bool  # Of MPI, with others that run in the program's order.
+
+    @property
+    def key(self) -> int:
+        """The first of all its keys."""
+        return self.keys[0]
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether it needs ranks that have finished, too."""
+        return self.find_weight is None
 
     def build(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Builds the ops in the current graph."""
         # A group has one device per rank, whichever logical CPU the caller uses.
         has_gpu = bool(tf.config.list_logical_devices("GPU"))
-        if self.group.mpi is not None:
+        if self.endpoint.mpi is not None:
             with tf.device("/cpu:0") if has_gpu else contextlib.nullcontext():
-                return self._body(list(tensors), self._keys)
+                return self.body(list(tensors), self.keys)
         place = contextlib.nullcontext() if has_gpu else tf.device("/cpu:0")
         engine = "nccl" if self.uses_nccl else "tensorflow"
         scope = tf.name_scope(f"by_{engine}")  # Timelines show it.
         with place, scope, by_nccl(self.uses_nccl):
-            return self._body(list(tensors), self._keys)
+            return self.body(list(tensors), self.keys)
 
     def run(
         self, tensors: Sequence[Any], *, blocks: bool = True, order: str = ""
     ) -> list[tf.Tensor]:
-        """Runs them now, eagerly; see ``Calls.host_call``."""
-        calls = self.group.calls
-        call = calls.host_call(
-            self.key, blocks=blocks, needs_all=self.needs_all, order=order
-        )
-        if self.group.mpi is not None:
+        """Runs them now, eagerly; see ``Progress.host_call``."""
+        call = self._count_call(blocks=blocks, order=order)
+        if self.endpoint.mpi is not None:
             brought = [t if tf.is_tensor(t) else as_tensor(t) for t in tensors]
             shapes = [(t, s.shape) for t, s in zip(brought, self.specs, strict=True)]
-            in_order = self._shares_communicator
-            with self.group.mpi.exchange(self.key, shapes, in_order=in_order), call:
+            in_order = self.shares_communicator
+            with self.endpoint.mpi.exchange(self.key, shapes, in_order=in_order), call:
                 return self.build(brought)
 
         def trace() -> Any:
@@ -225,10 +178,22 @@ class _Bound:
             )
             return traced.get_concrete_function()
 
-        _ = calls.progress  # Made here, as a function that makes it is traced twice.
-        compiled = calls.compile(self.key, trace)
+        # Made here, as a function that makes it is traced twice.
+        _ = self.endpoint.progress.variable
+        compiled = self.endpoint.built.compile(self.key, trace)
         with call:
             return list(compiled(*tensors))
+
+    @contextlib.contextmanager
+    def _count_call(self, *, blocks: bool, order: str) -> Iterator[None]:
+        progress, reports = self.endpoint.progress, self.endpoint.reports
+        with (
+            progress.host_call(
+                self.key, blocks=blocks, needs_all=self.needs_all, order=order
+            ) as number,  # Several at once in a session.
+            reports.naming_missing(f"host call {number}"),
+        ):
+            yield
 
     def run_with_nothing(self) -> list[tf.Tensor]:
         """Runs them on tensors of -0.0; dimensions of unknown size are 0."""
@@ -243,9 +208,10 @@ class _Bound:
 
 
 def _run_in_function(
-    bound: _Bound, tensors: Sequence[tf.Tensor], *, is_ordered: bool
+    bound: Bound, tensors: Sequence[tf.Tensor], *, is_ordered: bool
 ) -> list[tf.Tensor]:
-    progress, graph = bound.group.calls.progress, tf.compat.v1.get_default_graph()
+    progress = bound.endpoint.progress.variable
+    graph = tf.compat.v1.get_default_graph()
     with tf.control_dependencies(tensors), tf.device("/cpu:0"):
         began = [1, 0, bound.key, int(bound.needs_all)]
         progress.assign_add(began, read_value=False)
@@ -264,7 +230,7 @@ def _run_in_function(
 
 
 def _run_on_host(
-    bound: _Bound, tensors: Sequence[tf.Tensor], name: str
+    bound: Bound, tensors: Sequence[tf.Tensor], name: str
 ) -> list[tf.Tensor]:
     """Calls the collectives through Python.
 
@@ -276,7 +242,7 @@ def _run_on_host(
     function they run one after another, unless they have names.
     """
     graph, in_function = _outermost_graph(), traces_function()
-    order, over_mpi = name if in_function else "", bound.group.mpi is not None
+    order, over_mpi = name if in_function else "", bound.endpoint.mpi is not None
 
     def call(*arrays: np.ndarray) -> list[np.ndarray]:
         with _tf_compat.eager_mode():
@@ -288,9 +254,8 @@ def _run_on_host(
     dtypes = [spec.dtype for spec in bound.specs]
     shapes = [spec.shape for spec in bound.specs]
     # Ranks may build named ones in different orders, and would hold different ones.
-    holding = bound.group.calls.holding_threads
-    if not name and (in_function or graph not in holding):
-        holding.add(graph)
+    may_hold = not name and (bound.endpoint.built.hold_thread(graph) or in_function)
+    if may_hold:
         # Timelines show the name.
         with tf.name_scope("by_mpi") if over_mpi else contextlib.nullcontext():
             got = list(tf.numpy_function(call, tensors, dtypes))
@@ -325,6 +290,14 @@ def _run_on_host(
     )
     _tf_compat.run_independently(current, current.get_operations()[known:])
     return got
+
+
+def _refuse_xla() -> None:
+    if compiles_with_xla():
+        raise ValueError(
+            "Collectives between processes cannot be compiled by XLA; trace the step "
+            "with jit_compile=False (of a Keras model: compile(jit_compile=False))."
+        )
 
 
 def _outermost_graph() -> Any:

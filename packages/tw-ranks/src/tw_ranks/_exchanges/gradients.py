@@ -1,7 +1,7 @@
 """One exchange of gradients: the collective that carries each, and the ops."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import tensorflow as tf
@@ -19,24 +19,49 @@ from tw_core.gradients import (
     weigh,
 )
 from tw_ranks._agreement import GRADIENTS, Exchange, TensorSpec, describe_tensor
-from tw_ranks._collectives import (
+from tw_ranks._endpoint.endpoint import Endpoint
+from tw_ranks._exchanges.collectives import (
+    NARROW,
+    add_narrow,
     add_up,
     combine_flat,
     gather,
     gather_rows,
     known_shape,
     row_spec,
-    swap,
 )
-from tw_ranks._group import ProcessGroup
-from tw_ranks._running import run_collectives
-
-NARROW = ("float16", "bfloat16")
-"""Floats that are added in float32."""
+from tw_ranks._exchanges.running import run_collectives
 
 _ALONE_BYTES = 1 << 21
 _GATHERED_BYTES = 1 << 16
 """Up to this many received bytes, gathering all tensors is faster than a reduction."""
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How gradients are added, the same on all ranks."""
+
+    wire_dtype: str | None = None  # Narrow, in which wider floats travel.
+    divides: bool = False  # Sums are divided by the number of ranks.
+    weighs: bool = False  # Narrow gradients are weighed where they are added.
+
+    @property
+    def gathers_weights(self) -> bool:
+        """Whether all ranks get the weight of each; otherwise it is in a pack."""
+        return self.weighs or self.wire_dtype is not None
+
+    def describe(self) -> tuple[tuple[str, str], ...]:
+        """Returns the options of an ``Exchange``."""
+        return tuple((name, str(value)) for name, value in asdict(self).items())
+
+    @classmethod
+    def read(cls, exchange: Exchange) -> "Manner":
+        """Reads the options of an ``Exchange``."""
+        options = dict(exchange.options)
+        wire, divides, weighs = (options[field.name] for field in fields(cls))
+        return cls(
+            None if wire == "None" else wire, divides == "True", weighs == "True"
+        )
 
 
 @dataclass(frozen=True)
@@ -46,14 +71,7 @@ class ExchangePlan:
     dense: tuple[int, ...]  # Positions of the dense gradients, last first.
     sparse: tuple[int, ...]  # Likewise.
     packs: PackPlan  # Of the dense gradients, then the weight.
-    wire: str | None  # Narrow dtype in which wider floats travel.
-    divides: bool  # Sums are divided by the number of ranks.
-    weighs: bool  # Narrow gradients are weighed where they are added.
-
-    @property
-    def gathers_weights(self) -> bool:
-        """Whether all ranks get the weight of each; otherwise it is in a pack."""
-        return self.weighs or self.wire is not None
+    manner: Manner
 
 
 def narrow_dtype(dtype: tf.DType, wire: str | None) -> tf.DType | None:
@@ -66,12 +84,10 @@ def narrow_dtype(dtype: tf.DType, wire: str | None) -> tf.DType | None:
 def exchange_gradients(
     local: Sequence[Any],
     weight: tf.Tensor,
-    group: ProcessGroup,
+    endpoint: Endpoint,
     names: Sequence[str],
+    manner: Manner,
     *,
-    wire: str | None,
-    divides: bool,
-    weighs: bool,
     by_nccl: bool | None = None,
 ) -> tuple[list[Any], tf.Tensor]:
     """Returns the sums or means of [N] gradients and the weight, [1], of all ranks.
@@ -82,16 +98,9 @@ def exchange_gradients(
     counts = [len(own) for own in parts]
     names = [name for name, n in zip(names, counts, strict=False) for _ in range(n)]
     flat = [part for own in parts for part in own]
-    reduced, total = _exchange(
-        flat,
-        *(weight, group, names),
-        wire=wire,
-        divides=divides,
-        weighs=weighs,
-        by_nccl=by_nccl,
-    )
+    reduced, total = _exchange_parts(flat, weight, endpoint, names, manner, by_nccl)
     whole = iter(
-        _add_rows(part) if group.size > 1 and has_unique_rows(own) else part
+        _add_rows(part) if endpoint.size > 1 and has_unique_rows(own) else part
         for part, own in zip(reduced, flat, strict=True)
     )
     return [join_rows([next(whole) for _ in range(n)]) for n in counts], total
@@ -108,43 +117,41 @@ def _add_rows(grad: tf.IndexedSlices) -> tf.IndexedSlices:
     )
 
 
-def _exchange(
+def _exchange_parts(
     local: Sequence[Any],
     weight: tf.Tensor,
-    group: ProcessGroup,
+    endpoint: Endpoint,
     names: Sequence[str],
-    *,
-    wire: str | None,
-    divides: bool,
-    weighs: bool,
+    manner: Manner,
     by_nccl: bool | None,
 ) -> tuple[list[Any], tf.Tensor]:
-    plan = _plan(local, wire, divides=divides, weighs=weighs)
-    if group.size == 1:
+    plan = _plan(local, manner)
+    manner, wire = plan.manner, plan.manner.wire_dtype
+    if endpoint.size == 1:
         share = tf.math.divide_no_nan(weight, weight)[0]
         narrow = [narrow_dtype(values_of(g).dtype, wire) for g in local]
         return [
-            weigh(grad, share) if plan.weighs and dtype else grad
+            weigh(grad, share) if manner.weighs and dtype else grad
             for grad, dtype in zip(local, narrow, strict=True)
         ], weight
     dense = [*(local[n] for n in plan.dense), weight]
     packed = flat_packs.pack(dense, plan.packs)
     rows = [part for n in plan.sparse for part in (local[n].values, local[n].indices)]
-    # The group keeps what is called below, which must not keep the tensors' graph.
+    # The endpoint keeps what is called below, which must not keep the tensors' graph.
     count, shapes = len(packed), [tensor.shape for tensor in dense]
 
     def unpack(results: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return flat_packs.unpack(results[:count], plan.packs, shapes)
 
     got = run_collectives(
-        lambda brought, keys: _body(brought, keys, count, plan, group),
+        lambda brought, keys: _body(brought, keys, count, plan, endpoint),
         [*packed, *rows],
         specs=[
             *(tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in packed),
             *map(row_spec, rows),
         ],
-        group=group,
-        exchange=_describe(local, plan, names),
+        endpoint=endpoint,
+        exchange=_describe(local, manner, names),
         find_weight=lambda results: unpack(results)[-1],
         by_nccl=by_nccl,
     )
@@ -153,9 +160,9 @@ def _exchange(
     joined = got[count:]
     for n, values, indices in zip(plan.sparse, joined[::2], joined[1::2], strict=True):
         reduced[n] = tf.IndexedSlices(values, indices, local[n].dense_shape)
-    if plan.divides and not plan.gathers_weights:  # Its pack was divided.
-        total *= group.size
-    if plan.weighs:
+    if manner.divides and not manner.gathers_weights:  # Its pack was divided.
+        total *= endpoint.size
+    if manner.weighs:
         spread = _in_units(total, total)[0]
         reduced = {n: _divide_narrow(g, spread, wire) for n, g in reduced.items()}
     return [reduced[n] for n in range(len(local))], total
@@ -186,18 +193,17 @@ def _in_units(weights: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
     )
 
 
-def _plan(
-    local: Sequence[Any], wire: str | None, *, divides: bool, weighs: bool
-) -> ExchangePlan:
+def _plan(local: Sequence[Any], manner: Manner) -> ExchangePlan:
     order = range(len(local) - 1, -1, -1)
     dense = tuple(n for n in order if not isinstance(local[n], tf.IndexedSlices))
     sparse = tuple(n for n in order if isinstance(local[n], tf.IndexedSlices))
     keys = [_pack_key(local[n]) for n in dense]
-    dtypes = [values_of(grad).dtype for grad in local]
-    weighs = weighs and any(narrow_dtype(dtype, wire) for dtype in dtypes)
-    is_alone = weighs or wire is not None
-    packs = flat_packs.plan_packs([*keys, None if is_alone else "float32"])
-    return ExchangePlan(dense, sparse, packs, wire, divides, weighs)
+    has_narrow = any(narrow_dtype(values_of(g).dtype, manner.wire_dtype) for g in local)
+    manner = replace(manner, weighs=manner.weighs and has_narrow)
+    packs = flat_packs.plan_packs(
+        [*keys, None if manner.gathers_weights else "float32"]
+    )
+    return ExchangePlan(dense, sparse, packs, manner)
 
 
 def _pack_key(tensor: tf.Tensor) -> str | None:
@@ -208,25 +214,18 @@ def _pack_key(tensor: tf.Tensor) -> str | None:
     return str(tensor.dtype.name)
 
 
-def _describe(
-    local: Sequence[Any], plan: ExchangePlan, names: Sequence[str]
-) -> Exchange:
+def _describe(local: Sequence[Any], manner: Manner, names: Sequence[str]) -> Exchange:
     specs = []
     for grad, name in zip(local, names or [""] * len(local), strict=True):
         is_sparse = isinstance(grad, tf.IndexedSlices)
         indices = grad.indices.dtype.name if is_sparse else ""
         values = values_of(grad)
         specs.append(describe_tensor(values, name, has_rows=is_sparse, indices=indices))
-    options = (
-        ("wire_dtype", str(plan.wire)),
-        ("divides", str(plan.divides)),
-        ("weighs", str(plan.weighs)),
-    )
-    return Exchange(GRADIENTS, tuple(specs), options)
+    return Exchange(GRADIENTS, tuple(specs), manner.describe())
 
 
-def follow_exchange(exchange: Exchange, group: ProcessGroup, graph: tf.Graph) -> None:
-    """Builds an exchange of other ranks' training step; adds it to ``calls.of_step``.
+def follow_exchange(exchange: Exchange, endpoint: Endpoint, graph: tf.Graph) -> None:
+    """Builds an exchange of other ranks' training step; adds it to ``built.of_steps``.
 
     ``graph`` must be the same one for all exchanges that this rank follows.
     """
@@ -236,21 +235,14 @@ def follow_exchange(exchange: Exchange, group: ProcessGroup, graph: tf.Graph) ->
             "without data cannot take part; have all ranks do it before their first "
             "batch, or end the run for all with until_first_end."
         )
-    options = dict(exchange.options)
     names = [spec.name for spec in exchange.tensors]
     with graph.as_default():
         local = [_placeholder(spec) for spec in exchange.tensors]
         weight = tf.compat.v1.placeholder(tf.float32, [1])
-        known = group.calls.num_agreed
-        while group.calls.num_agreed == known:  # A step may have several of one kind.
+        known = endpoint.keys.num_agreed
+        while endpoint.keys.num_agreed == known:  # A step may have several of one kind.
             exchange_gradients(
-                local,
-                weight,
-                group,
-                names,
-                wire=options["wire_dtype"] if options["wire_dtype"] != "None" else None,
-                divides=options["divides"] == "True",
-                weighs=options["weighs"] == "True",
+                *(local, weight, endpoint, names, Manner.read(exchange)),
                 by_nccl=exchange.by_nccl,
             )
 
@@ -268,19 +260,19 @@ def _body(
     keys: list[int],
     num_packed: int,
     plan: ExchangePlan,
-    group: ProcessGroup,
+    endpoint: Endpoint,
 ) -> list[tf.Tensor]:
-    """Builds the collectives of one exchange; see the diagram in ``_reducer.py``."""
+    """Builds the collectives of one exchange; see the diagram in ``reduction.py``."""
     dense, rows = brought[:num_packed], brought[num_packed:]
     shares, total = None, []
-    if plan.gathers_weights:
+    if plan.manner.gathers_weights:
         *dense, weight = dense
-        weights = gather(weight, group, keys[num_packed - 1])
+        weights = gather(weight, endpoint, keys[num_packed - 1])
         # Not reduce_sum, which starts from 0.0: a rank that is done weighs -0.0.
-        total = [tf.add_n(tf.split(weights, group.size))]
-        if plan.weighs:
-            shares = tf.unstack(_in_units(weights, total[0]), group.size)
-    sums = _Sums(plan, group, shares)
+        total = [tf.add_n(tf.split(weights, endpoint.size))]
+        if plan.manner.weighs:
+            shares = tf.unstack(_in_units(weights, total[0]), endpoint.size)
+    sums = _Sums(plan.manner, endpoint, shares)
     results = [sums.of(t, key) for t, key in zip(dense, keys, strict=False)] + total
     own_keys = keys[num_packed::2]
     for values, indices, key in zip(rows[::2], rows[1::2], own_keys, strict=True):
@@ -292,66 +284,55 @@ def _body(
 class _Sums:
     """The sums of one exchange."""
 
-    plan: ExchangePlan
-    group: ProcessGroup
+    manner: Manner
+    endpoint: Endpoint
     shares: Sequence[tf.Tensor] | None  # By rank, of what is narrow.
 
     def of(self, tensor: tf.Tensor, key: int) -> tf.Tensor:
-        elements = known_shape(tensor, self.group).num_elements()
+        elements = known_shape(tensor, self.endpoint).num_elements()
         if elements == 0:  # TensorFlow's ring does not take empty tensors.
             return tensor
-        if elements is not None and not narrow_dtype(tensor.dtype, self.plan.wire):
-            bytes_received = elements * tensor.dtype.size * (self.group.size - 1)
-            if bytes_received <= _GATHERED_BYTES and self.group.mpi is None:
+        if elements is not None and not narrow_dtype(
+            tensor.dtype, self.manner.wire_dtype
+        ):
+            bytes_received = elements * tensor.dtype.size * (self.endpoint.size - 1)
+            if bytes_received <= _GATHERED_BYTES and self.endpoint.mpi is None:
                 return self._gather_and_add(tensor, key)
             return self._add(tensor, key)
         # A length not known before is zero on a rank that is done.
         return combine_flat(
-            tensor, self._add, self.group, key, to=GRADIENTS, skips_empty=True
+            tensor, self._add, self.endpoint, key, to=GRADIENTS, skips_empty=True
         )
 
     def of_rows(
         self, values: tf.Tensor, indices: tf.Tensor, key: int
     ) -> list[tf.Tensor]:
-        narrow, size = narrow_dtype(values.dtype, self.plan.wire), self.group.size
+        narrow, size = (
+            narrow_dtype(values.dtype, self.manner.wire_dtype),
+            self.endpoint.size,
+        )
         sent = [tf.cast(values, narrow or values.dtype), indices]
-        joined, places, counts = gather_rows(sent, self.group, key)
+        joined, places, counts = gather_rows(sent, self.endpoint, key)
         joined = tf.cast(joined, values.dtype)
         if self.shares is not None and narrow is not None:
             own = tf.split(joined, counts, num=size)
             own = [weigh(part, s) for part, s in zip(own, self.shares, strict=True)]
             joined = tf.ensure_shape(tf.concat(own, axis=0), joined.shape)
-        return [joined / size if self.plan.divides else joined, places]
+        return [joined / size if self.manner.divides else joined, places]
 
     def _add(self, flat: tf.Tensor, key: Any) -> tf.Tensor:
-        narrow, divides = narrow_dtype(flat.dtype, self.plan.wire), self.plan.divides
+        narrow, divides = (
+            narrow_dtype(flat.dtype, self.manner.wire_dtype),
+            self.manner.divides,
+        )
         if narrow is None:
-            return add_up(flat, self.group, key, "Add", divides=divides)
-        return self._add_narrow(flat, narrow, key)
-
-    def _add_narrow(self, flat: tf.Tensor, wire: tf.DType, key: Any) -> tf.Tensor:
-        """Adds [R] that travels in a narrow dtype: each rank adds a part in float32.
-
-        Gradients times their weights may overflow the narrow dtype, so the weights are
-        applied in float32, too.
-        """
-        size, sent = self.group.size, tf.cast(flat, wire)
-        count = tf.shape(sent)[0]
-        filled = tf.pad(sent, [[0, -count % size]])
-        parts = swap(tf.reshape(filled, [size, -1]), self.group, key)
-        wide = [tf.cast(part, tf.float32) for part in tf.unstack(parts, num=size)]
-        if self.shares is not None:
-            wide = [weigh(part, s) for part, s in zip(wide, self.shares, strict=True)]
-        added = tf.add_n(wide)
-        if self.plan.divides:
-            added /= size
-        # Not ``gather``, which copies large tensors slowly.
-        sums = tf.tile(tf.cast(added, wire)[tf.newaxis], [size, 1])
-        summed = tf.reshape(swap(sums, self.group, key + 1), [-1])[:count]
-        return tf.cast(summed, flat.dtype)
+            return add_up(flat, self.endpoint, key, "Add", divides=divides)
+        return add_narrow(
+            flat, narrow, self.endpoint, key, divides=divides, weights=self.shares
+        )
 
     def _gather_and_add(self, tensor: tf.Tensor, key: int) -> tf.Tensor:
         """Adds after gathering: half as many messages, each with a whole tensor."""
-        gathered = gather(tensor[tf.newaxis], self.group, key)
-        summed = tf.add_n(tf.unstack(gathered, num=self.group.size))
-        return summed / self.group.size if self.plan.divides else summed
+        gathered = gather(tensor[tf.newaxis], self.endpoint, key)
+        summed = tf.add_n(tf.unstack(gathered, num=self.endpoint.size))
+        return summed / self.endpoint.size if self.manner.divides else summed

@@ -12,11 +12,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tw_core.gradients import weigh
 from tw_ranks import _tf_compat
-from tw_ranks._group import ProcessGroup
+from tw_ranks._endpoint.endpoint import Endpoint
 
 GROUP_KEY = 6_144
 """Other users of collectives in a process (``tf.distribute``) count from 1."""
+
+NARROW = ("float16", "bfloat16")
+"""Floats that are added in float32."""
 
 BUCKETS = tuple(
     sorted({(8 + m << e) // 8 for e in range(31) for m in range(8)} - {2**31})
@@ -69,46 +73,76 @@ def row_spec(tensor: tf.Tensor) -> tf.TensorSpec:
 
 
 def add_up(
-    tensor: tf.Tensor, group: ProcessGroup, key: Any, op: str, *, divides: bool = False
+    tensor: tf.Tensor, endpoint: Endpoint, key: Any, op: str, *, divides: bool = False
 ) -> tf.Tensor:
     """Combines all ranks' tensors by "Add", "Mul", "Min" or "Max".
 
     Takes 32- and 64-bit floats and integers; all ranks get the same bits.
     """
-    if (mpi := group.mpi) is not None:
+    if (mpi := endpoint.mpi) is not None:
         summed = mpi.add_up(_tf_compat.as_array(tensor), op, divides=divides)
         return as_tensor(summed)
     if tensor.dtype == tf.int32 and tf.config.get_visible_devices("GPU"):
         # TensorFlow's all-reduce does not take int32 on GPUs.
-        wide = add_up(tf.cast(tensor, tf.int64), group, key, op, divides=divides)
+        wide = add_up(tf.cast(tensor, tf.int64), endpoint, key, op, divides=divides)
         return tf.cast(wide, tf.int32)
     return tf.raw_ops.CollectiveReduceV2(
         input=tensor,
         merge_op=op,
         final_op="Div" if divides else "Id",
-        **_in_order(group, key),
+        **_in_order(endpoint, key),
     )
 
 
-def gather(tensor: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
+def gather(tensor: tf.Tensor, endpoint: Endpoint, key: Any) -> tf.Tensor:
     """Concatenates all ranks' tensors, [R, ...], to [size R, ...] in rank order."""
-    if group.mpi is not None:
-        return as_tensor(group.mpi.gather(_tf_compat.as_array(tensor)))
+    if endpoint.mpi is not None:
+        return as_tensor(endpoint.mpi.gather(_tf_compat.as_array(tensor)))
     if tensor.dtype == tf.bfloat16:  # The op does not take it, but only moves bits.
-        gathered = gather(tf.bitcast(tensor, tf.float16), group, key)
+        gathered = gather(tf.bitcast(tensor, tf.float16), endpoint, key)
         return tf.bitcast(gathered, tf.bfloat16)
-    return _run_with_elements(tf.raw_ops.CollectiveGatherV2, tensor, group, key)
+    return _run_with_elements(tf.raw_ops.CollectiveGatherV2, tensor, endpoint, key)
 
 
-def swap(tensor: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
+def swap(tensor: tf.Tensor, endpoint: Endpoint, key: Any) -> tf.Tensor:
     """Sends row r of [size, ...] to rank r; returns [size, ...], each rank's row."""
-    if group.mpi is not None:
-        return as_tensor(group.mpi.swap(_tf_compat.as_array(tensor)))
-    return _run_with_elements(tf.raw_ops.CollectiveAllToAllV2, tensor, group, key)
+    if endpoint.mpi is not None:
+        return as_tensor(endpoint.mpi.swap(_tf_compat.as_array(tensor)))
+    return _run_with_elements(tf.raw_ops.CollectiveAllToAllV2, tensor, endpoint, key)
+
+
+def add_narrow(
+    flat: tf.Tensor,
+    wire: tf.DType,
+    endpoint: Endpoint,
+    key: Any,
+    *,
+    divides: bool = False,
+    weights: Sequence[tf.Tensor] | None = None,
+) -> tf.Tensor:
+    """Adds [R] that travels in a narrow dtype: each rank adds a part in float32.
+
+    Gradients times their ``weights``, by rank, may overflow the narrow dtype, so they
+    are weighed in float32, too. Takes the first of two keys.
+    """
+    size, sent = endpoint.size, tf.cast(flat, wire)
+    count = tf.shape(sent)[0]
+    filled = tf.pad(sent, [[0, -count % size]])
+    parts = swap(tf.reshape(filled, [size, -1]), endpoint, key)
+    wide = tf.unstack(tf.cast(parts, tf.float32), num=size)
+    if weights is not None:
+        wide = [weigh(part, w) for part, w in zip(wide, weights, strict=True)]
+    added = tf.add_n(wide)  # Not reduce_sum, which starts from 0.0: -0.0 would be lost.
+    if divides:
+        added /= size
+    # Not ``gather``, which copies large tensors slowly.
+    sums = tf.stack([tf.cast(added, wire)] * size)
+    summed = tf.reshape(swap(sums, endpoint, key + 1), [-1])[:count]
+    return tf.cast(summed, flat.dtype)
 
 
 def _run_with_elements(
-    op: Callable[..., tf.Tensor], tensor: tf.Tensor, group: ProcessGroup, key: Any
+    op: Callable[..., tf.Tensor], tensor: tf.Tensor, endpoint: Endpoint, key: Any
 ) -> tf.Tensor:
     """Moves rows by ``op``; empty rows travel with one element.
 
@@ -122,7 +156,7 @@ def _run_with_elements(
     flat = tf.reshape(tensor, [tf.shape(tensor)[0], width])
     if may_be_empty:
         flat = tf.pad(flat, [[0, 0], [0, tf.cast(tf.equal(width, 0), tf.int32)]])
-    got = op(input=flat, **_in_order(group, key))
+    got = op(input=flat, **_in_order(endpoint, key))
     if not may_be_empty:
         return tf.reshape(got, [-1, *known])
     shape = tf.concat([tf.shape(got)[:1], tf.shape(tensor)[1:]], axis=0)
@@ -142,7 +176,7 @@ def pad(tensor: tf.Tensor, bucket: tf.Tensor) -> tf.Tensor:
 
 def compare_shapes(
     tensor: tf.Tensor,
-    group: ProcessGroup,
+    endpoint: Endpoint,
     key: Any,
     *,
     to: str,
@@ -157,7 +191,7 @@ def compare_shapes(
     """
     shape = tf.shape(tensor)
     own = tf.concat([[tf.size(tensor)], tf.shape(shape), shape, [0] * 8], axis=0)
-    told = gather(own[None, :10], group, key)
+    told = gather(own[None, :10], endpoint, key)
     sizes, shapes = told[:, 0], told[:, 1:]
     compared = shapes[:, 1 + axis :] if axis else shapes
     differs = tf.reduce_any(compared != compared[tf.argmax(sizes)], axis=1)
@@ -167,7 +201,7 @@ def compare_shapes(
     with tf.device("/cpu:0"):
         known = shapes[:, 1 : 1 + tf.reduce_max(shapes[:, 0])]
         alike = tf.logical_not(tf.reduce_any(differs))
-        if group.mpi is not None and not alike:
+        if endpoint.mpi is not None and not alike:
             rows = "".join(str(row).replace(",", "") for row in known.numpy().tolist())
             raise tf.errors.InvalidArgumentError(None, None, f"{says} [{rows}]")
         check = tf.debugging.Assert(alike, [says, known], summarize=1 << 10)
@@ -178,7 +212,7 @@ def compare_shapes(
 def combine_flat(
     tensor: tf.Tensor,
     combine: Callable[[tf.Tensor, Any], tf.Tensor],
-    group: ProcessGroup,
+    endpoint: Endpoint,
     key: Any,
     *,
     to: str,
@@ -189,10 +223,10 @@ def combine_flat(
     A shape not known before the graph runs is compared, and padded to the bucket of the
     longest, which has its own keys.
     """
-    flat, shape = tf.reshape(tensor, [-1]), known_shape(tensor, group)
+    flat, shape = tf.reshape(tensor, [-1]), known_shape(tensor, endpoint)
     is_padded = not shape.is_fully_defined()
     if is_padded:
-        longest = compare_shapes(tensor, group, key, to=to, skips_empty=skips_empty)
+        longest = compare_shapes(tensor, endpoint, key, to=to, skips_empty=skips_empty)
         bucket = find_bucket(longest)
         flat, key = pad(flat, bucket), key + 1 + 2 * bucket
     elif not shape.num_elements():  # TensorFlow's ring rejects empty tensors.
@@ -204,7 +238,7 @@ def combine_flat(
 
 
 def gather_rows(
-    tensors: Sequence[tf.Tensor], group: ProcessGroup, key: Any
+    tensors: Sequence[tf.Tensor], endpoint: Endpoint, key: Any
 ) -> list[tf.Tensor]:
     """Concatenates [R, ...] of all ranks in rank order; R may differ by rank.
 
@@ -212,45 +246,47 @@ def gather_rows(
     1 + KEYS_PER_LENGTH * len(tensors) keys, of which ``key`` is the first.
     """
     own = tf.shape(tensors[0])[:1]
-    counts = gather(own, group, key)
+    counts = gather(own, endpoint, key)
     bucket = find_bucket(tf.reduce_max(counts))
     kept = tf.reshape(tf.sequence_mask(counts, tf.gather(BUCKETS, bucket)), [-1])
     first = key + 1 + bucket
     joined = [
         tf.boolean_mask(
-            gather(pad(tensor, bucket), group, first + n * KEYS_PER_LENGTH), kept
+            gather(pad(tensor, bucket), endpoint, first + n * KEYS_PER_LENGTH), kept
         )
         for n, tensor in enumerate(tensors)
     ]
     return [*joined, counts]
 
 
-def send(tensor: tf.Tensor, group: ProcessGroup, key: Any) -> tf.Tensor:
+def send(tensor: tf.Tensor, endpoint: Endpoint, key: Any) -> tf.Tensor:
     """Sends a tensor to all other ranks, which ``receive`` it; returns it.
 
     NCCL does not carry it, as the op takes no ordering token.
     """
-    if group.mpi is not None:
-        return as_tensor(group.mpi.send(_tf_compat.as_array(tensor)))
-    return tf.raw_ops.CollectiveBcastSendV2(input=tensor, **_among(group, key))
+    if endpoint.mpi is not None:
+        return as_tensor(endpoint.mpi.send(_tf_compat.as_array(tensor)))
+    return tf.raw_ops.CollectiveBcastSendV2(input=tensor, **_among(endpoint, key))
 
 
 def receive(
-    spec: tf.TensorSpec, group: ProcessGroup, key: Any, *, root: int
+    spec: tf.TensorSpec, endpoint: Endpoint, key: Any, *, root: int
 ) -> tf.Tensor:
     """Returns the tensor that rank ``root`` sends."""
     shape, dtype = spec.shape, spec.dtype
-    if (mpi := group.mpi) is not None:
+    if (mpi := endpoint.mpi) is not None:
         return as_tensor(mpi.receive(shape.as_list(), dtype.as_numpy_dtype, root))
-    return tf.raw_ops.CollectiveBcastRecvV2(shape=shape, T=dtype, **_among(group, key))
+    return tf.raw_ops.CollectiveBcastRecvV2(
+        shape=shape, T=dtype, **_among(endpoint, key)
+    )
 
 
-def _in_order(group: ProcessGroup, key: Any) -> dict[str, Any]:
+def _in_order(endpoint: Endpoint, key: Any) -> dict[str, Any]:
     """Returns the arguments of ops that NCCL can carry."""
-    known = _among(group, key)
+    known = _among(endpoint, key)
     if not _by_nccl.get():
         return {**known, "ordering_token": []}
-    handle = group.calls.ordering_token.handle
+    handle = endpoint.carrier.ordering_token.handle
     return {**known, "ordering_token": [handle], "communication_hint": "nccl"}
 
 
@@ -259,15 +295,15 @@ def as_tensor(array: np.ndarray) -> tf.Tensor:
     return tf.raw_ops.Identity(input=array)
 
 
-def known_shape(tensor: tf.Tensor, group: ProcessGroup) -> tf.TensorShape:
+def known_shape(tensor: tf.Tensor, endpoint: Endpoint) -> tf.TensorShape:
     """Returns a tensor's shape as far as ranks know each other's."""
-    return tensor.shape if group.mpi is None else group.mpi.known_shape(tensor)
+    return tensor.shape if endpoint.mpi is None else endpoint.mpi.known_shape(tensor)
 
 
-def _among(group: ProcessGroup, key: Any) -> dict[str, Any]:
+def _among(endpoint: Endpoint, key: Any) -> dict[str, Any]:
     """Returns the arguments of any collective op; by "auto" the ring carries it."""
     return {
-        "group_size": group.size,
+        "group_size": endpoint.size,
         "group_key": GROUP_KEY,
         "instance_key": key,
         "communication_hint": "auto",

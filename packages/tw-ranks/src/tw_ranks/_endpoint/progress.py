@@ -1,0 +1,135 @@
+"""How far this rank is in its collectives, which it reports to rank 0."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tw_ranks import _tf_compat
+from tw_ranks._agreement import Exchange
+from tw_ranks._side_channel._attendance import Report
+from tw_ranks._side_channel._member import Member
+
+
+class Counts(NamedTuple):
+    """Collectives of this rank, from functions and from Python."""
+
+    entered: int
+    completed: int
+    keys: int  # Sum of the keys of those that run in functions.
+    needing_all: int  # Of those entered, that also need ranks that have finished.
+
+
+class Progress:
+    """Counts the collectives that this rank enters and completes."""
+
+    def __init__(self) -> None:
+        self._variable: tf.Variable | None = None
+        self._lock = threading.Lock()
+        self._entered = self._completed = self._needing_all = 0  # By calls from Python.
+        self._hosted: dict[int, tuple[int, bool, str]] = {}  # Such calls in progress.
+        self._threads: set[int] = set()  # That have begun collectives.
+        self._exchanges: dict[int, Exchange] = {}  # By first key.
+        self._waiting: Exchange | None = None  # Not yet described by all ranks.
+        self._traced, self._inside = 0, ""  # ``Report.traced`` and ``Report.inside``.
+
+    @property
+    def variable(self) -> tf.Variable:
+        """int64 [4]: ``Counts``, to which a function adds before and after each."""
+        if self._variable is None:
+            with tf.init_scope(), tf.device("/cpu:0"):
+                self._variable = tf.Variable(
+                    [0, 0, 0, 0],
+                    dtype=tf.int64,
+                    trainable=False,
+                    name="tw_syncrep_progress",
+                )
+        return self._variable
+
+    @contextlib.contextmanager
+    def host_call(
+        self, key: int, *, blocks: bool, needs_all: bool, order: str = ""
+    ) -> Iterator[int]:
+        """Scope of collectives from ``key`` on that run immediately, from Python.
+
+        The program waits for them if they block; in a session, and in ``finish``, other
+        collectives may start meanwhile. If they need all, ranks that have finished must
+        take part, too. Those of one ``order``, in a function, run one after another.
+        Yields the call's number; a call that raises is never completed.
+        """
+        with self._lock:
+            self._entered += 1
+            self._needing_all += needs_all
+            number = self._entered
+            self._hosted[number] = key, blocks, order
+        yield number
+        with self._lock:
+            self._completed += 1
+            del self._hosted[number]
+
+    def note_thread(self) -> None:
+        """Notes that this thread begins collectives."""
+        self._threads.add(threading.get_ident())
+
+    def note_traced(self, kind: str) -> None:
+        """Notes that the program traces an exchange of this kind."""
+        self._traced, self._inside = self.read().entered, kind
+
+    def note_agreed(self, key: int, exchange: Exchange) -> None:
+        """Notes the exchange whose first key this is."""
+        self._exchanges[key] = exchange
+
+    def note_waiting(self, exchange: Exchange | None) -> None:
+        """Notes that this rank waits for all to describe an exchange; None: no more."""
+        self._waiting = exchange
+
+    def read(self) -> Counts:
+        """Returns the variable plus the calls from Python, except for their keys."""
+        marks = [0, 0, 0, 0]
+        if self._variable is not None:
+            with _tf_compat.eager_mode():
+                marks = self._variable.numpy().tolist()
+        entered, completed, keys, needing_all = marks
+        return Counts(
+            self._entered + entered,
+            self._completed + completed,
+            keys,
+            self._needing_all + needing_all,
+        )
+
+    def is_inside(self) -> bool:
+        """Whether this rank is inside a collective, or one of its own has failed."""
+        counts = self.read()
+        return counts.entered > counts.completed
+
+    def report(self, member: Member | None) -> Report:
+        """Returns how far this rank is; ``member`` is None if it is alone."""
+        counts = self.read()
+        number, order, what = self._find_inside(counts, member)
+        return Report(
+            *(counts.entered, counts.completed, self._traced, self._inside),
+            number=number,
+            order=order,
+            what=what,
+            needing_all=counts.needing_all,
+        )
+
+    def _find_inside(
+        self, counts: Counts, member: Member | None
+    ) -> tuple[int, str, str]:
+        """Returns a ``Report``'s number, order and what."""
+        # Another thread may take each of them away meanwhile.
+        waiting, hosted = self._waiting, [*self._hosted.values()]
+        # Another thread may start the collective in which other ranks wait.
+        is_alone = len(self._threads) == 1
+        if waiting is not None and member is not None:
+            number = -member.num_described
+            return number if is_alone else 0, "", f"the agreement on {waiting}"
+        key, blocks, order = hosted[0] if hosted else (counts.keys, True, "")
+        exchange = self._exchanges.get(key)
+        if counts.entered - counts.completed != 1 or exchange is None:
+            return 0, "", ""
+        order = order if hosted else exchange.name
+        return key if blocks and is_alone else 0, order, str(exchange)

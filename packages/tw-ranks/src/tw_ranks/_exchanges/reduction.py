@@ -1,0 +1,207 @@
+r"""Gradients of all towers of all ranks, summed or averaged.
+
+    tower 0  tower 1          tower 0  tower 1
+       \       /                \       /
+       sum_towers               sum_towers       on every rank by itself
+           |                        |
+         join                     join           one flat tensor per dtype, with the
+           |                        |            weight of the rank at its end
+           +------- all-reduce -----+            a ring; in a narrow type: exchange,
+           |                        |            then add in float32
+          cut                      cut
+       /       \                /       \
+    tower 0  tower 1          tower 0  tower 1
+
+The fixed cost of a collective is that of a few hundred kilobytes, so all small tensors
+travel in one, with the gradients of the last layers, which are ready first, in front. A
+tensor of two mebibytes or more travels alone: joining and cutting would copy it twice.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core.checks import check_function
+from tw_core.gradients import (
+    Gradients,
+    add_rows,
+    check_gradients,
+    check_weight,
+    check_weights,
+    map_values,
+    values_of,
+    weigh,
+)
+from tw_core.modes import without_autograph
+from tw_ranks._endpoint.endpoint import Endpoint
+from tw_ranks._exchanges.collectives import NARROW, check_dtypes
+from tw_ranks._exchanges.gradients import Manner, exchange_gradients, narrow_dtype
+
+Grads = Sequence[Sequence[Any]]
+"""[K][N]: ``grads[k][n]`` is tower k's gradient for variable n."""
+
+SumTowers = Callable[[Any], Any]
+
+_FLOATS = ("float32", "float64", *NARROW)
+_WHOLE = ("int32", "int64")
+_WIRE_DTYPES = (None, *NARROW)
+
+
+@without_autograph
+def sum_over_ranks(
+    grads: Grads,
+    endpoint: Endpoint,
+    *,
+    sum_towers: SumTowers | None = None,
+    wire_dtype: Any = None,
+    names: Sequence[str] = (),
+) -> list[list[Any]]:
+    """Adds the gradients of all towers of all ranks; see ``sum_across``."""
+    wire = _check(grads, sum_towers, wire_dtype, names)
+    local = _add_towers(grads, sum_towers, (*_FLOATS, *_WHOLE))
+    alike = _as_brought(1.0)
+    reduced, _ = exchange_gradients(local, alike, endpoint, names, Manner(wire))
+    return [list(reduced) for _ in grads]
+
+
+@without_autograph
+def mean_over_ranks(
+    grads: Grads,
+    endpoint: Endpoint,
+    *,
+    weight: Any,
+    weights: Sequence[Any] | None = None,
+    sum_towers: SumTowers | None,
+    wire_dtype: Any,
+    names: Sequence[str],
+    divides_towers: bool = True,
+) -> list[list[Any]]:
+    """Averages the gradients of all ranks; see ``mean_across`` and ``mean_of_ranks``.
+
+    A rank's gradients are multiplied by its weight, and the sum is divided by the sum
+    of all weights. But those that are added in float32 after they have travelled are
+    weighed there, which yields their mean: before it they might overflow.
+    """
+    wire = _check(grads, sum_towers, wire_dtype, names)
+    if weight is not None and weights is not None:
+        raise ValueError(
+            "weights of towers make the weight of this rank, which is their sum; pass "
+            "one of both."
+        )
+    if weight is not None:
+        check_weight(weight)
+    check_weights(weights, num_towers=len(grads))
+    are_narrow = [
+        narrow_dtype(values_of(grad).dtype, wire) is not None for grad in grads[0]
+    ]
+    if weights is not None:
+        grads, weight = _weigh_towers(grads, weights, are_narrow)
+        local = _add_towers(grads, sum_towers, _FLOATS)
+    else:
+        local = _add_towers(grads, sum_towers, _FLOATS)
+        part = 1.0 / len(grads) if divides_towers else 1.0
+        local = _weigh_rank(local, weight, part, are_narrow)
+    if weight is None:
+        manner, brought = Manner(wire, divides=True), _as_brought(1.0)
+    else:
+        manner, brought = Manner(wire, weighs=True), _as_brought(weight)
+    reduced, total = exchange_gradients(local, brought, endpoint, names, manner)
+    if weight is not None:
+        reduced = [
+            grad if is_narrow else _divide(grad, total[0])
+            for grad, is_narrow in zip(reduced, are_narrow, strict=True)
+        ]
+    return [list(reduced) for _ in grads]
+
+
+def _check(
+    grads: Grads,
+    sum_towers: SumTowers | None,
+    wire_dtype: Any,
+    names: Sequence[str],
+) -> str | None:
+    if not isinstance(grads, Gradients):
+        check_gradients(grads)
+    if not grads[0]:
+        raise ValueError("grads must hold at least one gradient.")
+    if sum_towers is not None:
+        check_function(sum_towers=sum_towers)
+    if names and len(names) != len(grads[0]):
+        raise ValueError(
+            f"names must hold one per gradient; got {len(names)} for {len(grads[0])}."
+        )
+    wire = None if wire_dtype is None else tf.as_dtype(wire_dtype).name
+    if wire not in _WIRE_DTYPES:
+        raise ValueError(
+            f"wire_dtype must be one of {_WIRE_DTYPES}; got {wire_dtype!r}."
+        )
+    return wire
+
+
+def _weigh_towers(
+    grads: Grads, weights: Sequence[Any], are_narrow: Sequence[bool]
+) -> tuple[Grads, tf.Tensor]:
+    """Weighs each tower's gradients; returns them and the weight of the rank.
+
+    Narrow ones get the tower's share of that, and become this rank's mean.
+    """
+    own = [tf.cast(of_tower, tf.float32) for of_tower in weights]
+    weight = tf.add_n(own)
+    shares = [tf.math.divide_no_nan(of_tower, weight) for of_tower in own]
+    weighed = [
+        [
+            weigh(grad, share if is_narrow else of_tower)
+            for grad, is_narrow in zip(tower, are_narrow, strict=True)
+        ]
+        for tower, share, of_tower in zip(grads, shares, own, strict=True)
+    ]
+    return weighed, weight
+
+
+def _weigh_rank(
+    local: Sequence[Any], weight: Any, part: float, are_narrow: Sequence[bool]
+) -> list[Any]:
+    """Multiplies gradients by ``part``, and those not narrow by the rank's weight."""
+    if weight is not None:
+        weight = tf.cast(tf.cast(weight, tf.float32), tf.float64) * part
+    factors = [
+        part if weight is None or is_narrow else weight for is_narrow in are_narrow
+    ]
+    return [
+        grad if isinstance(factor, float) and factor == 1.0 else weigh(grad, factor)
+        for grad, factor in zip(local, factors, strict=True)
+    ]
+
+
+def _add_towers(
+    grads: Grads, sum_towers: SumTowers | None, known: Sequence[str]
+) -> list[Any]:
+    """Adds gradients over the towers, by default each on the device of tower 0's."""
+    if sum_towers is not None:
+        sums = list(sum_towers(grads)[0])
+    elif len(grads) == 1:
+        sums = list(grads[0])
+    else:
+        sums = [_add_column(column) for column in zip(*grads, strict=True)]
+    check_dtypes([values_of(grad) for grad in sums], known)
+    return sums
+
+
+def _add_column(column: Sequence[Any]) -> Any:
+    with tf.device(values_of(column[0]).device):
+        if any(isinstance(grad, tf.IndexedSlices) for grad in column):
+            return add_rows(column)
+        return tf.add_n(list(column))
+
+
+def _as_brought(weight: Any) -> tf.Tensor:
+    """Returns a rank's weight as it is exchanged; -0.0 means that a rank is done."""
+    return tf.abs(tf.reshape(tf.cast(weight, tf.float32), [1]))
+
+
+def _divide(grad: Any, weight: tf.Tensor) -> Any:
+    def divide(values: tf.Tensor) -> tf.Tensor:
+        return tf.math.divide_no_nan(values, tf.cast(weight, values.dtype))
+
+    return map_values(divide, grad)
