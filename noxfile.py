@@ -385,7 +385,7 @@ def installed(session: nox.Session) -> str:
 @nox.session(reuse_venv=True)
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def api(session: nox.Session, package: str) -> None:
-    """Checks the frozen public interface, or rewrites it, as in: -- --write."""
+    """Checks the frozen interfaces, and the version, or rewrites them: -- --write."""
     install(session, *group("api"))
     tool(session, "interfaces", "api", package, *session.posargs)
 
