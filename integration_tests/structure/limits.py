@@ -62,9 +62,8 @@ def find_heavy(root: Path) -> Iterator[str]:
 
 def find_crowded(root: Path) -> Iterator[str]:
     """Finds folders with too many files."""
-    waiting = settings(root)["towers"].get("crowded", ())
     for folder, files in Counter(one.parent for one in sources(root)).items():
-        if files > FILES and folder.name not in waiting:
+        if files > FILES:
             yield (
                 f"{folder.relative_to(root)} has {files} files; at most {FILES} show "
                 f"the parts of a package. Make a folder of those that belong together."
@@ -73,11 +72,8 @@ def find_crowded(root: Path) -> Iterator[str]:
 
 def find_circles(root: Path) -> Iterator[str]:
     """Finds modules of a package that import each other, by way of others too."""
-    waiting = settings(root)["towers"].get("circular", ())
     for package in find_manifests(root):
         for circle in circles(module_imports(root, package)):
-            if any(folder in circle[0].split(".") for folder in waiting):
-                continue
             yield f"{package}: these modules import each other: {', '.join(circle)}."
 
 
@@ -267,11 +263,7 @@ def find_unlisted(root: Path) -> Iterator[str]:
             {*" | ".join(ordered[0]).split(" | ")},
             modules,
         ),
-        (
-            'the contracts "Rooms of"',
-            modules & {*rooms},
-            modules - {*tools["towers"].get("circular", ())},
-        ),
+        ('the contracts "Rooms of"', modules & {*rooms}, modules),
         ("tool.towers.budgets", {*tools["towers"]["budgets"]}, names),
     ):
         if got != wanted:
