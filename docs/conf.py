@@ -51,16 +51,10 @@ import numpy as np
 from tw_ampopt import *
 from tw_builders import *
 from tw_core import *
-from tw_core.black_box import *
-from tw_core.call_threads import *
-from tw_core.checks import *
 from tw_core.contexts import *
 from tw_core.devices import *
-from tw_core.flat_packs import *
 from tw_core.flat_variables import *
 from tw_core.gradients import *
-from tw_core.modes import *
-from tw_core.optimizers import *
 from tw_core.testing import *
 from tw_core.variables import *
 from tw_doctor import *

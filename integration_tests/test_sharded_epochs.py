@@ -18,8 +18,8 @@ import tw_core
 import tw_rlload
 from tw_core.devices import canonical_device
 from tw_core.flat_variables import FlatVariables, flatten, pack_gradients
+from tw_core.internal import tf_variable
 from tw_core.testing import CPUS
-from tw_core.variables import tf_variable
 
 v1 = tf.compat.v1
 # Of 2 towers, 0 owns the first and the third. No loss reaches the last.

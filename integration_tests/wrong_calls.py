@@ -136,6 +136,7 @@ class Interface:
         passed no wrong value.
       calls: what to call in place of a function, as to use what it returns.
       without: modules of which other tests read the messages.
+      internal: whether the names that siblings import are called, too.
     """
 
     def __init__(
@@ -147,8 +148,10 @@ class Interface:
         exempt: Mapping[str, str] | None = None,
         calls: Mapping[str, Callable[..., Any]] | None = None,
         without: tuple[str, ...] = (),
+        internal: bool = False,
     ) -> None:
         self.package, self.given, self.around = package, given, around
+        self.internal = internal
         self.named, self.calls, self.without = named or {}, calls or {}, without
         self.exempt = {
             name for names in (exempt or {}).values() for name in names.split()
@@ -159,8 +162,11 @@ class Interface:
         """The public functions, classes and methods by name, each once."""
         found: dict[str, Callable[..., Any]] = {}
         lines = (PACKAGES / self.package / "api.txt").read_text().splitlines()
+        if self.internal:
+            face = PACKAGES / self.package / "internal.txt"
+            lines += face.read_text().splitlines()
         for match in filter(None, map(LINE.match, lines)):
-            if match[1].startswith(self.without) or ".internal." in match[1]:
+            if match[1].startswith(self.without):
                 continue
             owner, name, value = _find(match[1])
             if _is_bare(owner) or _is_bare(value) or _is_record(value):

@@ -107,7 +107,7 @@ def stop_point(
 
 def hang_runner(rng: random.Random) -> Hang:
     from tw_builders import AsyncRunner
-    from tw_core.black_box import DeadlineError
+    from tw_core import DeadlineError
 
     count = rng.randint(2, 5)
     victim, at = rng.randrange(count), rng.randint(1, 30)
@@ -148,7 +148,7 @@ def _without_running(report: str) -> str:
 def hang_collective(rng: random.Random) -> Hang:
     import tensorflow as tf
 
-    from tw_core.black_box import DeadlineError
+    from tw_core import DeadlineError
     from tw_core.testing import start_logical_cpus
     from tw_reduce import sum_collective
     from tw_reduce.reducers import CollectiveKeys
@@ -214,7 +214,7 @@ def hang_collective(rng: random.Random) -> Hang:
 
 
 def hang_load(rng: random.Random) -> Hang:
-    from tw_core.black_box import DeadlineError
+    from tw_core import DeadlineError
 
     count, columns = rng.randint(1, 4), rng.randint(1, 4)
     victim, column = rng.randrange(count), rng.randrange(columns)

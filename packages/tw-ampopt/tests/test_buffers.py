@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tw_ampopt._update import buffers
 from tw_ampopt._update.buffers import make_buffers, plan_buffers
-from tw_core.flat_packs import unpack
+from tw_core.internal import unpack_tensors
 from tw_core.testing import SparseRows, run_in_function, run_in_graph
 
 SHAPES = st.lists(st.lists(st.integers(0, 5), max_size=3), min_size=1, max_size=12)
@@ -55,7 +55,7 @@ def test_unpacking_gives_what_was_packed(run):
         raw = [[[grad] for grad in tower]]
         plan, [packed] = make_buffers(raw, shapes, ["/cpu:0"], keep_sparse=True)
         assert len(packed) == 2
-        return unpack(packed, plan, shapes)
+        return unpack_tensors(packed, plan, shapes)
 
     for got, want in zip(run(packed_and_unpacked, grads), grads, strict=True):
         np.testing.assert_array_equal(got, want)

@@ -15,7 +15,7 @@ from tw_ampopt import (
     SimpleAdam,
     StaticLossScale,
 )
-from tw_core.optimizers import OptimizerLike
+from tw_core import OptimizerLike
 from tw_core.testing import CPUS
 from tw_core.variables import override_to_local_variable
 

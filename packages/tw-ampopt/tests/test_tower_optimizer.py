@@ -15,8 +15,7 @@ from tw_ampopt import (
     StaticLossScale,
     TowerOptimizer,
 )
-from tw_core import map_towers, replicate, towers
-from tw_core.optimizers import OptimizerLike
+from tw_core import OptimizerLike, map_towers, replicate, towers
 from tw_core.testing import CPUS
 
 SGD = {"tf_optimizer": "tf.train.GradientDescentOptimizer", "learning_rate": 1.0}

@@ -22,8 +22,7 @@ from tw_builders import (
     apply_shared_gradients,
     locked_step,
 )
-from tw_core import get_current_tower_context
-from tw_core.black_box import DeadlineError
+from tw_core import DeadlineError, get_current_tower_context
 from tw_core.testing import CPUS
 
 v1 = tf.compat.v1

@@ -20,8 +20,9 @@ from tw_builders import (
 from tw_core import get_current_tower_context, map_towers, placement, replicate, towers
 from tw_core.devices import canonical_device
 from tw_core.flat_variables import flatten
+from tw_core.internal import tf_variable
 from tw_core.testing import CPUS
-from tw_core.variables import copy_to_replicas, tf_variable
+from tw_core.variables import copy_to_replicas
 
 v1 = tf.compat.v1
 CONFIG = v1.ConfigProto(device_count={"CPU": len(CPUS)})

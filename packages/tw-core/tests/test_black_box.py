@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tw_core import black_box
-from tw_core.black_box import KEPT, MOST_FILES, DeadlineError, Recorder, Wait
+from tw_core import DeadlineError, _black_box
+from tw_core._black_box import KEPT, MOST_FILES
+from tw_core.internal import Recorder, Wait
 
 WAIT = Wait(
     who="replica 0",
@@ -30,7 +31,7 @@ STEPS = st.lists(st.tuples(DONE, NAMES, st.sampled_from(["step", "load"])))
 @pytest.fixture(autouse=True)
 def first_file(monkeypatch):
     """Each test's process has written no file yet."""
-    monkeypatch.setattr(black_box, "_files", itertools.count(1))
+    monkeypatch.setattr(_black_box, "_files", itertools.count(1))
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def folder(monkeypatch, tmp_path):
 
 def fail(wait=WAIT, recorder=None):
     error = DeadlineError("too late")
-    assert black_box.add_report(error, wait, recorder or Recorder("a task")) is error
+    assert _black_box.add_report(error, wait, recorder or Recorder("a task")) is error
     return error
 
 
@@ -98,7 +99,7 @@ def test_a_report_tells_the_wait_and_what_all_are_inside_of():
     other.began("tower 1", "step", 37)
     own = Recorder("replica 0 of 3")
     own.noted("arrived", "replica 0", "round", 12)
-    text = black_box.report(WAIT, own, message="ReplicaTimeoutError: late\nvery")
+    text = _black_box.report(WAIT, own, message="ReplicaTimeoutError: late\nvery")
     parts = dict(part.split("\n", 1) for part in text.split("\n\n")[1:])
     wait = parts["The wait that missed its deadline"]
     assert "who       replica 0\n" in wait
@@ -125,7 +126,7 @@ def test_a_report_tells_the_wait_and_what_all_are_inside_of():
 )
 def test_everyone_is_named_once_whether_they_came_or_not(arrived, missing):
     wait = Wait("me", "it", 1.0, 1.0, tuple(arrived), missing)
-    lines = black_box.report(wait, Recorder("a task")).splitlines()
+    lines = _black_box.report(wait, Recorder("a task")).splitlines()
     assert f"  arrived   {', '.join(arrived) or 'nobody'}" in lines
     told = [line for line in lines if line.startswith("  missing ")]
     assert told == [f"  missing   {who}: {why}" for who, why in missing.items()] or [
@@ -180,13 +181,13 @@ def test_what_cannot_be_written_or_told_does_not_hide_the_error(monkeypatch, tmp
     def broken():
         raise OSError("no threads")
 
-    monkeypatch.setattr(black_box, "_threads", broken)
+    monkeypatch.setattr(_black_box, "_threads", broken)
     error = fail()
     assert error.report_path is None
     assert "could not be told: OSError('no threads')" in error.report
     assert "could not be written to" in error.__notes__[0]
     assert "set TW_REPORTS" in error.__notes__[0]
-    monkeypatch.setattr(black_box, "report", broken)
+    monkeypatch.setattr(_black_box, "report", broken)
     error = fail()
     assert error.report == ""
     assert "No report could be made" in error.__notes__[0]
@@ -195,17 +196,17 @@ def test_what_cannot_be_written_or_told_does_not_hide_the_error(monkeypatch, tmp
 def test_a_report_has_nothing_of_the_environment(monkeypatch):
     monkeypatch.setenv("SOME_TOKEN", "s3cr3t-value")
     secret = "s3cr3t-local"
-    text = black_box.report(WAIT, Recorder("a task"))
+    text = _black_box.report(WAIT, Recorder("a task"))
     assert "s3cr3t" not in text
     assert secret
 
 
 ALONE = """
 import sys
-from tw_core import black_box
+from tw_core import _black_box
 def told():
-    wait = black_box.Wait("me", "it", 1.0, 1.0)
-    return black_box.report(wait, black_box.Recorder("a task"))
+    wait = _black_box.Wait("me", "it", 1.0, 1.0)
+    return _black_box.report(wait, _black_box.Recorder("a task"))
 assert "TensorFlow is not imported" in told()
 assert "tensorflow" not in sys.modules
 import tensorflow as tf
@@ -227,6 +228,6 @@ def test_a_report_neither_imports_tensorflow_nor_starts_its_runtime():
 def test_a_recorder_that_is_gone_is_in_no_report():
     gone = Recorder("short-lived")
     gone.began("tower 0", "step")
-    assert "short-lived" in black_box.report(WAIT, Recorder("a task"))
+    assert "short-lived" in _black_box.report(WAIT, Recorder("a task"))
     del gone
-    assert "short-lived" not in black_box.report(WAIT, Recorder("a task"))
+    assert "short-lived" not in _black_box.report(WAIT, Recorder("a task"))

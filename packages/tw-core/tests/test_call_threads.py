@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tw_core.call_threads import CallThread
+from tw_core.internal import CallThread
 
 DEADLINE_S = 20
 

@@ -9,16 +9,16 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from tw_core import checks
+from tw_core import _checks
 
 
 def test_the_names_are_sorted():
-    assert checks.__all__ == sorted(checks.__all__)
+    assert _checks.__all__ == sorted(_checks.__all__)
 
 
 @pytest.mark.parametrize("value", [0, 7, np.int32(3), np.int64(2**40)])
 def test_whole_numbers_pass_as_ints(value):
-    got = checks.check_whole_number(n=value, at_least=0)
+    got = _checks.check_whole_number(n=value, at_least=0)
     assert type(got) is int
     assert got == value
 
@@ -26,17 +26,17 @@ def test_whole_numbers_pass_as_ints(value):
 @pytest.mark.parametrize("value", [2.5, 2.0, np.float32(2), "2", None, True, [2]])
 def test_what_is_no_whole_number_is_refused(value):
     with pytest.raises(TypeError, match=r"^n must be a whole number; got .*\("):
-        checks.check_whole_number(n=value)
+        _checks.check_whole_number(n=value)
 
 
 def test_a_whole_number_below_its_bound_is_refused():
     with pytest.raises(ValueError, match=r"^n must be at least 1; got 0"):
-        checks.check_whole_number(n=0, at_least=1)
+        _checks.check_whole_number(n=0, at_least=1)
 
 
 @pytest.mark.parametrize("value", [0, -1.5, np.float32(2.5), np.float16(1), 10**30])
 def test_numbers_pass_as_floats(value):
-    got = checks.check_number(x=value)
+    got = _checks.check_number(x=value)
     assert type(got) is float
     assert got == float(value)
 
@@ -44,7 +44,7 @@ def test_numbers_pass_as_floats(value):
 @pytest.mark.parametrize("value", ["0.1", None, True, 1j, [0.1]])
 def test_what_is_no_number_is_refused(value):
     with pytest.raises(TypeError, match=r"^x must be a number; got .*\("):
-        checks.check_number(x=value)
+        _checks.check_number(x=value)
 
 
 @pytest.mark.parametrize(
@@ -60,65 +60,65 @@ def test_what_is_no_number_is_refused(value):
 )
 def test_a_number_out_of_bounds_is_refused(value, bounds, says):
     with pytest.raises(ValueError, match=re.escape(f"x {says}")):
-        checks.check_number(x=value, **bounds)
+        _checks.check_number(x=value, **bounds)
 
 
 def test_infinity_passes_where_it_may():
-    assert checks.check_number(x=math.inf, finite=False) == math.inf
+    assert _checks.check_number(x=math.inf, finite=False) == math.inf
 
 
 @pytest.mark.parametrize("value", [True, False, np.bool_(True)])
 def test_flags_pass(value):
-    assert checks.check_flag(average=value) is bool(value)
+    assert _checks.check_flag(average=value) is bool(value)
 
 
 @pytest.mark.parametrize("value", ["no", 1, 0, None])
 def test_what_is_no_flag_is_refused(value):
     with pytest.raises(TypeError, match=r"^average must be True or False; got"):
-        checks.check_flag(average=value)
+        _checks.check_flag(average=value)
 
 
 def test_functions_pass_and_the_rest_is_refused():
-    assert checks.check_function(fn=len) is len
+    assert _checks.check_function(fn=len) is len
     with pytest.raises(TypeError, match=r"^fn must be a function; got None \(None"):
-        checks.check_function(fn=None)
+        _checks.check_function(fn=None)
 
 
 def test_strings_pass_and_the_rest_is_refused():
-    assert checks.check_text(name="a") == "a"
-    assert checks.check_text(name="", empty=True) == ""
+    assert _checks.check_text(name="a") == "a"
+    assert _checks.check_text(name="", empty=True) == ""
     with pytest.raises(ValueError, match=r"^name must not be empty"):
-        checks.check_text(name="")
+        _checks.check_text(name="")
     with pytest.raises(TypeError, match=r"^name must be a string; got 3 \(int\)"):
-        checks.check_text(name=3)
+        _checks.check_text(name=3)
 
 
 def test_values_of_a_kind_pass_and_the_rest_is_refused():
-    assert checks.check_kind(int, "a port", port=3) == 3
-    assert checks.check_kind(int | None, "a port", port=None) is None
+    assert _checks.check_kind(int, "a port", port=3) == 3
+    assert _checks.check_kind(int | None, "a port", port=None) is None
     for kind in (int, int | None, list | dict):
         with pytest.raises(TypeError, match=r"^port must be a port; got '80' \(str\)"):
-            checks.check_kind(kind, "a port", port="80")
+            _checks.check_kind(kind, "a port", port="80")
 
 
 def test_lists_pass_and_the_rest_is_refused():
-    assert checks.check_list(steps=(1, 2)) == (1, 2)
-    assert checks.check_list(steps=[], empty=True) == []
+    assert _checks.check_list(steps=(1, 2)) == (1, 2)
+    assert _checks.check_list(steps=[], empty=True) == []
     with pytest.raises(ValueError, match=r"^steps must hold at least one of steps"):
-        checks.check_list(steps=[], of="steps")
+        _checks.check_list(steps=[], of="steps")
     for value in ("ab", None, 3, {1}):
         with pytest.raises(TypeError, match=r"^steps must be a list of steps; got"):
-            checks.check_list(steps=value, of="steps")
+            _checks.check_list(steps=value, of="steps")
 
 
 def test_a_long_value_is_cut_in_the_message():
     with pytest.raises(TypeError) as caught:
-        checks.check_number(x="a" * 1000)
+        _checks.check_number(x="a" * 1000)
     assert len(str(caught.value)) < 150
 
 
 def test_checking_does_not_import_tensorflow():
-    probe = "import sys, tw_core.checks; sys.exit('tensorflow' in sys.modules)"
+    probe = "import sys, tw_core._checks; sys.exit('tensorflow' in sys.modules)"
     subprocess.run([sys.executable, "-c", probe], check=True, timeout=60)
 
 
@@ -133,7 +133,7 @@ def toy(monkeypatch):
         return 1
 
     module.__dir__ = lambda: ["here", "broken"]
-    module.__getattr__ = checks.refusing_unknown("toy", answer)
+    module.__getattr__ = _checks.refusing_unknown("toy", answer)
     monkeypatch.setitem(sys.modules, "toy", module)
     return module
 

@@ -10,7 +10,7 @@ from tensorflow.python.framework.ops import gradient_registry  # noqa: TID251
 
 from tw_core import map_towers, towers
 from tw_core.flat_variables import FlatVariables, flatten
-from tw_core.gradients import with_gradient
+from tw_core.internal import with_gradient
 from tw_core.synchronized import moments_over_towers
 from tw_core.testing import CPUS, run_eagerly, run_in_function, run_in_graph
 

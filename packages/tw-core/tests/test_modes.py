@@ -12,17 +12,19 @@ from tw_core import Replicated, Shared, VariableStore, map_towers, towers
 from tw_core._tf_compat import outermost_function_graph
 from tw_core.contexts import leave_no_summaries
 from tw_core.flat_variables import slots_like_parts
-from tw_core.modes import (
+from tw_core.internal import (
     builds_session_graph,
     compiles_with_xla,
+    keep_repeated_rows,
     orders_effects,
+    record_variables,
+    tower_build,
     traces_function,
     without_autograph,
 )
-from tw_core.optimizers import keep_repeated_rows
 from tw_core.synchronized import joined_towers, synchronized_layers
 from tw_core.testing import CPUS
-from tw_core.variables import override_to_local_variable, record_variables, tower_build
+from tw_core.variables import override_to_local_variable
 
 
 def ask(answers):

@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tw_core import OptimizerLike
 from tw_core.devices import canonical_device
-from tw_core.optimizers import (
+from tw_core.internal import (
     OptimizerKind,
-    OptimizerLike,
     apply_pairs,
     check_optimizer,
     create_slots,

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tw_core import Replicated, TrainTowerContext, VariableStore, map_towers, towers
 from tw_core.contexts import TowerFunc
-from tw_core.modes import without_autograph
+from tw_core.internal import without_autograph
 from tw_core.testing import CPUS
 
 

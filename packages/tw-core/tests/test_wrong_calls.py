@@ -11,10 +11,9 @@ from tw_core import (
     Replicated,
     Shared,
     TrainTowerContext,
-    black_box,
-    flat_packs,
+    _black_box,
+    _flat_packs,
     flat_variables,
-    gradients,
     map_towers,
     synchronized,
     towers,
@@ -25,6 +24,7 @@ from tw_core.contexts import (
     TowerHandle,
     freeze_collections,
 )
+from tw_core.internal import Gradients
 from tw_core.testing import CPUS
 
 v1 = tf.compat.v1
@@ -102,14 +102,14 @@ GIVEN = {
     "paths": lambda: ["nowhere.json"],
     "path": lambda: "all.json",
     "task": lambda: "me",
-    "recorder": lambda: black_box.Recorder("me"),
+    "recorder": lambda: _black_box.Recorder("me"),
     "wait": lambda: LATE,
     "CallThread.name": lambda: "calls",
     "call": lambda: print,
     "check": lambda: print,
     "after_s": lambda: 1.0,
 }
-LATE = black_box.Wait("me", "it", 1.0, 1.0)
+LATE = _black_box.Wait("me", "it", 1.0, 1.0)
 NAMED = {
     ".devices": "devices|device string",
     ".ps_devices": "device string|device",
@@ -148,7 +148,7 @@ EXEMPT = {
         "with_gradient with_unique_rows add_rows has_unique_rows join_rows split_rows "
         "Gradients read_pairs.variables scale.factor "
         "apply_pairs check_any_gradient check_weights.average check_weights.num_towers "
-        "check_elementwise create_slots cut join pack plan_packs unpack "
+        "create_slots cut_flat join_flat pack_tensors plan_packing unpack_tensors "
         "PackPlan.packed_shapes FlatModel FlatModel.__call__ FlatModel.view_slots "
         "FlatVariables.is_missing FlatVariables.keep_alone flat_variable_of "
         "slots_like_parts"
@@ -175,7 +175,9 @@ def around(name):
     return nullcontext() if name == "flatten" else tf.Graph().as_default()
 
 
-INTERFACE = Interface("tw-core", GIVEN, around, named=NAMED, exempt=EXEMPT)
+INTERFACE = Interface(
+    "tw-core", GIVEN, around, named=NAMED, exempt=EXEMPT, internal=True
+)
 
 
 def of_another_graph():
@@ -389,16 +391,16 @@ OTHERS = {
         (float("nan"), ValueError, "got nan"),
         (float("inf"), ValueError, "got inf"),
     ],
-    "join.tensors": [([], ValueError, "pass at least one tensor")],
-    "cut.shapes": [
+    "join_flat.tensors": [([], ValueError, "pass at least one tensor")],
+    "cut_flat.shapes": [
         ([], ValueError, "got 0, unknown: none"),
         ([(1,), [None], None], ValueError, "1 is (None,), 2 is <unknown>"),
     ],
-    "unpack": [
+    "unpack_tensors": [
         (
             {
                 "packed": [],
-                "plan": flat_packs.PackPlan(((0, 1),), (2,)),
+                "plan": _flat_packs.PackPlan(((0, 1),), (2,)),
                 "shapes": [(), (), ()],
             },
             *(ValueError, "1 packs and 1 other tensors; got 0"),
@@ -500,7 +502,7 @@ ROWS = [
                 *(RuntimeError, "call it under a tower context"),
             ),
             (
-                *("Gradients", lambda: gradients.Gradients([["g"]]).variables, ()),
+                *("Gradients", lambda: Gradients([["g"]]).variables, ()),
                 *(TypeError, "read without variables"),
             ),
             (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_core.black_box import DeadlineError
+from tw_core import DeadlineError
 from tw_core.testing import CPUS
 from tw_reduce import sum_collective
 from tw_reduce.reducers import CollectiveKeys

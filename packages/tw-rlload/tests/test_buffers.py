@@ -9,8 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from tw_core import towers
-from tw_core.black_box import DeadlineError
+from tw_core import DeadlineError, towers
 from tw_core.testing import CPUS
 from tw_rlload._loading.buffers import Buffers
 from tw_rlload._loading.specs import ColumnSpec

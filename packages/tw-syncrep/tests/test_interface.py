@@ -58,7 +58,7 @@ def test_nothing_public_of_tensorflows_class_is_missing():
 
 
 def test_it_is_an_optimizer_of_tensorflow_and_of_tw_core(graph):
-    from tw_core.optimizers import OptimizerLike
+    from tw_core import OptimizerLike
 
     opt = SyncReplicasOptimizer(v1.train.GradientDescentOptimizer(1.0), 1)
     assert isinstance(opt, v1.train.Optimizer)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from harness.replica_threads import new_container, start_by_hand
 from syncrep_given import make, vector
 
-from tw_core.black_box import Recorder
+from tw_core.internal import Recorder
 from tw_syncrep import StartTimeoutError
 from tw_syncrep._protocol.run_table import RING, ReplicaField, RunField
 from tw_syncrep._timeouts.start_barrier import StartBarrier

@@ -18,7 +18,7 @@ import pytest
 import tensorflow as tf
 from harness.processes import wait_until
 
-from tw_core.black_box import Recorder
+from tw_core.internal import Recorder
 from tw_syncrep import (
     ChiefLostError,
     ReplicaTimeoutError,

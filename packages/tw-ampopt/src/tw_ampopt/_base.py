@@ -12,7 +12,7 @@ from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
 from tw_ampopt._wrapped.factory import next_rate
 from tw_core import copy_to_replicas
-from tw_core.modes import without_autograph
+from tw_core.internal import without_autograph
 
 
 class BaseOptimizer:

@@ -20,7 +20,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import tensorflow as tf
 
-from tw_core.checks import check_number
+from tw_core.internal import check_number
 
 ScaleState: TypeAlias = dict[str, tf.Tensor]
 

@@ -22,7 +22,7 @@ from tw_ampopt._wrapped.factory import (
     takes_name,
 )
 from tw_ampopt._wrapped.wrapped_optimizer import MasterWeights, WrappedOptimizer, wrap
-from tw_core.checks import check_flag, check_number
+from tw_core.internal import check_flag, check_number
 from tw_reduce.reducers import check_adds
 
 AccumulationSteps: TypeAlias = int | tf.Tensor | tf.Variable

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tw_ampopt._base import BaseOptimizer
 from tw_ampopt._tower_optimizer import TowerOptimizer
-from tw_core.checks import check_text, check_whole_number
 from tw_core.devices import canonical_device
+from tw_core.internal import check_text, check_whole_number
 
 _COUNTS = ("updates", "skipped_updates")
 _MEMORY = "mem_usage_gb"  # the older system's name

@@ -29,11 +29,17 @@ from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
 from tw_ampopt._variables import common_device
 from tw_ampopt._wrapped.factory import LearningRateLike, OptimizerFactory
-from tw_core import Tower, check_towers, towers
-from tw_core.checks import check_flag, check_text
+from tw_core import Tower, towers
 from tw_core.devices import canonical_device
-from tw_core.modes import builds_session_graph, compiles_with_xla, without_autograph
-from tw_core.variables import tf_variables
+from tw_core.internal import (
+    builds_session_graph,
+    check_flag,
+    check_text,
+    check_towers,
+    compiles_with_xla,
+    tf_variables,
+    without_autograph,
+)
 from tw_reduce.reducers import check_weights
 
 

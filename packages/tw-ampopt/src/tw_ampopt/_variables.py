@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.devices import canonical_device
-from tw_core.variables import tf_variable, tf_variables
+from tw_core.internal import tf_variable, tf_variables
 
 _LOCAL = tf.compat.v1.GraphKeys.LOCAL_VARIABLES
 

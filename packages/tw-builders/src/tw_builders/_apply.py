@@ -14,25 +14,31 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tw_core import Tower, check_towers
-from tw_core.checks import check_flag, check_function, check_list, check_nested
+from tw_core import Tower
 from tw_core.flat_variables import pack_gradients
-from tw_core.gradients import Gradients, GradList, merge_grad_list, read_pairs
-from tw_core.modes import orders_effects, traces_function, without_autograph
-from tw_core.optimizers import (
+from tw_core.gradients import GradList, merge_grad_list
+from tw_core.internal import (
+    Gradients,
     OptimizerKind,
     apply_pairs,
     are_alike,
+    call_once,
+    check_flag,
+    check_function,
+    check_list,
+    check_nested,
     check_optimizer,
+    check_towers,
     create_slots,
-    kind_of,
-)
-from tw_core.tracing import call_once
-from tw_core.variables import (
     is_variable,
+    kind_of,
+    orders_effects,
+    read_pairs,
     record_variables,
     tf_variables,
     tower_build,
+    traces_function,
+    without_autograph,
 )
 from tw_reduce.reducers import check_weights
 from tw_reduce.tensorpack import aggregate_grads_colocate

@@ -14,8 +14,7 @@ import tensorflow as tf
 
 from tw_core import Tower
 from tw_core.devices import canonical_device
-from tw_core.modes import orders_effects
-from tw_core.variables import plain_name, tf_variable
+from tw_core.internal import orders_effects, plain_name, tf_variable
 from tw_reduce.plans import plan_balanced
 
 _KEYS = tf.compat.v1.GraphKeys

@@ -12,9 +12,14 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tw_builders._parts import check_batch, cut, on_devices, part_sizes
-from tw_core import Tower, check_towers
-from tw_core.checks import check_function, check_whole_number
-from tw_core.modes import builds_session_graph, without_autograph
+from tw_core import Tower
+from tw_core.internal import (
+    builds_session_graph,
+    check_function,
+    check_towers,
+    check_whole_number,
+    without_autograph,
+)
 
 _T = TypeVar("_T")
 

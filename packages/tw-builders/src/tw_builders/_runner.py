@@ -13,8 +13,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.black_box import DeadlineError, Recorder, Wait, add_report
-from tw_core.checks import check_function, check_list, check_number, check_whole_number
+from tw_core import DeadlineError
+from tw_core.internal import (
+    Recorder,
+    Wait,
+    add_report,
+    check_function,
+    check_list,
+    check_number,
+    check_whole_number,
+)
 
 _SECONDS_AFTER_CTRL_C = 5.0
 

@@ -26,16 +26,21 @@ from tw_builders._owners import (
 )
 from tw_builders._sharded_optimizer import for_owners, own_variables
 from tw_core import Tower
-from tw_core.checks import check_flag, check_nested
-from tw_core.gradients import (
+from tw_core.gradients import merge_grad_list
+from tw_core.internal import (
     Gradients,
+    apply_pairs,
     check_any_gradient,
-    merge_grad_list,
+    check_flag,
+    check_nested,
+    check_optimizer,
+    orders_effects,
     read_pairs,
+    record_variables,
+    tf_variable,
+    tower_build,
+    without_autograph,
 )
-from tw_core.modes import orders_effects, without_autograph
-from tw_core.optimizers import apply_pairs, check_optimizer
-from tw_core.variables import record_variables, tf_variable, tower_build
 from tw_reduce.reducers import check_weights
 
 

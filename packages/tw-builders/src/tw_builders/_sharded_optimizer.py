@@ -19,11 +19,16 @@ from tw_builders._apply import (
 )
 from tw_builders._owners import check_homes, owned
 from tw_core import Tower
-from tw_core.checks import check_function
 from tw_core.gradients import check_grad_list
-from tw_core.modes import orders_effects
-from tw_core.optimizers import OptimizerKind, create_slots, kind_of
-from tw_core.variables import shared_variables, tf_variable
+from tw_core.internal import (
+    OptimizerKind,
+    check_function,
+    create_slots,
+    kind_of,
+    orders_effects,
+    shared_variables,
+    tf_variable,
+)
 
 _T = TypeVar("_T")
 

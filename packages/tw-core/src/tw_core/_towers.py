@@ -14,13 +14,14 @@ from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
+from tw_core._checks import check_flag, check_function, check_list, check_whole_number
+from tw_core._modes import without_autograph
 from tw_core._records.collections import leave_no_summaries
 from tw_core._records.losses import own_losses
 from tw_core._records.origins import build_in_progress, record_scope
-from tw_core.checks import check_flag, check_function, check_list, check_whole_number
 from tw_core.devices._logical import canonical_device, check_known_devices, parse_device
-from tw_core.modes import without_autograph
-from tw_core.synchronized import call_towers_once, joined_towers
+from tw_core.synchronized import joined_towers
+from tw_core.synchronized._sums import call_towers_once
 
 _T = TypeVar("_T")
 _log = logging.getLogger("tw_core")

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tw_core._checks import check_function
 from tw_core._variable_kinds import is_variable, tf_variable
-from tw_core.checks import check_function
 from tw_core.devices._logical import use_logical_cpus
 
 __all__ = [

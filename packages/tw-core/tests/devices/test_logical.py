@@ -11,15 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tw_core import towers, use_logical_cpus
-from tw_core.devices import (
-    _logical,
-    available_devices,
-    canonical_device,
-    check_devices,
-    host_of,
-    repeated_devices,
-)
+from tw_core.devices import _logical, available_devices, canonical_device, check_devices
 from tw_core.devices._logical import parse_device
+from tw_core.internal import host_of, repeated_devices
 from tw_core.testing import CPUS, NUM_CPUS
 
 HAS_GPU = bool(tf.config.list_physical_devices("GPU"))

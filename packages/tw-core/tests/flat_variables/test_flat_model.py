@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tw_core import map_towers, replicate, towers
 from tw_core.flat_variables import FlatVariables, flatten, pack_gradients
-from tw_core.optimizers import apply_pairs, create_slots
+from tw_core.internal import apply_pairs, create_slots
 from tw_core.testing import CPUS
 
 ROWS = np.random.default_rng(3).standard_normal((12, 8, 8, 3)).astype(np.float32)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tw_core import Replicated, Shared, towers
 from tw_core.flat_variables import FlatVariables, flat_variable_of, pack_gradients
-from tw_core.optimizers import apply_pairs, create_slots
+from tw_core.internal import apply_pairs, create_slots
 from tw_core.testing import CPUS
 from tw_core.variables import variable_origin
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_core.gradients import (
+from tw_core.internal import (
     check_any_gradient,
     map_values,
     power_of_two,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_core.gradients import add_rows, has_unique_rows, join_rows, split_rows
+from tw_core.internal import add_rows, has_unique_rows, join_rows, split_rows
 from tw_core.testing import run_eagerly, run_in_function, run_in_graph
 
 MODES = {"graph": run_in_graph, "function": run_in_function}

@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 from tw_core import TrainTowerContext
-from tw_core.variables import tower_build, variable_origin
+from tw_core.internal import tower_build
+from tw_core.variables import variable_origin
 
 v1 = tf.compat.v1
 KEYS = v1.GraphKeys

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tw_core._records.matching import variable_mismatches
 from tw_core._records.origins import base_names
-from tw_core.variables import repeated_variables
+from tw_core.internal import repeated_variables
 
 
 @dataclass(eq=False)

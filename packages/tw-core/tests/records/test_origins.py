@@ -11,13 +11,9 @@ import tensorflow as tf
 from tw_core import Replicated, Shared, TrainTowerContext, map_towers, replicate, towers
 from tw_core._records.origins import base_name, owning_tower  # by names alone
 from tw_core.gradients import check_grad_list
+from tw_core.internal import record_variables, tower_build
 from tw_core.testing import CPUS
-from tw_core.variables import (
-    VariableOrigin,
-    record_variables,
-    tower_build,
-    variable_origin,
-)
+from tw_core.variables import VariableOrigin, variable_origin
 
 v1 = tf.compat.v1
 OURS = towers(list(CPUS[:3]))

@@ -10,9 +10,8 @@ import pytest
 import tensorflow as tf
 
 from tw_core import Tower, TrainTowerContext, map_towers, towers
-from tw_core.modes import traces_function
+from tw_core.internal import call_towers_once, traces_function
 from tw_core.synchronized import (
-    call_towers_once,
     joined_towers,
     moments_over_towers,
     sum_over_towers,

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from tw_core import copy_to_replicas, map_towers, replicate, towers
 from tw_core.flat_variables import flatten
+from tw_core.internal import call_once, meet
 from tw_core.synchronized import sum_over_towers, synchronized_layers
 from tw_core.testing import CPUS
-from tw_core.tracing import call_once, meet
 
 layers = keras.layers
 ROWS = [3, 1, 2, 4, 3, 1, 2, 2]

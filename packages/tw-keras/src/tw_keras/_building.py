@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tw_core.flat_variables import flat_variable_of
-from tw_core.variables import is_variable, tf_variable
+from tw_core.internal import is_variable, tf_variable
 from tw_keras._checks import layers_of, optimizers_of
 
 

@@ -10,9 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tw_core import Tower, copy_to_replicas
-from tw_core.devices import host_of
-from tw_core.optimizers import create_slots
-from tw_core.variables import tf_variable
+from tw_core.internal import create_slots, host_of, tf_variable
 from tw_keras import _batches, _building, _checks
 from tw_keras._over_ranks.agreement import numbers_of_rank_0, spread_seeds
 from tw_keras._over_ranks.ranks import Ranks

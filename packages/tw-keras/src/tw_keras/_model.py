@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tw_core import Tower
 from tw_core import towers as make_towers
-from tw_core.checks import check_flag, check_function, check_whole_number
+from tw_core.internal import check_flag, check_function, check_whole_number
 from tw_core.ranks import RankGroup
 from tw_keras import _checks, _following
 from tw_keras._as_tower_0 import AsTower0
@@ -211,7 +211,7 @@ class TowerModel(AsTower0):
         Args:
           *args: optimizer, loss and so on, as the towers' ``compile`` takes them.
             One optimizer serves all towers, each with variables of its own.
-            An optimizer may be a ``TowerOptimizerLike`` of ``tw_core.optimizers`` over
+            An optimizer may be a ``TowerOptimizerLike`` of ``tw_core._optimizers`` over
             the towers' variables, such as ``tw_ampopt.TowerOptimizer``, which scales
             losses and accumulates.
           run_eagerly: as in Keras: tower 0 runs its step on the whole batch, and the

@@ -10,9 +10,8 @@ import tensorflow as tf
 
 from tw_builders.internal import cut, on_devices
 from tw_core import Tower
-from tw_core.synchronized import call_towers_once, synchronized_layers
-from tw_core.tracing import may_meet, meeting_alone
-from tw_core.variables import tf_variable
+from tw_core.internal import call_towers_once, may_meet, meeting_alone, tf_variable
+from tw_core.synchronized import synchronized_layers
 from tw_keras import _batches
 from tw_keras._checks import optimizers_of, reductions_of
 from tw_keras._copies import Copies, naming

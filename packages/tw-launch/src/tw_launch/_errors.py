@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tw_core.black_box import DeadlineError
+from tw_core import DeadlineError
 
 
 class SyncTimeoutError(DeadlineError):

@@ -14,7 +14,7 @@ import struct
 import warnings
 from pathlib import Path
 
-from tw_core.checks import check_whole_number
+from tw_core.internal import check_whole_number
 
 _LISTEN = "0A"
 _LOWEST_PORT = 10_000

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, check_kind, check_whole_number
+from tw_core.internal import check_flag, check_kind, check_whole_number
 from tw_launch._addresses import hold_port, split_address, wait_for_port
 from tw_launch._network_exposure import hold_free_ports, warn_if_exposed
 from tw_launch._tf_config import TaskConfig, check_task

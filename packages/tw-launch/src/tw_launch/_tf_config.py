@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tw_core.checks import check_text, check_whole_number
+from tw_core.internal import check_text, check_whole_number
 from tw_launch._addresses import split_address
 
 JOBS = ("chief", "worker", "ps", "evaluator")

@@ -33,7 +33,7 @@ def sum_across(
     Returns:
       [K][N], the same bits for all towers of all ranks. Sparse gradients have the
       rows of all; rows of the same index are added up where no rank repeats them (see
-      ``tw_core.gradients.has_unique_rows``), and not otherwise.
+      ``tw_core.internal.has_unique_rows``), and not otherwise.
 
     Raises:
       ValueError: lists of unequal length, dtypes that cannot be added, or gradients

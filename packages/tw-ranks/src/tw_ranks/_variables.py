@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tw_core.modes import builds_session_graph, without_autograph
+from tw_core.internal import builds_session_graph, without_autograph
 from tw_ranks._agreement import Exchange
 from tw_ranks._exchanges.broadcasting import (
     broadcast_tensors,

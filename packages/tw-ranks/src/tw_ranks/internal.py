@@ -5,7 +5,7 @@ For the packages of this repository alone: any of it may change in a minor versi
 
 import lazy_loader
 
-from tw_core.checks import refusing_unknown
+from tw_core.internal import refusing_unknown
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__package__, __file__)
 __getattr__ = refusing_unknown(__name__, __getattr__)

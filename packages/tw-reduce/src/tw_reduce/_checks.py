@@ -8,9 +8,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_function, check_list, check_nested
-from tw_core.devices import check_known_devices, repeated_devices
-from tw_core.gradients import Gradients, check_gradients, read_gradients
+from tw_core.internal import (
+    Gradients,
+    check_function,
+    check_gradients,
+    check_known_devices,
+    check_list,
+    check_nested,
+    read_gradients,
+    repeated_devices,
+)
 from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors
 
 ADDABLE = (

@@ -8,9 +8,8 @@ from functools import partial
 
 import tensorflow as tf
 
-from tw_core.checks import check_function
 from tw_core.devices import canonical_device
-from tw_core.gradients import Gradients
+from tw_core.internal import Gradients, check_function
 from tw_reduce._checks import check_addable, check_devices
 from tw_reduce._combinators.mean import Dealer
 from tw_reduce._combinators.packed import broadcast, check_below_bytes, packed

@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tw_core.checks import check_text, check_whole_number
+from tw_core.internal import check_text, check_whole_number
 
 FORMAT = 1
 ALGORITHMS = (

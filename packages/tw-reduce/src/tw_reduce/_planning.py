@@ -13,8 +13,8 @@ from functools import partial
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag
 from tw_core.devices import canonical_device
+from tw_core.internal import check_flag
 from tw_reduce._checks import check_device_strings
 from tw_reduce._combinators.packed import check_below_bytes
 from tw_reduce._measured import (

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from tw_core.gradients import map_values
+from tw_core.internal import map_values
 
 Tensorlike: TypeAlias = tf.Tensor | tf.IndexedSlices
 """A dense or a sparse gradient; None is refused before any algorithm."""

@@ -6,10 +6,14 @@ from math import prod
 
 import tensorflow as tf
 
-from tw_core import flat_packs
-from tw_core.checks import check_flag, check_text, check_whole_number
-from tw_core.flat_packs import PackPlan
-from tw_core.gradients import check_gradients
+from tw_core.internal import (
+    PackPlan,
+    check_flag,
+    check_gradients,
+    check_text,
+    check_whole_number,
+    plan_packing,
+)
 from tw_reduce._checks import check_items
 from tw_reduce._reducer import Tensorlike, TowerTensors, columns
 
@@ -102,7 +106,7 @@ def is_small(info: TensorInfo, below_bytes: int | None) -> bool:
 
 def packs_of(infos: Sequence[TensorInfo], below_bytes: int | None) -> PackPlan:
     """As ``plan_packs`` for checked arguments; positions are indices of ``infos``."""
-    return flat_packs.plan_packs(
+    return plan_packing(
         [info.dtype if is_small(info, below_bytes) else None for info in infos]
     )
 

@@ -3,7 +3,7 @@
 The planners take no tensors: ``describe`` extracts what they need to know.
 """
 
-from tw_core.flat_packs import PackPlan
+from tw_core.internal import PackPlan
 from tw_reduce._combinators.packed import plan_packs
 from tw_reduce._measured import (
     Measured,

@@ -6,7 +6,7 @@ are loaded when they are first used (PEP 562).
 
 import lazy_loader
 
-from tw_core.checks import refusing_unknown
+from tw_core.internal import refusing_unknown
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __getattr__ = refusing_unknown(__name__, __getattr__)

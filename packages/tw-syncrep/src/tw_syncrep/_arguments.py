@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, check_text, check_whole_number
+from tw_core.internal import check_flag, check_text, check_whole_number
 from tw_launch import find_tf_config
 from tw_syncrep._checks import check_methods
 from tw_syncrep._transfer.payload import SyncOptions

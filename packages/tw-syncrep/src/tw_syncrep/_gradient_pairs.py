@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.gradients import check_weight, ensure_gradient_shapes, list_pairs
+from tw_core.internal import check_weight, ensure_gradient_shapes, list_pairs
 from tw_syncrep._parameters.cache import with_masters
 
 

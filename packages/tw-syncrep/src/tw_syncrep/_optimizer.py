@@ -12,8 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_whole_number
-from tw_core.modes import check_session_graph
+from tw_core.internal import check_session_graph, check_whole_number
 from tw_syncrep._arguments import (
     check_choice,
     check_loss,
@@ -88,7 +87,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
         Args:
           opt: computes and applies gradients; any optimizer with TensorFlow's v1
-            interface (``tw_core.optimizers.OptimizerLike``).
+            interface (``tw_core.OptimizerLike``).
           replicas_to_aggregate: gradients that make a step.
           total_num_replicas: replicas; as many as gradients by default. More of
             them are backups; with fewer, some contribute several gradients per step.

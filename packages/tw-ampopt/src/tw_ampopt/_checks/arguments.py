@@ -9,14 +9,15 @@ import numpy as np
 import tensorflow as tf
 
 from tw_ampopt._variables import identity
-from tw_core.checks import check_text
-from tw_core.gradients import check_grad_list, values_of
-from tw_core.modes import builds_session_graph
-from tw_core.variables import (
+from tw_core.gradients import check_grad_list
+from tw_core.internal import (
+    builds_session_graph,
+    check_text,
     is_variable,
     repeated_variables,
     tf_variable,
     tf_variables,
+    values_of,
 )
 
 _SCOPE = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")

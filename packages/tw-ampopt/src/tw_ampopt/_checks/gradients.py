@@ -19,13 +19,13 @@ from tw_ampopt._checks.arguments import (
     name_of,
 )
 from tw_ampopt._variables import identity
-from tw_core.gradients import (
-    Gradient,
+from tw_core.gradients import Gradient
+from tw_core.internal import (
     check_any_gradient,
     ensure_gradient_shapes,
     list_pairs,
+    repeated_variables,
 )
-from tw_core.variables import repeated_variables
 
 _KINDS = (tf.Tensor, tf.Variable, tf.IndexedSlices, np.ndarray, np.generic)
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tw_ampopt._session.optimizer import Optimizer
 from tw_ampopt._summaries import Interval, as_text
-from tw_core.checks import check_flag, check_text, check_whole_number
+from tw_core.internal import check_flag, check_text, check_whole_number
 
 _log = logging.getLogger("tw_ampopt")
 

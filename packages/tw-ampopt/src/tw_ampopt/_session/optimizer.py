@@ -24,8 +24,8 @@ from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
 from tw_ampopt._variables import common_device
 from tw_ampopt._wrapped.factory import LearningRateLike, OptimizerFactory
-from tw_core.checks import check_flag, check_text
 from tw_core.devices import canonical_device
+from tw_core.internal import check_flag, check_text
 
 
 class Optimizer(BaseOptimizer):

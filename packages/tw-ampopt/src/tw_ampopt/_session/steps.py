@@ -26,9 +26,13 @@ from tw_ampopt._update.update import Updater
 from tw_ampopt._update.weights import as_tensors, mean_of_calls
 from tw_ampopt._variables import are_local, host_of
 from tw_core.devices import canonical_device
-from tw_core.gradients import check_weight
-from tw_core.modes import check_session_graph
-from tw_core.variables import repeated_variables, tf_variable, tf_variables
+from tw_core.internal import (
+    check_session_graph,
+    check_weight,
+    repeated_variables,
+    tf_variable,
+    tf_variables,
+)
 
 _GATE_OP = 1  # v1's name for gradients that wait for each other
 

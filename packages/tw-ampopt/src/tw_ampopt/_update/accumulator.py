@@ -17,7 +17,7 @@ from tw_ampopt._update.buffers import all_finite_and_norm, on_devices
 from tw_ampopt._update.weights import AccumulatedWeight
 from tw_ampopt._variables import bool_after, make_state, present
 from tw_core.gradients import Gradient
-from tw_core.modes import compiles_with_xla
+from tw_core.internal import compiles_with_xla
 
 
 class Progress(NamedTuple):

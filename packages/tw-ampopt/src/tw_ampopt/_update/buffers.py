@@ -17,10 +17,12 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tw_core.flat_packs import PackPlan, pack, plan_packs
-from tw_core.gradients import (
+from tw_core.internal import (
+    PackPlan,
     join_rows,
     map_values,
+    pack_tensors,
+    plan_packing,
     scale,
     values_of,
     with_unique_rows,
@@ -43,7 +45,7 @@ def plan_buffers(
     PackPlan(packs=((0, 2),), alone=(1,))
     """
     stays = [False] * len(shapes) if sparse is None else sparse
-    return plan_packs(
+    return plan_packing(
         [
             "small" if not is_sparse and prod(shape) <= JOIN_UP_TO else None
             for shape, is_sparse in zip(shapes, stays, strict=True)
@@ -74,7 +76,7 @@ def make_buffers(
             grad if n in may_stay else tf.convert_to_tensor(grad)
             for n, grad in enumerate(tower)
         ]
-        return pack(own, plan)
+        return pack_tensors(own, plan)
 
     return plan, on_devices(devices, packed, clean)
 

@@ -16,8 +16,7 @@ from tw_ampopt._loss_scale import LossScale
 from tw_ampopt._update.buffers import Buffer, to_float32
 from tw_ampopt._variables import host_of, make_state, present
 from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer
-from tw_core.gradients import map_values, scale
-from tw_core.modes import builds_session_graph, orders_effects
+from tw_core.internal import builds_session_graph, map_values, orders_effects, scale
 from tw_core.variables import override_to_local_variable
 
 _LOG2 = "log2"

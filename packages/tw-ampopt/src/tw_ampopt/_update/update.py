@@ -30,12 +30,21 @@ from tw_ampopt._update.state import SharedState, SlotRequest
 from tw_ampopt._update.weights import total_of
 from tw_ampopt._variables import are_local, bool_after, make_state, present
 from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer
-from tw_core.flat_packs import PackPlan, unpack
-from tw_core.gradients import map_values, scale, shares_of, values_of, weigh
-from tw_core.modes import orders_effects, traces_function
-from tw_core.optimizers import are_alike
-from tw_core.tracing import call_once
-from tw_core.variables import override_to_local_variable, tf_variable
+from tw_core.internal import (
+    PackPlan,
+    are_alike,
+    call_once,
+    map_values,
+    orders_effects,
+    scale,
+    shares_of,
+    tf_variable,
+    traces_function,
+    unpack_tensors,
+    values_of,
+    weigh,
+)
+from tw_core.variables import override_to_local_variable
 
 Average: TypeAlias = Callable[[Buffer], Buffer]  # makes means of sums over towers
 
@@ -228,7 +237,7 @@ class Updater:
         def update(
             own: Sequence[Buffer], norm: tf.Tensor, variables: list[Any], wrapped: Any
         ) -> Any:
-            grads = unpack(self._clipped(own, norm), plan, self._shapes)
+            grads = unpack_tensors(self._clipped(own, norm), plan, self._shapes)
             return wrapped.apply(grads, variables)
 
         items = [

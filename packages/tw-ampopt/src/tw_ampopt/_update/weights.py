@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tw_ampopt._update.buffers import Buffer, sum_of_calls, to_float32
 from tw_ampopt._variables import make_state
-from tw_core.gradients import scale, shares_of, unit_of, weigh
+from tw_core.internal import scale, shares_of, unit_of, weigh
 
 Shares = Sequence[tf.Tensor]
 """[K] float64 scalars, each tower's weight in the unit."""

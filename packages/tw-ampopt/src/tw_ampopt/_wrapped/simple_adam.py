@@ -14,8 +14,7 @@ from tw_ampopt._checks.arguments import check_differentiation, check_name, check
 from tw_ampopt._checks.gradients import check_application
 from tw_ampopt._variables import make_state
 from tw_ampopt._wrapped.factory import check_learning_rate
-from tw_core.checks import check_number
-from tw_core.modes import without_autograph
+from tw_core.internal import check_number, without_autograph
 
 _SLOTS = ("m", "v")
 

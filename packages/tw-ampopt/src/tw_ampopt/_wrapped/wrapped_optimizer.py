@@ -14,9 +14,17 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tw_ampopt._variables import are_local, identity, make_state, present
-from tw_core.gradients import map_values, with_unique_rows
-from tw_core.optimizers import OptimizerKind, apply_pairs, create_slots, kind_of
-from tw_core.variables import override_to_local_variable, tf_variable, tf_variables
+from tw_core.internal import (
+    OptimizerKind,
+    apply_pairs,
+    create_slots,
+    kind_of,
+    map_values,
+    tf_variable,
+    tf_variables,
+    with_unique_rows,
+)
+from tw_core.variables import override_to_local_variable
 
 _HALF = (tf.float16, tf.bfloat16)
 _LIKE_V1 = (OptimizerKind.V1, OptimizerKind.LIKE_V1, OptimizerKind.TF_KERAS_LEGACY)
@@ -36,7 +44,7 @@ def wrap(optimizer: Any) -> WrappedOptimizer:
         return WrappedV1(optimizer)
     raise TypeError(
         f"Cannot wrap {_class_of(optimizer)}; can wrap tf.compat.v1.train optimizers "
-        "(and classes that follow tw_core.optimizers.OptimizerLike, as "
+        "(and classes that follow tw_core.OptimizerLike, as "
         "tw_ampopt.SimpleAdam does), tf_keras.optimizers.legacy optimizers, and Keras "
         "3 optimizers that neither scale the loss nor accumulate themselves."
     )

@@ -17,14 +17,23 @@ from tw_builders._apply import check_one_per_tower, with_flat
 from tw_builders._session.sync_variables import build_sync_op
 from tw_core import Tower
 from tw_core import towers as make_towers
-from tw_core.checks import check_flag, check_function, check_list, check_whole_number
 from tw_core.contexts import TrainTowerContext
-from tw_core.devices import canonical_device, check_known_devices
+from tw_core.devices import canonical_device
 from tw_core.flat_variables import FlatVariables
-from tw_core.gradients import Gradients, GradList, read_pairs
-from tw_core.modes import check_session_graph
+from tw_core.gradients import GradList
+from tw_core.internal import (
+    Gradients,
+    check_flag,
+    check_function,
+    check_known_devices,
+    check_list,
+    check_session_graph,
+    check_whole_number,
+    read_pairs,
+    tower_build,
+)
 from tw_core.synchronized import joined_towers
-from tw_core.variables import override_to_local_variable, tower_build
+from tw_core.variables import override_to_local_variable
 from tw_reduce.reducers import check_weights
 
 _T = TypeVar("_T")

@@ -12,8 +12,8 @@ from tw_builders._apply import (
 from tw_builders._session.base import CopiesBuilder
 from tw_builders._session.sync_variables import build_sync_op
 from tw_core import Tower
-from tw_core.checks import check_flag
-from tw_core.gradients import Gradients, check_replicated_grad_list, merge_grad_list
+from tw_core.gradients import check_replicated_grad_list, merge_grad_list
+from tw_core.internal import Gradients, check_flag
 from tw_reduce import Reducer, all_reduce, mean, reducer_for_mode
 from tw_reduce.reducers import check_adds
 

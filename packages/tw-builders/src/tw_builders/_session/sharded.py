@@ -10,8 +10,7 @@ from tw_builders._owners import check_homes, owned
 from tw_builders._session.base import CopiesBuilder
 from tw_builders._sharded import apply_and_copy
 from tw_core import Tower
-from tw_core.checks import check_flag
-from tw_core.gradients import Gradients
+from tw_core.internal import Gradients, check_flag
 
 
 class SyncMultiGPUShardedBuilder(CopiesBuilder):

@@ -16,10 +16,9 @@ from tw_builders._apply import (
 )
 from tw_builders._session.base import Device, TowersBuilder
 from tw_core import Tower
-from tw_core.checks import check_flag
 from tw_core.devices import LeastLoadedDeviceSetter, replica_device_setter
-from tw_core.gradients import GradList, scale, values_of
-from tw_core.optimizers import apply_pairs, check_optimizer
+from tw_core.gradients import GradList
+from tw_core.internal import apply_pairs, check_flag, check_optimizer, scale, values_of
 
 _TOWERS_FOR_CPU = 4
 

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tw_core.variables import plain_name, tf_variables, variable_origins
+from tw_core.internal import plain_name, tf_variables
+from tw_core.variables import variable_origins
 
 _log = logging.getLogger("tw_builders")
 _COPY_PART = re.compile(r"tower[1-9]\d*")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tw_core.checks import check_list
+from tw_core.internal import check_list
 from tw_core.synchronized import moments_over_towers
 
 

@@ -10,8 +10,7 @@ from functools import partial
 
 import tensorflow as tf
 
-from tw_core.checks import check_list, check_text
-from tw_core.variables import plain_name
+from tw_core.internal import check_list, check_text, plain_name
 
 # Those of SyncMultiGPUReplicatedBuilder and AsyncMultiGPUBuilder; the rest have none.
 _SCOPES = ("", "apply_gradients/", "async_apply_gradients/")

@@ -19,8 +19,7 @@ import tensorflow as tf
 from tw_builders._parts import on_devices
 from tw_builders._per_tower import cut_batches, flat_parts, no_rows, packed_parts
 from tw_core import Tower, towers
-from tw_core.checks import check_whole_number
-from tw_core.modes import check_session_graph
+from tw_core.internal import check_session_graph, check_whole_number
 
 v1 = tf.compat.v1
 _HOST = -1

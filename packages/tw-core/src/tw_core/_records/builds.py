@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tw_core._checks import check_flag
+from tw_core._modes import orders_effects
 from tw_core._records.collections import TowerCollections
 from tw_core._records.initial_values import initial_value, regularize
 from tw_core._records.origins import Record, building_graph, make_record
 from tw_core._tf_compat import set_initializer
 from tw_core._variable_kinds import plain_name
-from tw_core.checks import check_flag
-from tw_core.modes import orders_effects
 
 _KEYS = tf.compat.v1.GraphKeys
 

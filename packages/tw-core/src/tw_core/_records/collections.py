@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag
+from tw_core._checks import check_flag
 
 _KEYS = tf.compat.v1.GraphKeys
 _FROZEN = "tw_core/frozen_collections"

@@ -21,9 +21,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core._modes import builds_session_graph, orders_effects, traces_function
 from tw_core._tf_compat import outermost_function_graph
 from tw_core._variable_kinds import make_local, plain_name
-from tw_core.modes import builds_session_graph, orders_effects, traces_function
 
 # Not a string, so that TensorFlow leaves the collection out of exported graphs.
 _KEY = ("tw_core/tower_variables",)

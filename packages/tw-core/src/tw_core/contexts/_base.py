@@ -18,11 +18,11 @@ from typing import Any, Self
 
 import tensorflow as tf
 
+from tw_core._checks import check_text
+from tw_core._modes import without_autograph
 from tw_core._records.collections import TowerCollections, with_outer_graphs
 from tw_core._records.losses import own_losses
 from tw_core._variable_kinds import refuse_reference_variables
-from tw_core.checks import check_text
-from tw_core.modes import without_autograph
 
 _SCOPE = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 

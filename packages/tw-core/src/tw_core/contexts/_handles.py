@@ -10,7 +10,7 @@ from typing import Any, overload
 
 import tensorflow as tf
 
-from tw_core.checks import check_list, check_text
+from tw_core._checks import check_list, check_text
 from tw_core.contexts._base import BaseTowerContext, get_current_tower_context
 
 

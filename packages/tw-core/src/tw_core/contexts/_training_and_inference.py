@@ -12,9 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core._checks import check_flag, check_whole_number
 from tw_core._records.collections import frozen_keys
 from tw_core._records.origins import build_in_progress, record_scope
-from tw_core.checks import check_flag, check_whole_number
 from tw_core.contexts._base import BaseTowerContext
 
 

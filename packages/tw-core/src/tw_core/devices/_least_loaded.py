@@ -14,12 +14,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core._checks import check_function
 from tw_core._variable_kinds import (
     check_operation,
     device_of_variable,
     refuse_reference_op,
 )
-from tw_core.checks import check_function
 from tw_core.devices._logical import canonical_device, parse_device
 
 _log = logging.getLogger("tw_core")

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, check_whole_number
-from tw_core.modes import builds_session_graph, without_autograph
+from tw_core._checks import check_flag, check_whole_number
+from tw_core._modes import builds_session_graph, without_autograph
 
 
 def parse_device(device: str) -> tf.DeviceSpec:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tw_core._checks import check_list
 from tw_core._variable_kinds import (
     HIDDEN_HANDLES,
     hands_on,
@@ -20,7 +21,6 @@ from tw_core._variable_kinds import (
     plain_name,
     tf_variable,
 )
-from tw_core.checks import check_list
 from tw_core.devices._logical import canonical_device
 
 _NO_WORK = ("Const", "NoOp", "Placeholder", "VarHandleOp")

@@ -13,12 +13,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core._checks import check_flag, check_list, check_text, check_whole_number
 from tw_core._variable_kinds import (
     check_operation,
     device_of_variable,
     refuse_reference_op,
 )
-from tw_core.checks import check_flag, check_list, check_text, check_whole_number
 from tw_core.devices._least_loaded import ByteLoads
 from tw_core.devices._logical import parse_device
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core._flat_packs import cut_flat, join_flat
+from tw_core._modes import builds_session_graph
 from tw_core._records.collections import with_outer_graphs
 from tw_core._tf_compat import set_initializer, with_gradient
-from tw_core.flat_packs import cut, join
 from tw_core.flat_variables._layout import Layout
 from tw_core.flat_variables._session.saving import SavedParts
-from tw_core.modes import builds_session_graph
 
 
 class FlatVariable(tf.Variable):  # type: ignore[misc]
@@ -40,7 +40,7 @@ class FlatVariable(tf.Variable):  # type: ignore[misc]
     def reading(self) -> Iterator[None]:
         """Takes all parts from one read, whose gradient is one tensor."""
         before = self._parts
-        parts = cut(self.variable.read_value(), self.layout.shapes)
+        parts = cut_flat(self.variable.read_value(), self.layout.shapes)
         self._steps.parts = [
             _refusing_sparse(value, part.name) if part.shape else value
             for value, part in zip(parts, self.layout.parts, strict=True)
@@ -144,9 +144,11 @@ class FlatVariable(tf.Variable):  # type: ignore[misc]
         """Makes a session graph's initializer give one part another value."""
         with tf.init_scope(), tf.device(None), tf.device(self.variable.device):
             if not self._initial:
-                self._initial = cut(self.variable.initial_value, self.layout.shapes)
+                self._initial = cut_flat(
+                    self.variable.initial_value, self.layout.shapes
+                )
             self._initial[number] = value
-            initial = join(self._initial)
+            initial = join_flat(self._initial)
             assigned = self.variable.assign(initial, read_value=False)
             set_initializer(self.variable, assigned, initial)
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core._checks import check_function, check_whole_number
+from tw_core._modes import builds_session_graph
 from tw_core._records.origins import open_tower_scope
 from tw_core._variable_kinds import is_reference_variable, plain_name, tf_variable
-from tw_core.checks import check_function, check_whole_number
 from tw_core.flat_variables._flat_variable import FlatVariable
 from tw_core.flat_variables._layout import DEFAULT_BELOW_BYTES, Group, Layout
 from tw_core.flat_variables._opening import FLAT_KEY, Opened
 from tw_core.flat_variables._session.collections import is_local
 from tw_core.flat_variables._session.opening import OpenedInGraph
 from tw_core.flat_variables._view import VariableView
-from tw_core.modes import builds_session_graph
 
 
 class FlatVariables:

@@ -6,8 +6,9 @@ from typing import Any, Generic, TypeVar
 
 import tensorflow as tf
 
+from tw_core._checks import check_function
+from tw_core._modes import builds_session_graph, traces_function
 from tw_core._variable_kinds import tf_variable
-from tw_core.checks import check_function
 from tw_core.flat_variables._flat_variable import FlatVariable
 from tw_core.flat_variables._flat_variables import (
     FlatVariables,
@@ -16,7 +17,6 @@ from tw_core.flat_variables._flat_variables import (
 )
 from tw_core.flat_variables._layout import DEFAULT_BELOW_BYTES, Group
 from tw_core.flat_variables._view import VariableView
-from tw_core.modes import builds_session_graph, traces_function
 
 _Model = TypeVar("_Model")
 

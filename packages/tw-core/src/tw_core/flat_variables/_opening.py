@@ -2,9 +2,9 @@
 
 import tensorflow as tf
 
+from tw_core._flat_packs import join_flat
 from tw_core._records.origins import base_name
 from tw_core._variable_kinds import plain_name
-from tw_core.flat_packs import join
 from tw_core.flat_variables._flat_variable import FlatVariable
 from tw_core.flat_variables._layout import Layout
 from tw_core.flat_variables._view import VariableView
@@ -61,7 +61,7 @@ class Opened:
         prefix = plain_name(first).removesuffix(base_name(first))
         with tf.init_scope(), tf.device(first.device):
             made = tf.Variable(
-                join([tf.reshape(own.read_value(), [-1]) for own in self.own]),
+                join_flat([tf.reshape(own.read_value(), [-1]) for own in self.own]),
                 name=f"{prefix}flat/{first.dtype.name}",
             )
         return FlatVariable(made, self.layout)

@@ -5,19 +5,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.flat_packs import join
+from tw_core._flat_packs import join_flat
+from tw_core._modes import without_autograph
 from tw_core.flat_variables._flat_variable import FlatVariable, describe_sparse
 from tw_core.flat_variables._flat_variables import views_of
 from tw_core.flat_variables._view import VariableView
 from tw_core.gradients._lists import list_pairs
-from tw_core.modes import without_autograph
 
 
 @without_autograph
 def pack_gradients(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Joins the gradients of views into those of their flat variables.
 
-    In a session graph apply them with ``tw_core.optimizers.apply_pairs`` or a class of
+    In a session graph apply them with ``tw_core.internal.apply_pairs`` or a class of
     these packages, or within ``slots_like_parts``; otherwise a saver stores flat slots.
 
     Args:
@@ -80,4 +80,4 @@ def _packed(
         raise ValueError(f"pack_gradients: {describe_sparse(sparse)}")
     # Joined where they were computed, so that one tensor is sent.
     with tf.device(getattr(grads[0], "device", "") or flat.device):
-        return join(grads), flat.variable
+        return join_flat(grads), flat.variable

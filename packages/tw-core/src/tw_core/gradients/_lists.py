@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tw_core.checks import check_nested
-from tw_core.modes import without_autograph
+from tw_core._checks import check_nested
+from tw_core._modes import without_autograph
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 GradList: TypeAlias = "Sequence[Sequence[tuple[Gradient, tf.Variable]]]"

@@ -8,6 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 import tensorflow as tf
 
+from tw_core._checks import check_flag, check_nested
+from tw_core._modes import builds_session_graph, without_autograph
 from tw_core._records.collections import with_outer_graphs
 from tw_core._records.matching import shared_variables, variable_mismatches
 from tw_core._records.origins import base_names
@@ -16,10 +18,8 @@ from tw_core._variable_kinds import (
     reference_variables_named,
     tf_variables,
 )
-from tw_core.checks import check_flag, check_nested
 from tw_core.gradients._lists import GradList, is_pair
 from tw_core.gradients._shapes import compared, differences, ensured
-from tw_core.modes import builds_session_graph, without_autograph
 
 Ownership: TypeAlias = Literal["own", "shared", "any"]
 

@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from tw_core._modes import without_autograph
 from tw_core._tf_compat import captured_from, functions_of
 from tw_core.gradients._values import sum_duplicate_rows
-from tw_core.modes import without_autograph
 
 _Call: TypeAlias = "tuple[tf.Operation, Any]"  # and the graph of its function
 

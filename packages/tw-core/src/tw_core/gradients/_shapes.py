@@ -13,9 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.devices import host_of
+from tw_core._modes import compiles_with_xla
+from tw_core.devices._logical import host_of
 from tw_core.gradients._values import map_values, narrow_source, values_of
-from tw_core.modes import compiles_with_xla
 
 
 def ensured(

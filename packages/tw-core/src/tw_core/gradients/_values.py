@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.modes import compiles_with_xla, without_autograph
+from tw_core._modes import compiles_with_xla, without_autograph
 
 
 def values_of(grad: Any) -> tf.Tensor:

@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_list
+from tw_core._checks import check_list
+from tw_core._modes import without_autograph
 from tw_core.gradients._values import map_values, scalar_of
-from tw_core.modes import without_autograph
 
 
 def check_weight(weight: Any) -> None:

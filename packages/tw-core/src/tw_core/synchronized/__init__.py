@@ -10,15 +10,10 @@ from tw_core.synchronized._batch_normalization import (
     moments_over_towers,
 )
 from tw_core.synchronized._layers import synchronized_layers
-from tw_core.synchronized._sums import (
-    call_towers_once,
-    joined_towers,
-    sum_over_towers,
-)
+from tw_core.synchronized._sums import joined_towers, sum_over_towers
 
 __all__ = [
     "batch_normalization",
-    "call_towers_once",
     "joined_towers",
     "moments_over_towers",
     "sum_over_towers",

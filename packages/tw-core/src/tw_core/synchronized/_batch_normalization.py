@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, check_number, check_whole_number
-from tw_core.modes import orders_effects, without_autograph
+from tw_core._checks import check_flag, check_number, check_whole_number
+from tw_core._modes import orders_effects, without_autograph
 from tw_core.synchronized._sums import current_place, sum_over_towers
 
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tw_core._modes import orders_effects
 from tw_core._variable_kinds import READS, WRITES
-from tw_core.modes import orders_effects
 
 # Python functions are ordered among themselves, whatever they use.
 _CALLS = {"PyFunc", "EagerPyFunc"}

@@ -20,12 +20,12 @@ from typing import Any, Protocol, TypeVar, cast
 
 import tensorflow as tf
 
+from tw_core._checks import check_whole_number
+from tw_core._modes import compiles_with_xla, without_autograph
 from tw_core._records.origins import open_tower_scope, without_numbers
 from tw_core._tf_compat import control_flow_context, set_input, with_gradient
-from tw_core.checks import check_whole_number
-from tw_core.modes import compiles_with_xla, without_autograph
+from tw_core._tracing import Combine, Scope, Settle, call_once, meet
 from tw_core.synchronized._cycles import check_order_of_effects
-from tw_core.tracing import Combine, Scope, Settle, call_once, meet
 
 _T = TypeVar("_T")
 SumRanks = Callable[[str, Sequence[tf.Tensor]], Sequence[tf.Tensor]]
@@ -382,7 +382,7 @@ def call_towers_once(
     num_ranks: int = 1,
     sum_ranks: SumRanks | None = None,
 ) -> list[_T]:
-    """As ``tw_core.tracing.call_once``, for towers whose function may sum over them.
+    """As ``tw_core.internal.call_once``, for towers whose function may sum over them.
 
     Args:
       fn: the function of a tower.

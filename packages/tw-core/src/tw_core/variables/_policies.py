@@ -17,10 +17,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core._checks import check_flag, check_list
 from tw_core._records.origins import owning_tower, record_scope
 from tw_core._towers import Tower, check_tower
 from tw_core._variable_kinds import make_local
-from tw_core.checks import check_flag, check_list
 from tw_core.devices._least_loaded import LeastLoadedDeviceSetter
 from tw_core.devices._logical import parse_device
 

@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from tw_core._checks import check_function, check_nested
+from tw_core._modes import builds_session_graph, traces_function, without_autograph
 from tw_core._records.builds import tower_build
 from tw_core._records.matching import shared_variables
 from tw_core._towers import Tower, check_towers
@@ -14,8 +16,6 @@ from tw_core._variable_kinds import (
     refuse_reference_variables,
     tf_variable,
 )
-from tw_core.checks import check_function, check_nested
-from tw_core.modes import builds_session_graph, traces_function, without_autograph
 from tw_core.variables._policies import Replicated
 
 _T = TypeVar("_T")

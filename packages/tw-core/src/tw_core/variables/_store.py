@@ -13,13 +13,13 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
+from tw_core._modes import traces_function
 from tw_core._records.initial_values import InitialValue, initial_value, regularize
 from tw_core._records.losses import note_variable
 from tw_core._tf_compat import outermost_function_graph
 from tw_core._towers import Tower, check_tower
 from tw_core.devices._least_loaded import LeastLoadedDeviceSetter
 from tw_core.devices._logical import check_devices
-from tw_core.modes import traces_function
 from tw_core.variables._policies import Replicated, Shared
 
 _Key = tuple[int, str]

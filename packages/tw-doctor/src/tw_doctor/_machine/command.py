@@ -23,7 +23,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import IO, Any, NoReturn, cast
 
-from tw_core.checks import check_list, check_text
+from tw_core.internal import check_list, check_text
 from tw_doctor._machine.page import PARTS, Page, check_line, facts_lines
 from tw_reduce.internal import FORMAT, version_of
 

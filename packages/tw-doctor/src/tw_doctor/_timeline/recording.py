@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import tensorflow as tf
 
-from tw_core.checks import check_text, check_whole_number
+from tw_core.internal import check_text, check_whole_number
 from tw_doctor._tf_compat import read_profile
 from tw_doctor._timeline.intervals import RecordedStep
 from tw_doctor._timeline.pace import Pace

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tw_core.checks import check_list
+from tw_core.internal import check_list
 from tw_doctor._timeline.clocks import Before, align_clocks
 from tw_doctor._timeline.intervals import Interval, RecordedStep
 from tw_doctor._timeline.waits import waits

@@ -8,8 +8,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from tw_core.gradients import map_values
-from tw_core.modes import without_autograph
+from tw_core.internal import map_values, without_autograph
 from tw_horovod._gradients.reducer import GradientReducer, check_dense
 from tw_horovod._keras import IS_KERAS_2, keras
 from tw_horovod._operations.exchanges import scaled

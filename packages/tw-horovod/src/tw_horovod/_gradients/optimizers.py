@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.flat_variables import slots_like_parts
-from tw_core.modes import builds_session_graph, without_autograph
+from tw_core.internal import builds_session_graph, without_autograph
 from tw_horovod._gradients.keras_optimizers import copy_reducing
 from tw_horovod._gradients.reducer import (
     GradientReducer,

@@ -7,9 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, check_number, check_whole_number
-from tw_core.gradients import weigh
-from tw_core.modes import without_autograph
+from tw_core.internal import (
+    check_flag,
+    check_number,
+    check_whole_number,
+    weigh,
+    without_autograph,
+)
 from tw_horovod._operations import ops
 from tw_horovod._operations.reductions import Average, ReduceOp, Sum, check_op
 from tw_horovod._state.group import find_group

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core import flat_packs
+from tw_core.internal import pack_tensors, plan_packing, unpack_tensors
 from tw_horovod._operations.reductions import Average, Max, Min, Product, ReduceOp, Sum
 from tw_ranks.internal import (
     BUCKETS,
@@ -225,13 +225,13 @@ def _reduce_packs(
         t.dtype if t.dtype.name in NARROW and _MERGES[op] == "Add" else None
         for t in tensors
     ]
-    plan = flat_packs.plan_packs(
+    plan = plan_packing(
         [
             (t.dtype, n) if t.shape.is_fully_defined() else None
             for t, n in zip(wide, narrow, strict=True)
         ]
     )
-    packed = flat_packs.pack(wide, plan)
+    packed = pack_tensors(wide, plan)
     firsts = [*(own[0] for own in plan.packs), *plan.alone]
 
     def body(brought: list[tf.Tensor], keys: list[int]) -> list[tf.Tensor]:
@@ -246,7 +246,7 @@ def _reduce_packs(
         endpoint=endpoint,
         exchange=exchange,
     )
-    return flat_packs.unpack(got, plan, [t.shape for t in wide])
+    return unpack_tensors(got, plan, [t.shape for t in wide])
 
 
 def _combine(

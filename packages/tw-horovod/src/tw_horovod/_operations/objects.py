@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tw_core.modes import without_autograph
+from tw_core.internal import without_autograph
 from tw_horovod import _tf_compat
 from tw_horovod._operations import exchanges
 from tw_horovod._operations.reductions import Max

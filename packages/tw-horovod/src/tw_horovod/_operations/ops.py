@@ -9,8 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.gradients import with_gradient
-from tw_core.modes import without_autograph
+from tw_core.internal import with_gradient, without_autograph
 from tw_horovod._operations import exchanges
 from tw_horovod._operations.reductions import Average, ReduceOp, Sum, choose_op
 from tw_horovod._state.group import find_endpoint, find_group, global_process_set

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.modes import without_autograph
+from tw_core.internal import without_autograph
 from tw_horovod._operations import exchanges
 from tw_horovod._operations.ops import (
     Tensors,

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 import tw_ranks
-from tw_core.modes import builds_session_graph, without_autograph
+from tw_core.internal import builds_session_graph, without_autograph
 from tw_horovod._state.group import find_group, global_process_set
 from tw_ranks.internal import read_variable
 

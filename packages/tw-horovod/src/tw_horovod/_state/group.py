@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from tw_core.checks import check_number
+from tw_core.internal import check_number
 from tw_horovod import _tf_compat
 from tw_launch import find_tf_config
 from tw_ranks import ProcessGroup

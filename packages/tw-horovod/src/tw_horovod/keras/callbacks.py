@@ -6,8 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_whole_number
-from tw_core.variables import is_variable
+from tw_core.internal import check_whole_number, is_variable
 from tw_horovod._gradients.keras_optimizers import (
     Distributed,
     build,

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tw_builders.internal import owned
-from tw_core.gradients import weigh
+from tw_core.internal import weigh
 from tw_keras._copies import Copies
 from tw_keras._meetings.losses import scales_losses
 from tw_keras._meetings.step import Step

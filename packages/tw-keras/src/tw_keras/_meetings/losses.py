@@ -14,8 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tw_core.gradients import weigh
-from tw_core.tracing import may_meet, meet
+from tw_core.internal import may_meet, meet, weigh
 from tw_keras._meetings.step import Step
 from tw_keras._updates.update import Brought, times
 from tw_keras._updates.wrapped import WrappedOptimizer

@@ -15,9 +15,15 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from tw_core.gradients import join_rows, split_rows, values_of
-from tw_core.optimizers import keep_repeated_rows
-from tw_core.tracing import is_same_in_towers, may_meet, meet
+from tw_core.internal import (
+    is_same_in_towers,
+    join_rows,
+    keep_repeated_rows,
+    may_meet,
+    meet,
+    split_rows,
+    values_of,
+)
 from tw_keras._checks import optimizers_of
 from tw_keras._meetings import metrics
 from tw_keras._meetings.accumulated import accumulate, collect_none, may_accumulate

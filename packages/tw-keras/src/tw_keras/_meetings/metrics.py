@@ -10,8 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tw_core.tracing import may_meet, meet
-from tw_core.variables import is_variable
+from tw_core.internal import is_variable, may_meet, meet
 from tw_keras._meetings.step import Step
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.gradients import join_rows, map_values, values_of, with_unique_rows
+from tw_core.internal import join_rows, map_values, values_of, with_unique_rows
 from tw_keras._updates.update import Brought
 
 NARROW = ("float16", "bfloat16")

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_builders.internal import rows_of
-from tw_core.gradients import has_unique_rows, split_rows, weigh
+from tw_core.internal import has_unique_rows, split_rows, weigh
 from tw_core.ranks import RankGroup
 from tw_keras._over_ranks import exchanges as travel
 from tw_keras._updates.accumulation import Told

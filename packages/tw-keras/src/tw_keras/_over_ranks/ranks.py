@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core.internal import tf_variable
 from tw_core.ranks import RankGroup
-from tw_core.variables import tf_variable
 from tw_keras._over_ranks.agreement import begin_fit
 from tw_keras._over_ranks.exchanges import name_of
 from tw_keras._over_ranks.in_steps import Apply, Collect, InSteps

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tw_core.internal import tf_variable
 from tw_core.ranks import RankGroup
-from tw_core.variables import tf_variable
 
 
 class Results:

@@ -15,8 +15,7 @@ import keras
 import tensorflow as tf
 
 from tw_core import Tower
-from tw_core.gradients import weigh
-from tw_core.variables import tf_variable
+from tw_core.internal import tf_variable, weigh
 from tw_keras import _batches
 
 Sums = list[list[Any]]  # [K][N]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tw_builders import apply_shared_gradients
-from tw_core.optimizers import create_slots
+from tw_core.internal import create_slots
 from tw_keras._updates.replicated import apply_replicated
 from tw_keras._updates.sharded import apply_sharded
 from tw_keras._updates.update import Brought, Update, with_gradients

@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from tw_core import Tower
 from tw_core.flat_variables import FlatModel, flatten
-from tw_core.optimizers import create_slots
-from tw_core.tracing import may_meet
+from tw_core.internal import create_slots, may_meet
 from tw_keras._updates.sharded import build_for_owners
 
 _TRAINED = ("trainable_variables", "trainable_weights")

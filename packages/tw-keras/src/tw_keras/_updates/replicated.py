@@ -7,10 +7,14 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import Tower, copy_to_replicas
-from tw_core.gradients import values_of
-from tw_core.optimizers import apply_pairs, create_slots
-from tw_core.tracing import call_once
-from tw_core.variables import is_variable, tf_variable
+from tw_core.internal import (
+    apply_pairs,
+    call_once,
+    create_slots,
+    is_variable,
+    tf_variable,
+    values_of,
+)
 from tw_keras import _batches
 from tw_keras._updates.update import Brought, Update, with_gradients
 from tw_reduce import mean

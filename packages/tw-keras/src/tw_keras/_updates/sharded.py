@@ -15,8 +15,7 @@ import tensorflow as tf
 from tw_builders import apply_at_owners, apply_sharded_gradients
 from tw_builders.internal import owned, owners_of, place_of
 from tw_core import Tower
-from tw_core.optimizers import create_slots
-from tw_core.variables import tf_variable
+from tw_core.internal import create_slots, tf_variable
 from tw_keras._updates.update import Brought, Update, with_gradients
 
 

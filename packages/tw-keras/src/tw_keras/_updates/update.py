@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import Tower
-from tw_core.gradients import weigh
+from tw_core.internal import weigh
 from tw_reduce import Reducer
 
 

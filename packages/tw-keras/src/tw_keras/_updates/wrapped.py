@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from tw_core.optimizers import TowerOptimizerLike
+from tw_core import TowerOptimizerLike
 
 
 class WrappedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc] # untyped

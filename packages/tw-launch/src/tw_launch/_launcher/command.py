@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from types import FrameType
 
-from tw_core.checks import check_list, check_text
+from tw_core.internal import check_list, check_text
 from tw_launch._launcher.machine import Machine, find_gpus, share_gpus
 from tw_launch._launcher.meeting import (
     CANNOT_START,

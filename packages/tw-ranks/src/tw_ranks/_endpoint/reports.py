@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import tensorflow as tf
 
-from tw_core import black_box
+from tw_core.internal import Recorder, Wait, add_report, report
 from tw_ranks import _tf_compat
 from tw_ranks._endpoint.interrupts import InterruptWatch
 from tw_ranks._endpoint.progress import Progress
@@ -57,7 +57,7 @@ class Reports:
         self._rank, self._tasks, self._limits = rank, tasks, limits
         self._aborts = aborts
         self._name = f"rank {rank}"
-        self._events = black_box.Recorder(
+        self._events = Recorder(
             f"ProcessGroup, rank {rank} of {len(tasks)}",
             facts={
                 **{f"rank {r}": task for r, task in enumerate(tasks)},
@@ -145,7 +145,7 @@ class Reports:
         """Aborts this rank's collectives, as ranks are missing."""
         try:
             # While this rank is still inside the collective.
-            text = black_box.report(self._wait(missing), self._events)
+            text = report(self._wait(missing), self._events)
         except Exception:  # The report is made again with the error.
             text = ""
         if self._aborts:
@@ -163,14 +163,14 @@ class Reports:
         )
         with self._reporting:
             if self._lost is None:
-                self._lost = black_box.add_report(error, wait, self._events, text=text)
+                self._lost = add_report(error, wait, self._events, text=text)
             else:
                 error.report = self._lost.report
                 error.report_path = self._lost.report_path
                 error.add_note(self._lost.__notes__[0])
         return _tf_compat.kept_by_autograph(error)
 
-    def _wait(self, missing: dict[int, str]) -> black_box.Wait:
+    def _wait(self, missing: dict[int, str]) -> Wait:
         """Describes this rank's wait, and what is known about the other ranks."""
         own, member, now_s = self.read_report(), self.member, time.monotonic()
         states = member.states if member is not None else {}
@@ -186,7 +186,7 @@ class Reports:
             if one.what.startswith(AGREEMENT):
                 what, arrived = one.what, set(states) - set(missing)
                 since_s, deadline_s = one.since_s, self._limits.first_timeout_s
-        return black_box.Wait(
+        return Wait(
             who=self._name,
             what=what,
             waited_s=now_s - since_s,

@@ -9,9 +9,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core import flat_packs
-from tw_core.checks import check_whole_number
-from tw_core.modes import builds_session_graph
+from tw_core.internal import (
+    builds_session_graph,
+    check_whole_number,
+    cut_flat,
+    join_flat,
+)
 from tw_ranks._agreement import Exchange, TensorSpec, describe_tensor
 from tw_ranks._endpoint.endpoint import Endpoint
 from tw_ranks._exchanges.collectives import receive, send
@@ -105,7 +108,7 @@ def _broadcast_pack(
     tensors: Sequence[tf.Tensor], endpoint: Endpoint, root: int, exchange: Exchange
 ) -> list[tf.Tensor]:
     words = [_to_words(tensor) for tensor in tensors]
-    pack = flat_packs.join(words)
+    pack = join_flat(words)
     count = pack.shape[0]
     if not count:  # TensorFlow's broadcast does not take empty tensors.
         pack = tf.zeros([1], pack.dtype)
@@ -117,7 +120,7 @@ def _broadcast_pack(
         return [receive(spec, endpoint, keys[0], root=root)]
 
     [received] = run_collectives(body, [pack], endpoint=endpoint, exchange=exchange)
-    parts = flat_packs.cut(received[:count], [word.shape for word in words])
+    parts = cut_flat(received[:count], [word.shape for word in words])
     return [
         _from_words(part, tensor.shape, tensor.dtype)
         for part, tensor in zip(parts, tensors, strict=True)

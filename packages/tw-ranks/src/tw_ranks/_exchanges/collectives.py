@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tw_core.gradients import weigh
+from tw_core.internal import weigh
 from tw_ranks import _tf_compat
 from tw_ranks._endpoint.endpoint import Endpoint
 

@@ -6,15 +6,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core import flat_packs
-from tw_core.flat_packs import PackPlan
-from tw_core.gradients import (
+from tw_core.gradients import sum_duplicate_rows
+from tw_core.internal import (
+    PackPlan,
     has_unique_rows,
     join_rows,
     map_values,
+    pack_tensors,
+    plan_packing,
     power_of_two,
     split_rows,
-    sum_duplicate_rows,
+    unpack_tensors,
     values_of,
     weigh,
 )
@@ -135,13 +137,13 @@ def _exchange_parts(
             for grad, dtype in zip(local, narrow, strict=True)
         ], weight
     dense = [*(local[n] for n in plan.dense), weight]
-    packed = flat_packs.pack(dense, plan.packs)
+    packed = pack_tensors(dense, plan.packs)
     rows = [part for n in plan.sparse for part in (local[n].values, local[n].indices)]
     # The endpoint keeps what is called below, which must not keep the tensors' graph.
     count, shapes = len(packed), [tensor.shape for tensor in dense]
 
     def unpack(results: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return flat_packs.unpack(results[:count], plan.packs, shapes)
+        return unpack_tensors(results[:count], plan.packs, shapes)
 
     got = run_collectives(
         lambda brought, keys: _body(brought, keys, count, plan, endpoint),
@@ -200,9 +202,7 @@ def _plan(local: Sequence[Any], manner: Manner) -> ExchangePlan:
     keys = [_pack_key(local[n]) for n in dense]
     has_narrow = any(narrow_dtype(values_of(g).dtype, manner.wire_dtype) for g in local)
     manner = replace(manner, weighs=manner.weighs and has_narrow)
-    packs = flat_packs.plan_packs(
-        [*keys, None if manner.gathers_weights else "float32"]
-    )
+    packs = plan_packing([*keys, None if manner.gathers_weights else "float32"])
     return ExchangePlan(dense, sparse, packs, manner)
 
 

@@ -22,18 +22,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_function
-from tw_core.gradients import (
+from tw_core.internal import (
     Gradients,
     add_rows,
+    check_function,
     check_gradients,
     check_weight,
     check_weights,
     map_values,
     values_of,
     weigh,
+    without_autograph,
 )
-from tw_core.modes import without_autograph
 from tw_ranks._endpoint.endpoint import Endpoint
 from tw_ranks._exchanges.collectives import NARROW, check_dtypes
 from tw_ranks._exchanges.gradients import Manner, exchange_gradients, narrow_dtype

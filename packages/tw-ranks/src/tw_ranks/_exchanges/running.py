@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tw_core.modes import (
+from tw_core.internal import (
     builds_session_graph,
     compiles_with_xla,
     traces_function,

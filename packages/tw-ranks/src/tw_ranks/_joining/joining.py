@@ -15,8 +15,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from tw_core.black_box import Recorder, Wait, add_report
-from tw_core.checks import check_number
+from tw_core.internal import Recorder, Wait, add_report, check_number
 from tw_launch import find_tf_config
 from tw_launch.internal import (
     find_unreachable,

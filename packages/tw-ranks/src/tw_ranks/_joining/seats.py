@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tw_core.checks import check_text, check_whole_number
+from tw_core.internal import check_text, check_whole_number
 from tw_launch import find_tf_config
 from tw_launch.internal import is_loopback, join_address, split_address
 from tw_ranks._joining.launchers import Place, find_places

@@ -10,8 +10,7 @@ from functools import partial
 
 import tensorflow as tf
 
-from tw_core.checks import check_function
-from tw_core.gradients import Gradients
+from tw_core.internal import Gradients, check_function
 from tw_reduce._checks import reduced_by
 from tw_reduce._combinators.mean import Combinator
 from tw_reduce._reducer import (

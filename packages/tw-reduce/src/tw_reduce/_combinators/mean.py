@@ -19,17 +19,17 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tw_core.checks import check_function
-from tw_core.devices import host_of
-from tw_core.gradients import (
+from tw_core.internal import (
     Gradients,
+    check_function,
     check_weights,
+    host_of,
     read_gradients,
     scale,
     shares_of,
     weigh,
+    without_autograph,
 )
-from tw_core.modes import without_autograph
 from tw_reduce._checks import positions_of, reduced_by
 from tw_reduce._reducer import (
     HALF_DTYPES,

@@ -11,9 +11,14 @@ from functools import partial
 
 import tensorflow as tf
 
-from tw_core.checks import check_function, check_whole_number
-from tw_core.flat_packs import PackPlan, cut, join
-from tw_core.gradients import Gradients
+from tw_core.internal import (
+    Gradients,
+    PackPlan,
+    check_function,
+    check_whole_number,
+    cut_flat,
+    join_flat,
+)
 from tw_reduce._checks import reduced_by
 from tw_reduce._combinators.mean import Combinator
 from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors
@@ -119,7 +124,7 @@ def _pack(tensors: Sequence[Tensorlike], plan: PackPlan) -> list[Tensorlike]:
     packs = []
     for positions in plan.packs:
         with tf.device(tensors[positions[0]].device):
-            packs.append(join([tensors[n] for n in positions], narrow=True))
+            packs.append(join_flat([tensors[n] for n in positions], narrow=True))
     return [*packs, *(tensors[n] for n in plan.alone)]
 
 
@@ -133,7 +138,7 @@ def _unpack_towers(
         for positions, pack in zip(plan.packs, tower, strict=False):
             if id(pack) not in done:
                 with tf.device(pack.device):
-                    done[id(pack)] = cut(pack, [like[n].shape for n in positions])
+                    done[id(pack)] = cut_flat(pack, [like[n].shape for n in positions])
             row.update(zip(positions, done[id(pack)], strict=True))
         row.update(zip(plan.alone, tower[len(plan.packs) :], strict=True))
         results.append([row[n] for n in range(len(like))])

@@ -24,10 +24,15 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import tensorflow as tf
 
-from tw_core.black_box import DeadlineError, Recorder, Wait, add_report
-from tw_core.call_threads import CallThread
-from tw_core.devices import host_of
-from tw_core.modes import orders_effects
+from tw_core import DeadlineError
+from tw_core.internal import (
+    CallThread,
+    Recorder,
+    Wait,
+    add_report,
+    host_of,
+    orders_effects,
+)
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -14,11 +14,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_number
 from tw_core.devices import canonical_device
-from tw_core.flat_packs import join
-from tw_core.gradients import Gradients, read_gradients
-from tw_core.modes import builds_session_graph, orders_effects, without_autograph
+from tw_core.internal import (
+    Gradients,
+    builds_session_graph,
+    check_number,
+    join_flat,
+    orders_effects,
+    read_gradients,
+    without_autograph,
+)
 from tw_reduce._checks import (
     check_addable,
     check_device_strings,
@@ -260,7 +265,11 @@ def _reduce(
     for tensor, device in zip(dense, devices, strict=True):
         with tf.device(device):
             # A tensor that may be empty is sent with one more element.
-            sent = tensor if is_filled else join([tensor, tf.zeros([1], tensor.dtype)])
+            sent = (
+                tensor
+                if is_filled
+                else join_flat([tensor, tf.zeros([1], tensor.dtype)])
+            )
             sent = tf.cast(sent, sent_as)
             total = tf.raw_ops.CollectiveReduce(
                 input=sent,

@@ -14,8 +14,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from tw_core.checks import check_list, check_whole_number
-from tw_core.modes import without_autograph
+from tw_core.internal import check_list, check_whole_number, without_autograph
 from tw_reduce._checks import addable, check_devices
 from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, columns, rows
 from tw_reduce._sums.one_device import add_columns

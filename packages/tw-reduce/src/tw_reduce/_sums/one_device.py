@@ -10,7 +10,7 @@ no pass folds. ``docs/design/reduce.md`` has the measurements.
 
 The sum of sparse gradients is the list of all their rows: an index may occur
 twice, and in any order, unless it is known to occur once in each tower
-(``tw_core.gradients.add_rows``). ``tw_core.gradients.sum_duplicate_rows`` adds rows for
+(``tw_core.internal.add_rows``). ``tw_core.gradients.sum_duplicate_rows`` adds rows for
 whatever needs one per index, as ten of Keras 3's optimizers do.
 
 ``sum_balanced`` places the largest gradient first, each on the device with the fewest
@@ -23,10 +23,17 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from tw_core.checks import check_list, check_text, check_whole_number
-from tw_core.devices import host_of
-from tw_core.gradients import Gradients, add_rows, narrow_source
-from tw_core.modes import compiles_with_xla, without_autograph
+from tw_core.internal import (
+    Gradients,
+    add_rows,
+    check_list,
+    check_text,
+    check_whole_number,
+    compiles_with_xla,
+    host_of,
+    narrow_source,
+    without_autograph,
+)
 from tw_reduce._checks import addable, check_device_strings, check_devices
 from tw_reduce._reducer import Tensorlike, TowerTensors, columns
 from tw_reduce._tensor_info import num_bytes_of_columns

@@ -19,9 +19,15 @@ from typing import Any, ParamSpec, TypeVar
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, check_function, check_number, check_whole_number
-from tw_core.devices import canonical_device, host_of
-from tw_core.modes import compiles_with_xla
+from tw_core.devices import canonical_device
+from tw_core.internal import (
+    check_flag,
+    check_function,
+    check_number,
+    check_whole_number,
+    compiles_with_xla,
+    host_of,
+)
 from tw_reduce._checks import check_device_strings
 from tw_reduce._sums.arrivals import BoundedCalls, Reduction, note_all, plan_arrivals
 
@@ -115,7 +121,7 @@ class CollectiveKeys:
           session: in session graphs, where to read which towers have arrived.
 
         Returns:
-          The function, which raises ``tw_core.black_box.DeadlineError`` instead of
+          The function, which raises ``tw_core.DeadlineError`` instead of
           waiting longer. That is a ``TimeoutError``; its ``report`` names the
           reduction and the towers that have arrived there, and since when.
 

@@ -10,10 +10,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, check_nested
-from tw_core.gradients import Gradients, check_weights, read_gradients, read_pairs
-from tw_core.modes import without_autograph
-from tw_core.variables import tf_variable
+from tw_core.internal import (
+    Gradients,
+    check_flag,
+    check_nested,
+    check_weights,
+    read_gradients,
+    read_pairs,
+    tf_variable,
+    without_autograph,
+)
 from tw_reduce._checks import (
     addable,
     check_addable,

@@ -13,9 +13,13 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tw_core.checks import check_list, check_whole_number
-from tw_core.flat_packs import cut, join
-from tw_core.gradients import check_gradients
+from tw_core.internal import (
+    check_gradients,
+    check_list,
+    check_whole_number,
+    cut_flat,
+    join_flat,
+)
 from tw_reduce._checks import check_devices, check_items
 from tw_reduce._reducer import Tensorlike, TowerTensors
 from tw_reduce._tensor_info import TensorInfo, check_infos, describe_columns
@@ -135,7 +139,7 @@ class GradientPacker:
         pieces: list[tf.Tensor] = []
         with tf.name_scope("GradientPacker"):
             for plan in self._plans:
-                flat = join([grads[n] for n in plan.positions], narrow=True)
+                flat = join_flat([grads[n] for n in plan.positions], narrow=True)
                 pieces.extend(tf.split(flat, plan.sizes))
         return pieces
 
@@ -164,7 +168,7 @@ class GradientPacker:
         with tf.name_scope("GradientPacker"):
             for plan in self._plans:
                 flat = tf.concat([next(pieces) for _ in plan.sizes], axis=0)
-                parts = cut(flat, [specs[n][0] for n in plan.positions])
+                parts = cut_flat(flat, [specs[n][0] for n in plan.positions])
                 grads.update(zip(plan.positions, parts, strict=True))
         return [grads[n] for n in range(len(specs))]
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tw_core import Tower, check_towers
+from tw_core import Tower
+from tw_core.internal import check_towers
 from tw_rlload._loading.buffers import Buffers
 from tw_rlload._loading.columns import Columns
 from tw_rlload._loading.plan import LoadReport, Remainder

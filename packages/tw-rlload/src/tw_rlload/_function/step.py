@@ -11,9 +11,15 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tw_core import Tower, map_towers
-from tw_core.checks import check_list
-from tw_core.optimizers import are_alike, check_optimizer, create_slots
-from tw_core.variables import is_variable, tf_variable, tf_variables
+from tw_core.internal import (
+    are_alike,
+    check_list,
+    check_optimizer,
+    create_slots,
+    is_variable,
+    tf_variable,
+    tf_variables,
+)
 from tw_rlload._loading.specs import WEIGHTS, ColumnSpec
 from tw_rlload._training.gradients import Pairs, Update
 

@@ -18,11 +18,17 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
-from tw_core import Tower
-from tw_core.black_box import DeadlineError, Recorder, Wait, add_report
-from tw_core.call_threads import CallThread
-from tw_core.checks import check_flag, check_number, check_whole_number
-from tw_core.devices import repeated_devices
+from tw_core import DeadlineError, Tower
+from tw_core.internal import (
+    CallThread,
+    Recorder,
+    Wait,
+    add_report,
+    check_flag,
+    check_number,
+    check_whole_number,
+    repeated_devices,
+)
 from tw_rlload._loading.columns import Columns, PreparedLoad, prepare
 from tw_rlload._loading.plan import LoadReport, Remainder, check_options, cut_batch
 from tw_rlload._loading.specs import WEIGHTS, ColumnSpec

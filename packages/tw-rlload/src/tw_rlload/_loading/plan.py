@@ -12,7 +12,7 @@ from itertools import pairwise
 from string import ascii_uppercase
 from typing import Literal, TypeAlias, get_args
 
-from tw_core.checks import check_whole_number
+from tw_core.internal import check_whole_number
 
 Remainder: TypeAlias = Literal["drop", "pad", "error"]
 

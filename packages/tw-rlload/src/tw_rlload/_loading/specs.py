@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tw_core.checks import check_list
+from tw_core.internal import check_list
 
 Array = npt.NDArray[np.generic]
 DType = np.dtype[np.generic]

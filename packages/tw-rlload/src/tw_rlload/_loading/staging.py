@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tw_core import Tower, map_towers
-from tw_core.black_box import Recorder
+from tw_core.internal import Recorder
 from tw_rlload._loading.columns import Column, PreparedLoad
 from tw_rlload._loading.specs import WEIGHTS, Array, ColumnSpec, DataVariables, DType
 

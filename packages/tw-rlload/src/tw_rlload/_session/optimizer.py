@@ -11,9 +11,12 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import towers
-from tw_core.checks import check_function, check_list
-from tw_core.modes import check_session_graph
-from tw_core.optimizers import check_optimizer
+from tw_core.internal import (
+    check_function,
+    check_list,
+    check_optimizer,
+    check_session_graph,
+)
 from tw_reduce import Reducer
 from tw_rlload._loading.buffers import Buffers
 from tw_rlload._loading.columns import Columns

@@ -14,13 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import Tower, map_towers
-from tw_core.gradients import list_pairs
-from tw_core.optimizers import apply_pairs
-from tw_core.variables import (
-    Replicated,
-    tower_build,
-    variable_origin,
-)
+from tw_core.internal import apply_pairs, list_pairs, tower_build
+from tw_core.variables import Replicated, variable_origin
 from tw_rlload._loading.plan import LoadPlan
 from tw_rlload._loading.specs import WEIGHTS, ColumnSpec, DataVariables
 from tw_rlload._training.gradients import Pairs, Update

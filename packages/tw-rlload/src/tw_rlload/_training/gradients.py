@@ -11,18 +11,20 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tw_core import Tower
-from tw_core.checks import check_flag, check_function, check_number
-from tw_core.gradients import (
+from tw_core.gradients import check_grad_list
+from tw_core.internal import (
     Gradients,
     check_any_gradient,
-    check_grad_list,
+    check_flag,
+    check_function,
+    check_number,
     map_values,
     read_pairs,
+    tf_variable,
     values_of,
     with_unique_rows,
+    without_autograph,
 )
-from tw_core.modes import without_autograph
-from tw_core.variables import tf_variable
 from tw_reduce import Reducer, all_reduce, mean
 from tw_reduce.reducers import check_adds
 from tw_rlload._loading.specs import is_numeric

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from tw_core.checks import check_flag, check_whole_number
+from tw_core.internal import check_flag, check_whole_number
 from tw_rlload._loading.plan import LoadPlan
 
 Shuffle: TypeAlias = Literal["minibatches", "rows"]

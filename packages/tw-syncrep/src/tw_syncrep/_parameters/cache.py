@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_whole_number
+from tw_core.internal import check_whole_number
 from tw_launch import TaskConfig
 from tw_launch.internal import check_task
 from tw_syncrep._parameters.packs import SMALL_BYTES, Pack, is_small, with_head

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
-from tw_core import flat_packs
+from tw_core.internal import cut_flat, join_flat, plan_packing
 
 SMALL_BYTES = 1 << 20
 """From this size on, joining costs more than it saves."""
@@ -49,7 +49,7 @@ class Pack:
         own = [tensors[n] for n in self.indices]
         if head is not None:
             own.insert(0, _as_bytes(head, own[0].dtype))
-        return flat_packs.join(own)
+        return join_flat(own)
 
     def prepend(self, head: tf.Tensor | None, joined: tf.Tensor) -> tf.Tensor:
         """Puts the head in front of a pack that was joined without it."""
@@ -66,7 +66,7 @@ class Pack:
         if self._is_as_it_was:
             return None, {self.indices[0]: joined}
         head_size = self._sizes[: len(self._sizes) - len(self.shapes)]
-        parts = flat_packs.cut(joined, [*([size] for size in head_size), *self.shapes])
+        parts = cut_flat(joined, [*([size] for size in head_size), *self.shapes])
         head = _as_numbers(parts.pop(0)) if self.numbers else None
         return head, dict(zip(self.indices, parts, strict=True))
 
@@ -133,7 +133,7 @@ def plan_packs(
         for v in variables.values()
     ]
     packs = []
-    for places in flat_packs.plan_packs(keys).groups:
+    for places in plan_packing(keys).groups:
         group = tuple(indices[place] for place in places)
         first = variables[group[0]]
         pack = Pack(

@@ -13,8 +13,8 @@ from typing import Literal, TypeAlias
 import tensorflow as tf
 
 from tw_core import replica_device_setter
-from tw_core.checks import check_list, check_number
 from tw_core.devices import LeastLoadedTask
+from tw_core.internal import check_list, check_number
 from tw_launch import TaskConfig, cluster_spec
 from tw_launch.internal import check_task
 

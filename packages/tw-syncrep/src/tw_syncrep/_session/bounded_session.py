@@ -14,9 +14,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tw_core.black_box import Recorder
-from tw_core.call_threads import CallThread
-from tw_core.checks import check_function, check_kind
+from tw_core.internal import CallThread, Recorder, check_function, check_kind
 from tw_syncrep._checks import check_timeouts
 from tw_syncrep._errors import ServerLostError, SyncTimeoutError
 from tw_syncrep._timeouts.server_monitor import CHECK_EVERY_S, ServerMonitor

@@ -9,8 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.black_box import Recorder, Wait, add_report
-from tw_core.checks import check_flag, check_whole_number
+from tw_core.internal import Recorder, Wait, add_report, check_flag, check_whole_number
 from tw_syncrep._checks import check_methods, check_session
 from tw_syncrep._errors import ReplicaReplacedError, SyncTimeoutError
 from tw_syncrep._protocol.graph import LifecycleOps, SyncGraph, share_initial_tokens

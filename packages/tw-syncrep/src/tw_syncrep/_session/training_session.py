@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.checks import check_flag, check_kind, check_number, check_text
+from tw_core.internal import check_flag, check_kind, check_number, check_text
 from tw_launch import TaskConfig, find_tf_config, with_device_filters
 from tw_syncrep._checks import check_methods
 from tw_syncrep._session.bounded_session import SessionCalls, TrainingSession

@@ -6,7 +6,7 @@ heard from: a replica that waits can see from it where all the others are.
 
 from typing import TypeVar
 
-from tw_core.black_box import Recorder, Wait, add_report
+from tw_core.internal import Recorder, Wait, add_report
 from tw_syncrep._errors import ChiefLostError, SyncTimeoutError
 from tw_syncrep._timeouts.status import Status, when_heard
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from tw_core.black_box import Recorder, Wait, add_report
+from tw_core.internal import Recorder, Wait, add_report
 from tw_launch.internal import split_address
 from tw_syncrep._errors import (
     ServerLostError,

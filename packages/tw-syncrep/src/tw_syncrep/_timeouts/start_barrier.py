@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.black_box import Recorder
+from tw_core.internal import Recorder
 from tw_syncrep._errors import ReplicaReplacedError, StartTimeoutError
 from tw_syncrep._protocol.graph import SyncGraph
 from tw_syncrep._protocol.run_table import REFUSED

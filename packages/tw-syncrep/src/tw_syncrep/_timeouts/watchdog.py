@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.black_box import Recorder
+from tw_core.internal import Recorder
 from tw_syncrep._errors import SyncTimeoutError
 from tw_syncrep._protocol.graph import LifecycleOps
 from tw_syncrep._timeouts.reports import report_run

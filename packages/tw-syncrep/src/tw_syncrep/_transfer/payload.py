@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.gradients import power_of_two, weigh
+from tw_core.internal import power_of_two, weigh
 from tw_syncrep._parameters.packs import Pack, holds_bytes, plan_packs, with_head
 from tw_syncrep._transfer.rows import RowSums, make_row_sums, sum_dtype_of
 

@@ -2,9 +2,9 @@
 
 import tensorflow as tf
 
+from tw_core._flat_packs import join_flat
 from tw_core._records.origins import TowerScope, make_record, open_tower_scope
 from tw_core._variable_kinds import HIDDEN_HANDLES
-from tw_core.flat_packs import join
 from tw_core.flat_variables._flat_variable import FlatVariable
 from tw_core.flat_variables._opening import Opened
 from tw_core.flat_variables._session.collections import is_local, swap_in_collections
@@ -74,7 +74,7 @@ class OpenedInGraph(Opened):
             v1.name_scope(f"{self._scope}/"),
         ):
             made = v1.Variable(
-                join([tf.reshape(own.initial_value, [-1]) for own in self.own]),
+                join_flat([tf.reshape(own.initial_value, [-1]) for own in self.own]),
                 trainable=False,
                 collections=[],
                 name=first.dtype.base_dtype.name,

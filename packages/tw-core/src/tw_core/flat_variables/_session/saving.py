@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core._flat_packs import cut_flat, join_flat
 from tw_core._tf_compat import SaveableObject, SaveSpec
 from tw_core._variable_kinds import plain_name
-from tw_core.flat_packs import cut, join
 
 
 class SavedParts(SaveableObject):  # type: ignore[misc]
@@ -25,7 +25,7 @@ class SavedParts(SaveableObject):  # type: ignore[misc]
         """The specs to save, in the order of the parts."""
         self.is_taken, flat = True, self._flat
         with tf.device(flat.device):
-            values = cut(flat.variable.read_value(), flat.layout.shapes)
+            values = cut_flat(flat.variable.read_value(), flat.layout.shapes)
         return [
             SaveSpec(values[n], "", part.name, dtype=flat.dtype, device=flat.device)
             for n, part in enumerate(flat.layout.parts)
@@ -48,7 +48,7 @@ class SavedParts(SaveableObject):  # type: ignore[misc]
         ]
         with tf.device(flat.device):
             if len(numbers) == len(parts):
-                return flat.variable.assign(join(checked), read_value=False)
+                return flat.variable.assign(join_flat(checked), read_value=False)
             pairs = zip(numbers, checked, strict=True)
             return tf.group(*[flat.assign_part(n, value) for n, value in pairs])
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core._modes import builds_session_graph
 from tw_core._records.origins import base_name
 from tw_core._variable_kinds import plain_name
 from tw_core.flat_variables._flat_variable import FlatVariable
@@ -13,7 +14,6 @@ from tw_core.flat_variables._flat_variables import flat_among
 from tw_core.flat_variables._layout import Layout, is_slot_name
 from tw_core.flat_variables._opening import FLAT_KEY
 from tw_core.flat_variables._session.collections import swap_in_collections
-from tw_core.modes import builds_session_graph
 
 
 @contextmanager

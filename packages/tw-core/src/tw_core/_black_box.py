@@ -39,7 +39,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, TypeVar
 
-from tw_core.checks import check_text
+from tw_core._checks import check_text
 
 __all__ = [
     "KEPT",
@@ -80,34 +80,19 @@ class DeadlineError(TimeoutError):
 
 
 class Event(NamedTuple):
-    """Something that a tower, a task or a thread did.
+    """Something that a tower, a task or a thread did."""
 
-    Attributes:
-      at_s: seconds of ``time.monotonic``.
-      kind: "began", "ended", "arrived" or another verb.
-      who: "tower 1", "replica 0", "rank 2".
-      what: the step, round, collective or load.
-      number: which one of these; None if they are not numbered.
-    """
-
-    at_s: float
-    kind: str
-    who: str
-    what: str
-    number: int | None
+    at_s: float  # seconds of time.monotonic
+    kind: str  # "began", "ended", "arrived" or another verb
+    who: str  # "tower 1", "replica 0", "rank 2"
+    what: str  # the step, round, collective or load
+    number: int | None  # which one of these; None if they are not numbered
 
 
 class Open(NamedTuple):
-    """Something that has begun and not ended.
+    """Something that has begun and not ended; otherwise as an event."""
 
-    Attributes:
-      since_s: when it began, in seconds of ``time.monotonic``.
-      who: as for an event.
-      what: as for an event.
-      number: as for an event.
-    """
-
-    since_s: float
+    since_s: float  # when it began, in seconds of time.monotonic
     who: str
     what: str
     number: int | None

@@ -21,8 +21,8 @@ from typing import TypeVar, cast
 
 import tensorflow as tf
 
+from tw_core._checks import check_function
 from tw_core._tf_compat import in_body, in_xla_context
-from tw_core.checks import check_function
 
 __all__ = [
     "builds_session_graph",

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core._modes import without_autograph
 from tw_core._tf_compat import captured_from, read_only_inputs
 from tw_core._variable_kinds import READS, is_variable
-from tw_core.modes import without_autograph
 
 Combine = Callable[[Any, list[Any]], Sequence[Any]]
 

@@ -5,9 +5,9 @@ tower's tensors and of its variables' handles, which is called once per tower, w
 tower's variables in the place of the first one's.
 """
 
-from tw_core.tracing._calls import Scope, call_once
-from tw_core.tracing._stand_ins import Settle
-from tw_core.tracing._trace import (
+from tw_core._tracing.calls import Scope, call_once
+from tw_core._tracing.stand_ins import Settle
+from tw_core._tracing.trace import (
     Combine,
     is_same_in_towers,
     may_meet,

@@ -15,8 +15,8 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core._tf_compat import function_of_part, set_seed
+from tw_core._tracing.trace import Meeting, Trace
 from tw_core._variable_kinds import CALLS, READS
-from tw_core.tracing._trace import Meeting, Trace
 
 # Functions of fewer operations are inlined: optimizing them once saves little. Networks
 # of 300 operations ran no faster inlined; smaller ones were not measured.

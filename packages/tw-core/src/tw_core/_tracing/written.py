@@ -14,9 +14,9 @@ from tw_core._tf_compat import (
     is_variable_handle,
     written_by,
 )
+from tw_core._tracing.bodies import Conditional
+from tw_core._tracing.trace import Trace
 from tw_core._variable_kinds import CALLS
-from tw_core.tracing._bodies import Conditional
-from tw_core.tracing._trace import Trace
 
 _SEEDS = "seed_generator_state"  # what Keras calls the state of its generators
 _LIBRARIES = ("/tensorflow/", "/keras/", "/tf_keras/", "/tw_")  # and all of towers

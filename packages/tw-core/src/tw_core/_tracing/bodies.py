@@ -20,7 +20,7 @@ from tw_core._tf_compat import (
     replaced_bodies,
     with_gradient,
 )
-from tw_core.tracing._trace import Trace, current_trace, meet, trace_function
+from tw_core._tracing.trace import Trace, current_trace, meet, trace_function
 
 
 @dataclass(frozen=True, eq=False)

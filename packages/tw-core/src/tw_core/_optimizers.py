@@ -14,11 +14,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
+from tw_core._modes import orders_effects, without_autograph
 from tw_core._variable_kinds import CALLS, is_variable, tf_variable, tf_variables
 from tw_core.flat_variables import slots_like_parts
 from tw_core.flat_variables._flat_variables import flat_among
 from tw_core.gradients._values import with_unique_rows
-from tw_core.modes import orders_effects, without_autograph
 
 __all__ = [
     "OptimizerKind",
@@ -102,7 +102,7 @@ class OptimizerKind(Enum):
     """
 
     V1 = "tf.compat.v1.train"
-    LIKE_V1 = "tw_core.optimizers.OptimizerLike"
+    LIKE_V1 = "tw_core.OptimizerLike"
     KERAS_3 = "keras"
     TF_KERAS = "tf_keras"
     TF_KERAS_LEGACY = "tf_keras.optimizers.legacy"
@@ -395,17 +395,7 @@ def keep_repeated_rows() -> Iterator[None]:
 
 
 def check_elementwise(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Refuses flat variables for an optimizer that treats each variable as a whole.
-
-    Args:
-      optimizer: of any kind; an optimizer that it wraps is checked too.
-      variables: the variables that it will update.
-
-    Raises:
-      ValueError: one of ``variables`` is flat, and the optimizer is known not to
-        be element-wise, or is set to clip each gradient by its norm or to leave
-        variables out of the weight decay by their names.
-    """
+    """Refuses flat variables for an optimizer that treats each variable as a whole."""
     flat = [own.name for own in flat_among(variables)]
     if not flat:
         return

@@ -9,12 +9,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core._modes import orders_effects, traces_function, without_autograph
 from tw_core._tf_compat import captured_from, is_variable_handle
-from tw_core._variable_kinds import tf_variables
-from tw_core.modes import orders_effects, traces_function, without_autograph
-from tw_core.tracing._bodies import Conditional, agreed, meeting_in_bodies
-from tw_core.tracing._copies import Copies
-from tw_core.tracing._segments import (
+from tw_core._tracing.bodies import Conditional, agreed, meeting_in_bodies
+from tw_core._tracing.copies import Copies
+from tw_core._tracing.segments import (
     Segment,
     Stage,
     make_segment,
@@ -23,15 +22,10 @@ from tw_core.tracing._segments import (
     seeded_operations,
     stages_of,
 )
-from tw_core.tracing._stand_ins import Settle, StandIns, make_equal, read
-from tw_core.tracing._trace import (
-    Combine,
-    Meeting,
-    Trace,
-    components,
-    trace_function,
-)
-from tw_core.tracing._written import written_handles, written_outside
+from tw_core._tracing.stand_ins import Settle, StandIns, make_equal, read
+from tw_core._tracing.trace import Combine, Meeting, Trace, components, trace_function
+from tw_core._tracing.written import written_handles, written_outside
+from tw_core._variable_kinds import tf_variables
 
 Scope = Callable[[], AbstractContextManager[Any]]
 

@@ -12,10 +12,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.gradients import narrow_source
-from tw_core.modes import without_autograph
+from tw_core._modes import without_autograph
+from tw_core.gradients._values import narrow_source
 
-__all__ = ["PackPlan", "cut", "join", "pack", "plan_packs", "unpack"]
+__all__ = [
+    "PackPlan",
+    "cut_flat",
+    "join_flat",
+    "pack_tensors",
+    "plan_packing",
+    "unpack_tensors",
+]
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class PackPlan:
         return flat + tuple(tuple(shapes[n]) for n in self.alone)
 
 
-def plan_packs(keys: Sequence[Hashable | None]) -> PackPlan:
+def plan_packing(keys: Sequence[Hashable | None]) -> PackPlan:
     """Groups tensors with equal keys into packs.
 
     Args:
@@ -61,8 +68,8 @@ def plan_packs(keys: Sequence[Hashable | None]) -> PackPlan:
       The plan, in which every position occurs once. Packs are in the order of their
       first positions; a tensor whose key is unique stays alone.
 
-    >>> from tw_core.flat_packs import plan_packs
-    >>> plan_packs(["float32", None, "float16", "float32"])
+    >>> from tw_core._flat_packs import plan_packs
+    >>> plan_packing(["float32", None, "float16", "float32"])
     PackPlan(packs=((0, 3),), alone=(1, 2))
     """
     groups: dict[Hashable, list[int]] = {}
@@ -75,7 +82,7 @@ def plan_packs(keys: Sequence[Hashable | None]) -> PackPlan:
 
 
 @without_autograph
-def join(tensors: Sequence[tf.Tensor], *, narrow: bool = False) -> tf.Tensor:
+def join_flat(tensors: Sequence[tf.Tensor], *, narrow: bool = False) -> tf.Tensor:
     """Joins dense tensors, in their order, into one of rank 1.
 
     Args:
@@ -91,7 +98,7 @@ def join(tensors: Sequence[tf.Tensor], *, narrow: bool = False) -> tf.Tensor:
       ValueError: no tensor.
     """
     if not tensors:
-        raise ValueError("join: tensors is empty; pass at least one tensor.")
+        raise ValueError("tensors is empty; pass at least one tensor.")
     own = [narrow_source(tensor) for tensor in tensors] if narrow else tensors
     if len({tensor.dtype for tensor in own}) > 1:
         own = tensors
@@ -101,7 +108,7 @@ def join(tensors: Sequence[tf.Tensor], *, narrow: bool = False) -> tf.Tensor:
 
 
 @without_autograph
-def cut(flat: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
+def cut_flat(flat: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
     """Cuts a flat tensor into tensors of given shapes; undoes ``join``.
 
     Args:
@@ -120,7 +127,7 @@ def cut(flat: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
     unknown = [f"{n} is {s}" for n, s in enumerate(known) if not s.is_fully_defined()]
     if unknown or not known:
         raise ValueError(
-            f"cut: shapes must be known, and at least one; got {len(known)}, unknown: "
+            f"shapes must be known, and at least one; got {len(known)}, unknown: "
             f"{', '.join(unknown) or 'none'}. Leave tensors of unknown shape alone."
         )
     sizes = [shape.num_elements() for shape in known]
@@ -132,7 +139,7 @@ def cut(flat: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
 
 
 @without_autograph
-def pack(tensors: Sequence[Any], plan: PackPlan) -> list[Any]:
+def pack_tensors(tensors: Sequence[Any], plan: PackPlan) -> list[Any]:
     """Joins tensors according to a plan.
 
     Args:
@@ -143,12 +150,14 @@ def pack(tensors: Sequence[Any], plan: PackPlan) -> list[Any]:
       The packs, then the tensors that stay alone, in the plan's order; packs are on
       the device in scope.
     """
-    joined = [join([tensors[n] for n in own]) for own in plan.packs]
+    joined = [join_flat([tensors[n] for n in own]) for own in plan.packs]
     return [*joined, *(tensors[n] for n in plan.alone)]
 
 
 @without_autograph
-def unpack(packed: Sequence[Any], plan: PackPlan, shapes: Sequence[Any]) -> list[Any]:
+def unpack_tensors(
+    packed: Sequence[Any], plan: PackPlan, shapes: Sequence[Any]
+) -> list[Any]:
     """Cuts packs up again; undoes ``pack``.
 
     Args:
@@ -166,11 +175,11 @@ def unpack(packed: Sequence[Any], plan: PackPlan, shapes: Sequence[Any]) -> list
     expected = len(plan.packs) + len(plan.alone)
     if len(packed) != expected:
         raise ValueError(
-            f"unpack: packed must hold {len(plan.packs)} packs and {len(plan.alone)} "
-            f"other tensors; got {len(packed)}."
+            f"packed must hold {len(plan.packs)} packs and {len(plan.alone)} other "
+            f"tensors; got {len(packed)}."
         )
     found: dict[int, Any] = {}
     for own, flat in zip(plan.packs, packed, strict=False):
-        found.update(zip(own, cut(flat, [shapes[n] for n in own]), strict=True))
+        found.update(zip(own, cut_flat(flat, [shapes[n] for n in own]), strict=True))
     found.update(zip(plan.alone, packed[len(plan.packs) :], strict=True))
     return [found[n] for n in range(len(found))]
