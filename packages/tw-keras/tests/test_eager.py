@@ -81,6 +81,7 @@ def trained(make, kind, num_towers=None):
 @pytest.mark.parametrize("num_towers", [1, 2, 3, 4])
 @pytest.mark.parametrize("kind", OPTIONS)
 @pytest.mark.parametrize("make", [plain, stepping])
+@pytest.mark.each_choice
 def test_eager_steps_are_those_of_one_device(make, kind, num_towers):
     model, many = trained(make, kind, num_towers)
     check_near(

@@ -175,6 +175,7 @@ def test_towers_follow_callbacks_of_evaluate_and_predict():
     check_same_weights(*many.towers, rtol=0, atol=0)
 
 
+@pytest.mark.full("sharded")
 @each_kind
 def test_schedule_free_adamw_trains_as_keras_does_eagerly(variables):
     if not hasattr(keras.optimizers, "ScheduleFreeAdamW"):
@@ -407,6 +408,7 @@ def test_evaluate_predict_and_batches_of_ones_own_are_those_of_one_device():
     np.testing.assert_allclose(many(x)["a"], one(x)["a"], rtol=1e-9)
 
 
+@pytest.mark.full("sharded")
 @each_kind
 def test_towers_draw_random_numbers_of_their_own(variables):
     masks = []

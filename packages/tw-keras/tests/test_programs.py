@@ -473,10 +473,7 @@ def by_hand(model, batch_size=10, epochs=2):
     return towers[0].get_weights()
 
 
-@pytest.mark.full(
-    *("2-synchronised", "3-synchronised", "3-added and synchronised"),
-    *("3-batches of one", "3-added", "2-words, added"),
-)
+@pytest.mark.full("3-added and synchronised", "3-batches of one", "2-words, added")
 @pytest.mark.parametrize("name", OF_FEW_ROWS)
 @pytest.mark.parametrize("num_towers", [2, 3])
 def test_towers_without_rows_count_for_nothing(num_towers, name):

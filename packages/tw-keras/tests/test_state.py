@@ -149,7 +149,7 @@ def trained(way, early, late, **towers):
     return [history, model.get_weights(), state[0]], state
 
 
-@pytest.mark.full(*map(str, (0, 5, 6, 9, 13, 15, 17, 20, 22, 23)))
+@pytest.mark.full(*map(str, (0, 6, 13, 17, 22)))
 @pytest.mark.parametrize("seed", range(48))
 def test_random_programs_hold_state_as_on_one_device(seed):
     random = np.random.default_rng(seed)
@@ -204,6 +204,7 @@ def fitted(model, loss="mse", **options):
 
 @pytest.mark.parametrize("num_towers", [2, 3])
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.each_choice
 def test_weights_that_a_step_assigns_are_equal_in_all_towers(mode, num_towers):
     def make():
         return Spectral([InitialisedByItsFirstBatch()])
@@ -220,6 +221,7 @@ def test_weights_that_a_step_assigns_are_equal_in_all_towers(mode, num_towers):
     np.testing.assert_allclose(many.layers[0].scale, first, 1e-5)
 
 
+@pytest.mark.full("sharded")
 @pytest.mark.parametrize("mode", MODES)
 def test_spectral_normalisation_is_that_of_one_device(mode):
     def make():
@@ -250,6 +252,7 @@ class Resets(keras.callbacks.Callback):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_towers", [1, 3])
+@pytest.mark.each_choice
 def test_states_of_rows_stay_with_their_rows(mode, num_towers):
     series = RANDOM.normal(size=(24, 3, 2)).astype("float32")
     results = []
@@ -282,6 +285,7 @@ class Taught(keras.Sequential):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("rate", [0.0, 0.5])
+@pytest.mark.each_choice
 def test_a_teacher_outside_of_the_model_follows_once(mode, rate):
     def train(**options):
         keras.utils.set_random_seed(1)
