@@ -155,7 +155,7 @@ def test_a_rank_that_does_not_come_to_the_collective_is_named(make_ranks):
         assert "missing   rank 2: has not entered collective 4 for " in report
         assert "  rank 0: is inside collective 4 " in report
         assert "  rank 2: is outside, 3 collectives completed" in report
-        assert "; main thread in rank_programs.run_rank:" in report
+        assert "; main thread in harness.rank_programs.run_rank:" in report
         assert "tw-ranks-member: " in report
 
 
@@ -169,7 +169,7 @@ def test_a_rank_that_is_busy_and_answers_is_waited_for_with_a_warning(make_ranks
         for warning in told:
             assert re.search(
                 r"rank 0 \(.*\) has not entered collective \d+ for .* s, which others "
-                r"have; it is outside, .*; main thread in rank_programs.be_busy:\d+\. "
+                r"have; it is outside, .*; main thread in harness.rank_programs.be_busy:\d+\. "
                 r"A rank that answers is waited for up to 600 s\.$",
                 warning,
             )
