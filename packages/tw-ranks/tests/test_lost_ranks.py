@@ -169,7 +169,8 @@ def test_a_rank_that_is_busy_and_answers_is_waited_for_with_a_warning(make_ranks
         for warning in told:
             assert re.search(
                 r"rank 0 \(.*\) has not entered collective \d+ for .* s, which others "
-                r"have; it is outside, .*; main thread in harness.rank_programs.be_busy:\d+\. "
+                r"have; it is outside, .*; main thread in "
+                r"harness.rank_programs.be_busy:\d+\. "
                 r"A rank that answers is waited for up to 600 s\.$",
                 warning,
             )
