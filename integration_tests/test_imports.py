@@ -56,10 +56,10 @@ def test_no_module_hides_a_public_name(module):
         assert is_module == (f"{module}.{name}" in sys.modules), name
 
 
-PARTS = [f"tw_syncrep.{name}" for name in ("cluster", "horovod", "processes")]
+FACES = [f"tw_{name}.internal" for name in ("core", "launch", "ranks", "reduce")]
 
 
-@pytest.mark.parametrize("module", [*MODULES, *PARTS])
+@pytest.mark.parametrize("module", [*MODULES, *FACES])
 def test_a_name_that_does_not_exist_is_refused_as_python_does_it(module):
     words = f"^module '{module}' has no attribute 'no_such_name'$"
     with pytest.raises(AttributeError, match=words):
