@@ -30,6 +30,9 @@ def public_errors():
 
 @each_package
 def test_every_message_has_a_heading_of_its_own_words(package):
+    page = package.name.removeprefix("tw-")
+    assert (ROOT / "docs" / "errors" / f"{page}.md").is_file()
+    assert f"({page}.md)" in INDEX
     listed = list(ENTRY.finditer(render(package)))
     assert len(listed) > 5
     titles = [entry["title"] for entry in listed]

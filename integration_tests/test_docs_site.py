@@ -65,6 +65,9 @@ def test_the_reference_begins_with_tables_of_names():
 
 def test_every_public_name_is_in_the_reference():
     pages = {path.stem: path.read_text("utf-8") for path in SITE.glob("api/tw-*.html")}
+    assert sorted(pages) == sorted(
+        p.parent.name for p in ROOT.glob("packages/*/api.txt")
+    )
     described = set(re.findall(r'id="[\w.]+\.(\w+)"', "".join(pages.values())))
     for package, page in pages.items():
         interface = (ROOT / "packages" / package / "api.txt").read_text("utf-8")
