@@ -339,5 +339,5 @@ def test_options_that_make_no_sense_are_refused(capsys, words, says):
 def test_programs_of_horovod_need_its_names(capsys, monkeypatch):
     monkeypatch.setattr(plan, "entry_points", lambda **_: [])
     assert main(["--horovod", "-np", "1", "--", "true"]) == 2
-    says = "--horovod needs tw-horovod: pip install tw-horovod"
+    says = "--horovod needs the package tw-horovod, which is not installed; install it"
     assert says in capsys.readouterr().err

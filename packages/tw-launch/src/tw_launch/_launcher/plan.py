@@ -100,7 +100,10 @@ def find_horovod() -> str:
     """
     found = entry_points(group="tw_launch.python_paths", name="horovod")
     if not found:
-        raise ValueError("--horovod needs tw-horovod: pip install tw-horovod")
+        raise ValueError(
+            "--horovod needs the package tw-horovod, which is not installed; install "
+            "it from its files, as its README says."
+        )
     [one] = found
     return str(one.load()())
 
