@@ -62,7 +62,15 @@ class ProcessGroup:
     ) -> None:
         """Called by ``join`` alone; from then on this rank reports its progress.
 
-        A rank that is alone has no ``member``, and only rank 0 has a ``coordinator``.
+        Args:
+          introductions: of all ranks, by rank.
+          rank: of this process.
+          engine: what carries the tensors.
+          member: the connection to rank 0; None for a rank that is alone.
+          coordinator: what serves the others; None on all ranks but 0.
+          limits: the deadlines of waits.
+          start_runtime: starts TensorFlow's runtime at the first exchange.
+          mpi: MPI, where it is the engine.
         """
         machines = list(dict.fromkeys(other.machine for other in introductions))
         here = find_local_ranks(introductions, rank)
