@@ -58,6 +58,7 @@ from tw_core.gradients import *
 from tw_core.testing import *
 from tw_core.variables import *
 from tw_doctor import *
+from tw_keras import *
 from tw_launch import *
 from tw_ranks import *
 from tw_reduce import *
