@@ -533,7 +533,7 @@ def test_a_loop_in_another_mode_is_refused():
         next(iter(data))
     with pytest.raises(RuntimeError, match="call reduce"):
         tf.function(lambda: [parts for parts in data], autograph=False)()
-    with pytest.raises(RuntimeError, match="elsewhere take"):
+    with pytest.raises(RuntimeError, match="Elsewhere take"):
         StagingInput(tf.data.Dataset.range(4).batch(2), ours(2))
 
 

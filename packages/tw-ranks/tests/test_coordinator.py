@@ -309,8 +309,8 @@ def test_thousands_of_connections_keep_no_rank_out():
         (of_run(0, task="x"), "p0 and x both are rank 0", False),
         (of_run(7), "rank must be 0 to 1", False),
         (of_run(1, size=3), "rank 0 expects 2 ranks", False),
-        (of_run(1, address="x"), "takes this for no rank of its tw-syncrep", False),
-        (of_run(1, task="a\n"), "takes this for no rank of its tw-syncrep", False),
+        (of_run(1, address="x"), "takes this for no rank of its tw-ranks", False),
+        (of_run(1, task="a\n"), "takes this for no rank of its tw-ranks", False),
     ],
 )
 def test_who_does_not_belong_here_is_refused_and_the_others_meet(comer, says, again):

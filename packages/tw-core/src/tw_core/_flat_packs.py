@@ -68,7 +68,7 @@ def plan_packing(keys: Sequence[Hashable | None]) -> PackPlan:
       The plan, in which every position occurs once. Packs are in the order of their
       first positions; a tensor whose key is unique stays alone.
 
-    >>> from tw_core._flat_packs import plan_packs
+    >>> from tw_core.internal import plan_packing
     >>> plan_packing(["float32", None, "float16", "float32"])
     PackPlan(packs=((0, 3),), alone=(1, 2))
     """
