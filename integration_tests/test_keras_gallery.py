@@ -80,7 +80,7 @@ def test_two_lines_at_most_are_not_plain_keras(name):
         import gallery
     path = FOLDER / f"{name}.py"
     assert gallery.marked_lines(path) == [
-        "from tw_builders import TowerModel",
+        "from tw_keras import TowerModel",
         "model = TowerModel(make_model, devices(towers))",
     ]
     plain = gallery.plain_source(path)
