@@ -2,11 +2,9 @@
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 
 def explain_unavailable(explain: Callable[[str], str]) -> None:
@@ -24,9 +22,3 @@ def explain_unavailable(explain: Callable[[str], str]) -> None:
         begin(self, node_def, op, explain(message), *args)
 
     tf.errors.UnavailableError.__init__ = begin_explained
-
-
-def eager_mode() -> AbstractContextManager[None]:
-    """Returns a scope in which this thread runs eagerly, whatever the default is."""
-    scope: AbstractContextManager[None] = context.eager_mode()
-    return scope

@@ -23,3 +23,4 @@ from ._group import endpoint_of as endpoint_of
 from ._joining.joining import join_prepared as join_prepared
 from ._joining.seats import find_seat as find_seat
 from ._side_channel._attendance import Deadlines as Deadlines
+from ._tf_compat import eager_mode as eager_mode

@@ -8,12 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 from tw_core.internal import without_autograph
-from tw_horovod import _tf_compat
 from tw_horovod._operations import exchanges
 from tw_horovod._operations.reductions import Max
 from tw_horovod._state.group import find_endpoint, find_group, global_process_set
 from tw_ranks import ProcessGroup, finish
-from tw_ranks.internal import BUCKETS, broadcast_tensors, endpoint_of
+from tw_ranks.internal import BUCKETS, broadcast_tensors, eager_mode, endpoint_of
 
 _WORD_BYTES = 4
 
@@ -43,7 +42,7 @@ def broadcast_object(
     endpoint = find_endpoint(process_set)
     is_root = endpoint.rank == root_rank
     words = _to_words(obj) if is_root else np.zeros([0], np.int32)
-    with _tf_compat.eager_mode():
+    with eager_mode():
         [size] = broadcast_tensors(
             [tf.constant(len(words), tf.int32)],
             endpoint=endpoint,
@@ -90,7 +89,7 @@ def allgather_object(
     """
     endpoint = find_endpoint(process_set)
     words = _to_words(obj)
-    with _tf_compat.eager_mode():
+    with eager_mode():
         own = [tf.constant(words), tf.constant([len(words)])]
         got, counts = exchanges.gather_all(own, endpoint=endpoint, name=name or "")
         parts = np.split(got.numpy(), np.cumsum(counts.numpy())[:-1])
@@ -100,7 +99,7 @@ def allgather_object(
 def barrier(process_set: Any = global_process_set) -> None:
     """Waits until all ranks have called it; runs at once, in graph mode too."""
     endpoint = find_endpoint(process_set)
-    with _tf_compat.eager_mode():
+    with eager_mode():
         exchanges.reduce([tf.zeros([1], tf.int32)], Max, endpoint=endpoint)
 
 
@@ -130,7 +129,7 @@ def join() -> tf.Tensor:
 
 def _join(group: ProcessGroup) -> int:
     waited = finish(group)
-    with _tf_compat.eager_mode():
+    with eager_mode():
         own = tf.constant([waited], tf.int32)
         [all_waited] = exchanges.gather_all([own], endpoint=endpoint_of(group))
         steps = all_waited.numpy()

@@ -5,13 +5,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_horovod import _tf_compat
 from tw_horovod._gradients.keras_optimizers import build, find_variables
 from tw_horovod._keras import IS_KERAS_2, keras
 from tw_horovod._operations import ops, shares, variables
 from tw_horovod._operations.reductions import Average
 from tw_horovod.compression import Compression
 from tw_horovod.keras._optimizer import DistributedOptimizer
+from tw_ranks.internal import eager_mode
 
 
 def allreduce(
@@ -119,5 +119,5 @@ def load_model(
 def _run(function: Callable[[], tf.Tensor]) -> Any:
     if tf.executing_eagerly():
         return function()
-    with _tf_compat.eager_mode():
+    with eager_mode():
         return function().numpy()
