@@ -13,6 +13,7 @@ from tw_reduce import sum_collective
 from tw_reduce.reducers import CollectiveKeys
 
 WAIT_S = 30.0
+BOUND_S = 1.0  # of calls that miss it, and of those before, which take milliseconds
 both_modes = pytest.mark.parametrize("mode", ["function", "session"])
 
 
@@ -87,9 +88,10 @@ def hang(towers, step):
 
 @both_modes
 @pytest.mark.parametrize("victim", range(3))
+@pytest.mark.each_choice
 def test_the_tower_that_does_not_come_is_named_and_those_that_wait_for_it(mode, victim):
     towers = Towers(victim)
-    step = towers.bounded(mode, timeout_s=2.0)
+    step = towers.bounded(mode, timeout_s=BOUND_S)
     for _ in range(3):
         np.testing.assert_array_equal(step(), [6.0] * 4)
     error = hang(towers, step)
@@ -117,9 +119,10 @@ def in_a_branch(reduce, x):
 
 @both_modes
 @pytest.mark.parametrize("wrap, want", [(in_a_loop, 1.0), (in_a_branch, 6.0)])
+@pytest.mark.each_choice
 def test_arrivals_are_noted_in_loops_and_branches(mode, wrap, want):
     towers = Towers(1, wrap=wrap)
-    step = towers.bounded(mode, timeout_s=3.0)
+    step = towers.bounded(mode, timeout_s=BOUND_S)
     for _ in range(2):
         np.testing.assert_allclose(step(), [want] * 4)
     (missing,) = missing_in(hang(towers, step).report)
@@ -127,10 +130,15 @@ def test_arrivals_are_noted_in_loops_and_branches(mode, wrap, want):
 
 
 @both_modes
-def test_a_reduction_that_all_have_come_to_is_not_the_one_that_hangs(mode):
-    # In a function it waits for the one before it all the same.
+def test_neither_another_reduction_nor_a_step_that_failed_counts_as_arrival(mode):
+    # In a function the second one waits for the one before it all the same.
     towers = Towers(1, then=True)
-    step = towers.bounded(mode, timeout_s=3.0)
+    step = towers.bounded(mode, timeout_s=BOUND_S)
+    step()
+    towers.fails = True
+    with pytest.raises(tf.errors.OpError, match="on purpose"):
+        step()
+    towers.fails = False
     np.testing.assert_array_equal(step(), [6.0] * 4)
     error = hang(towers, step)
     assert "for what  sum_collective of 2 gradients\n" in error.report
@@ -138,33 +146,13 @@ def test_a_reduction_that_all_have_come_to_is_not_the_one_that_hangs(mode):
     assert missing.startswith("tower 1 ")
 
 
-@both_modes
-def test_a_tower_that_came_to_a_step_that_failed_has_not_come_to_the_next(mode):
-    towers = Towers(2)
-    step = towers.bounded(mode, timeout_s=3.0)
+def test_a_call_of_which_nothing_is_known_says_what_to_do():
+    towers, go_on = Towers(0), threading.Event()
+    step = towers.bounded("session", CollectiveKeys(), timeout_s=BOUND_S)
     step()
-    towers.fails = True
-    with pytest.raises(tf.errors.OpError, match="on purpose"):
-        step()
-    towers.fails = False
-    np.testing.assert_array_equal(step(), [6.0] * 4)
-    (missing,) = missing_in(hang(towers, step).report)
-    assert missing.startswith("tower 2 ")
-
-
-def test_a_session_whose_graph_notes_nothing_says_what_to_do():
-    towers = Towers(0)
-    step = towers.bounded("session", CollectiveKeys(), timeout_s=3.0)
-    step()
-    error = hang(towers, step)
-    assert "CollectiveKeys(note_arrivals=True)" in str(error)
-
-
-def test_a_call_in_which_no_tower_has_come_says_so():
-    keys = CollectiveKeys()
-    go_on = threading.Event()
+    assert "CollectiveKeys(note_arrivals=True)" in str(hang(towers, step))
     with pytest.raises(DeadlineError, match="is not known"):
-        keys.bounded(lambda: go_on.wait(WAIT_S), timeout_s=0.1)()
+        CollectiveKeys().bounded(lambda: go_on.wait(WAIT_S), timeout_s=0.1)()
     go_on.set()
 
 
@@ -180,21 +168,16 @@ def test_what_a_call_returns_or_raises_comes_through():
     assert bounded.__name__ == "divide"
 
 
-@pytest.mark.parametrize("mode", ["function", "session"])
+@both_modes
 def test_without_a_bound_nothing_is_noted(mode):
-    def ops(keys):
-        with tf.Graph().as_default() as graph:
-            Towers(0).build(tf.ones([4]), keys)
-            return {op.type for op in graph.get_operations()}
-
-    def traced(keys):
-        step = tf.function(partial(Towers(0).build, keys=keys), autograph=False)
-        graph = step.get_concrete_function(tf.TensorSpec([4])).graph
-        return {op.type for op in graph.get_operations()}
-
-    kind, found = {
-        "function": ("AssignAddVariableOp", traced),
-        "session": ("LookupTableInsertV2", ops),
-    }[mode]
-    assert kind not in found(CollectiveKeys())
-    assert kind in found(CollectiveKeys(note_arrivals=True))
+    kind = {"function": "AssignAddVariableOp", "session": "LookupTableInsertV2"}[mode]
+    for notes in (False, True):
+        keys = CollectiveKeys(note_arrivals=notes)
+        build = partial(Towers(0).build, keys=keys)
+        if mode == "session":
+            with tf.Graph().as_default() as graph:
+                build(tf.ones([4]))
+        else:
+            step = tf.function(build, autograph=False)
+            graph = step.get_concrete_function(tf.TensorSpec([4])).graph
+        assert (kind in {op.type for op in graph.get_operations()}) == notes

@@ -5,65 +5,21 @@ from functools import partial
 import numpy as np
 import pytest
 import tensorflow as tf
+from reduce_given import KEYS, REDUCERS, balanced, on_towers
 
 from tw_core.testing import CPUS, SparseRows, run_in_function
-from tw_reduce import (
-    accumulate_as,
-    auto,
-    broadcast,
-    compress,
-    hierarchical,
-    mean,
-    packed,
-    partition,
-    sum_balanced,
-    sum_collective,
-    sum_nccl,
-    sum_on_device,
-    sum_round_robin,
-)
-from tw_reduce.reducers import CollectiveKeys
-from tw_reduce.tensorpack import (
-    GradientPacker,
-    aggregate_grads_colocate,
-    allreduce_grads_naive,
-)
+from tw_reduce import mean, packed, sum_collective, sum_nccl
+from tw_reduce.tensorpack import aggregate_grads_colocate, allreduce_grads_naive
 
-KEYS = CollectiveKeys()
-BALANCED = partial(sum_balanced, devices=CPUS[:2])
-REDUCERS = {
-    "on one device": partial(sum_on_device, device=CPUS[0]),
-    "round robin": partial(sum_round_robin, devices=CPUS[:2]),
-    "balanced": BALANCED,
-    "hierarchical": hierarchical([[0], [1]], devices=CPUS[:2]),
-    "packed": packed(BALANCED),
-    "packed broadcast": packed(broadcast(BALANCED)),
-    "compress": compress(BALANCED, tf.bfloat16),
-    "accumulate as": accumulate_as(BALANCED, tf.float64),
-    "partition": partition(
-        lambda info: info.dtype, {"float32": BALANCED, "float16": BALANCED}
-    ),
-    "auto": auto(CPUS[:2]),
-    "naive": lambda grads: 2 * [allreduce_grads_naive(grads, CPUS[:2], average=False)],
-}
-each_reducer = pytest.mark.parametrize("name", REDUCERS)
+BALANCED = balanced(2)
+KINDS = {name: make(2) for name, make in REDUCERS.items() if "collective" not in name}
+KINDS["naive"] = lambda grads: (
+    2 * [allreduce_grads_naive(grads, CPUS[:2], average=False)]
+)
 
 
 def compiled(fn):
     return tf.function(fn, jit_compile=True, autograph=False)
-
-
-def on_devices(devices, fn, grads):
-    placed = []
-    for device, tower in zip(devices, grads, strict=True):
-        with tf.device(device):
-            placed.append(
-                [
-                    tf.nest.map_structure(tf.identity, grad, expand_composites=True)
-                    for grad in tower
-                ]
-            )
-    return fn(placed)
 
 
 def towers():
@@ -86,15 +42,15 @@ def towers():
 
 
 @pytest.mark.parametrize(
-    ("where", "devices"),
-    [("/cpu:0", ["", ""]), ("/cpu:3", CPUS[:2])],
+    ("where", "place"),
+    [("/cpu:0", lambda fn, grads: fn(grads)), ("/cpu:3", on_towers)],
     ids=["towers nowhere", "towers on two devices"],
 )
 @pytest.mark.parametrize("change", [lambda reducer: reducer, mean], ids=["sum", "mean"])
-@each_reducer
+@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.each_choice
-def test_a_compiled_reducer_gives_the_plain_ones_results(where, devices, change, name):
-    fn = partial(on_devices, devices, change(REDUCERS[name]))
+def test_a_compiled_reducer_gives_the_plain_ones_results(where, place, change, name):
+    fn = partial(place, change(KINDS[name]))
     grads = towers()
     want = run_in_function(fn, grads)
     with tf.device(where):
@@ -110,9 +66,9 @@ def test_a_compiled_reducer_gives_the_plain_ones_results(where, devices, change,
                 np.testing.assert_allclose(one, other, rtol=2e-6, atol=1e-6)
 
 
-@each_reducer
+@pytest.mark.parametrize("name", ["balanced", "packed broadcast", "auto"])
 def test_a_reducer_is_traced_again_for_a_plain_function(name):
-    reduce = tf.function(REDUCERS[name], autograph=False)
+    reduce = tf.function(KINDS[name], autograph=False)
     grads = [[tf.ones([3]), tf.ones([5_000])] for _ in range(2)]
     plain = reduce(grads)
     within = compiled(lambda grads: reduce(grads))(grads)
@@ -148,19 +104,6 @@ def test_steps_of_a_whole_training_compile():
     np.testing.assert_allclose(variables[1], -0.1 * want[1], rtol=2e-6)
 
 
-def test_the_packer_compiles():
-    def there_and_back(grads):
-        packer = GradientPacker(2)
-        assert packer.compute_strategy(grads)
-        return packer.unpack(packer.pack(grads))
-
-    grads = [np.arange(5_000, dtype=np.float32), np.ones((2, 3), np.float32)]
-    for value, wanted in zip(
-        run_in_function(compiled(there_and_back), grads), grads, strict=True
-    ):
-        np.testing.assert_array_equal(value, wanted)
-
-
 def test_shapes_that_differ_are_refused_when_xla_compiles():
     @tf.function(
         jit_compile=True, autograph=False, input_signature=[tf.TensorSpec(None)] * 2
@@ -179,7 +122,6 @@ def test_shapes_that_differ_are_refused_when_xla_compiles():
     [
         partial(sum_collective, devices=CPUS[:2], keys=KEYS),
         partial(sum_nccl, devices=["/gpu:0", "/gpu:1"], keys=KEYS),
-        packed(partial(sum_collective, devices=CPUS[:2], keys=KEYS)),
     ],
 )
 def test_what_joins_devices_is_refused_with_what_to_do(reducer):

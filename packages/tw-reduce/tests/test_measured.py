@@ -93,12 +93,24 @@ def made(**mean_to_times):
     return Measurements(DEVICES, {}, tuple(profiles))
 
 
-@given(measurements(), st.booleans())
-def test_on_a_measured_list_one_as_good_as_the_fastest_is_chosen(own, copies):
+@given(measurements(), SIZES, st.booleans())
+def test_one_as_good_as_the_fastest_is_chosen(own, sizes, copies):
+    where = "all_reduce" if copies else "auto"
     for profile in own.profiles:
-        times = profile.times["all_reduce" if copies else "auto"]
+        times = profile.times[where]
         chosen = choose_strategy(own, profile.num_bytes, copies=copies)
         assert times[chosen] <= 1.0201 * min(times.values())
+    # Of other lists none that another strategy clearly beats in all that were measured.
+    chosen = choose_strategy(own, sizes, copies=copies)
+    for other in own.profiles[0].times[where]:
+        assert not all(
+            1.03 * p.times[where][other] < p.times[where][chosen] for p in own.profiles
+        )
+    # Lists without bytes count as the smallest.
+    smallest = min(own.profiles, key=lambda profile: profile.log_mean_bytes)
+    expected = choose_strategy(own, smallest.num_bytes, copies=copies)
+    for count in (0, 3):
+        assert choose_strategy(own, [0] * count, copies=copies) == expected
 
 
 @given(measurements(), SIZES, st.booleans(), st.randoms())
@@ -121,21 +133,8 @@ def test_neither_order_nor_unit_change_the_choice(own, sizes, copies, random):
     assert choose_strategy(other, sizes, copies=copies) == chosen
 
 
-@given(measurements(), SIZES, st.booleans())
-def test_no_strategy_is_chosen_that_another_clearly_beats(own, sizes, copies):
-    where = "all_reduce" if copies else "auto"
-    chosen = choose_strategy(own, sizes, copies=copies)
-    for other in own.profiles[0].times[where]:
-        assert not all(
-            1.03 * p.times[where][other] < p.times[where][chosen] for p in own.profiles
-        )
-
-
-@given(measurements(), st.integers(0, 3), st.booleans())
-def test_lists_without_bytes_count_as_those_of_the_smallest(own, count, copies):
-    smallest = min(own.profiles, key=lambda profile: profile.log_mean_bytes)
-    expected = choose_strategy(own, smallest.num_bytes, copies=copies)
-    assert choose_strategy(own, [0] * count, copies=copies) == expected
+def large(own, num_bytes):
+    return choose_strategy(own, [num_bytes], copies=False).large
 
 
 def test_between_two_lists_losses_are_weighed_by_nearness():
@@ -144,45 +143,31 @@ def test_between_two_lists_losses_are_weighed_by_nearness():
         b1048576={"sum_on_device": 3.0, "sum_balanced": 1.0},
     )
     # Of ten doublings: the losses 1 + 2u and 2 - u are equal a third of the way up.
-    assert choose_strategy(own, [1 << 13], copies=False).large == "sum_on_device"
-    assert choose_strategy(own, [1 << 14], copies=False).large == "sum_balanced"
-    assert choose_strategy(own, [1], copies=False).large == "sum_on_device"
-    assert choose_strategy(own, [1 << 30], copies=False).large == "sum_balanced"
-
-
-def test_of_those_that_no_measurement_tells_apart_the_first_is_taken():
+    assert large(own, 1 << 13) == large(own, 1) == "sum_on_device"
+    assert large(own, 1 << 14) == large(own, 1 << 30) == "sum_balanced"
+    # Of those that no measurement tells apart the first.
     own = made(b1024={"sum_on_device": 1.01, "sum_balanced": 1.0})
-    assert choose_strategy(own, [1024], copies=False).large == "sum_on_device"
+    assert large(own, 1024) == "sum_on_device"
     own = made(b1024={"sum_on_device": 1.03, "sum_balanced": 1.0})
-    assert choose_strategy(own, [1024], copies=False).large == "sum_balanced"
-
-
-def test_strategies_that_one_list_lacks_are_left_out():
+    assert large(own, 1024) == "sum_balanced"
+    # What one list lacks is left out between them.
     own = made(
         b1024={"sum_on_device": 1.0, "sum_balanced": 2.0, "hierarchical": 0.1},
         b4096={"sum_on_device": 2.0, "sum_balanced": 1.0},
     )
-    assert choose_strategy(own, [2048], copies=False).large != "hierarchical"
-    assert choose_strategy(own, [1024], copies=False).large == "hierarchical"
-
-
-def test_measurements_that_share_no_strategy_are_refused():
+    assert large(own, 2048) != "hierarchical"
+    assert large(own, 1024) == "hierarchical"
     with pytest.raises(ValueError, match="no strategy has times on all profiles for"):
         made(b1024={"sum_on_device": 1.0}, b4096={"sum_balanced": 1.0})
 
 
 @given(measurements())
-def test_what_is_written_is_read_again(own):
-    content = json.loads(json.dumps(as_json(own)))
-    assert read_measurements(content) == own
-    assert read_measurements(own) is own
-
-
-def test_a_file_is_read_by_its_path(tmp_path):
-    own = made(b1024={"sum_on_device": 1.0})
-    path = tmp_path / "m.json"
+def test_what_is_written_is_read_again(tmp_path_factory, own):
+    path = tmp_path_factory.getbasetemp() / "written.json"
     path.write_text(json.dumps(as_json(own)))
     assert read_measurements(path) == read_measurements(str(path)) == own
+    assert read_measurements(json.loads(path.read_text())) == own
+    assert read_measurements(own) is own
 
 
 def test_files_that_say_nothing_are_refused_by_name(tmp_path):
@@ -328,15 +313,11 @@ def test_other_devices_are_refused_and_other_machines_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_made_for(own, DEVICES, {"cores": "2"})
-
-
-def test_a_machine_is_described_by_what_figures_depend_on():
     here = described_here("2.21.0", ["H", "H"])
-    assert here["gpus"] == "H, H"
-    assert here["tensorflow"] == "2.21.0"
+    assert (here["gpus"], here["tensorflow"]) == ("H, H", "2.21.0")
     assert all(isinstance(value, str) and value for value in here.values())
 
 
 def test_the_choice_needs_no_tensorflow():
     code = "import sys, tw_reduce._measured; sys.exit('tensorflow' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -32,13 +32,6 @@ from tw_reduce.tensorpack import allreduce_grads_naive
 GPUS = [f"/job:worker/task:0/gpu:{k}" for k in range(8)]
 
 
-@pytest.fixture
-def graph():
-    """A fresh graph, the default one during the test."""
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
 def towers(devices, shapes=((20,), (3,)), dtype=tf.float32):
     rows = []
     for device in devices:
@@ -51,12 +44,12 @@ def ops(graph, kind):
     return [op for op in graph.get_operations() if op.type == kind]
 
 
-def devices_of(operations):
-    return [canonical_device(op.device) for op in operations]
-
-
 def cpu(k):
     return f"/device:CPU:{k}"
+
+
+def devices_of(operations):
+    return [canonical_device(op.device) for op in operations]
 
 
 def crossing(graph):
@@ -76,12 +69,9 @@ def test_packs_are_joined_on_each_tower_added_once_and_cut_up_once(graph):
     assert devices_of(ops(graph, "AddN")) == [cpu(3)] * 2
     assert devices_of(ops(graph, "SplitV")) == [cpu(3)]
     assert all(one is other for one, other in zip(*results[:2], strict=True))
-
-
-def test_a_threshold_of_zero_packs_nothing(graph):
+    before = len(ops(graph, "ConcatV2"))
     packed(partial(sum_on_device, device=CPUS[0]), below_bytes=0)(towers(CPUS[:2]))
-    assert not ops(graph, "ConcatV2")
-    assert len(ops(graph, "AddN")) == 2
+    assert len(ops(graph, "ConcatV2")) == before
 
 
 def test_one_tower_is_returned_untouched(graph):
@@ -96,11 +86,12 @@ def test_one_tower_is_returned_untouched(graph):
 @pytest.mark.parametrize(
     "combine",
     [
-        lambda reducer, wire: compress(reducer, wire),
+        compress,
         lambda reducer, wire: packed(compress(reducer, wire)),
         lambda reducer, wire: compress(packed(reducer), wire),
     ],
 )
+@pytest.mark.each_choice
 def test_compress_lets_nothing_wide_cross(graph, wire, combine):
     grads = towers(CPUS[:3], [(20,), (7,), (20_000,)])
     combine(partial(sum_on_device, device=CPUS[4]), wire)(grads)
@@ -117,26 +108,16 @@ def test_accumulate_as_adds_in_the_other_dtype(graph):
     assert {tensor.dtype for tensor in first} == {tf.float32}
 
 
-def test_tensors_narrow_by_themselves_travel_narrow(graph):
+@pytest.mark.parametrize("given", [tf.float16, tf.float64])
+def test_only_tensors_that_were_widened_travel_as_they_were(given, graph):
     rows = []
     for device in CPUS[:2]:
         with tf.device(device):
-            half = tf.compat.v1.placeholder(tf.float16, [20])
-            rows.append([tf.cast(half, tf.float32)])
+            own = tf.compat.v1.placeholder(given, [20])
+            rows.append([tf.cast(own, tf.float32)])
     sum_on_device(rows, device=CPUS[5])
     kinds = {t.dtype for t, _, to in crossing(graph) if t.dtype.is_floating}
-    assert kinds == {tf.float16}
-
-
-def test_a_rounding_cast_is_not_repeated_elsewhere(graph):
-    rows = []
-    for device in CPUS[:2]:
-        with tf.device(device):
-            wide = tf.compat.v1.placeholder(tf.float64, [20])
-            rows.append([tf.cast(wide, tf.float32)])
-    sum_on_device(rows, device=CPUS[5])
-    kinds = {t.dtype for t, _, to in crossing(graph) if t.dtype.is_floating}
-    assert kinds == {tf.float32}
+    assert kinds == {tf.float16 if given == tf.float16 else tf.float32}
 
 
 def test_the_eight_gpu_cross_adds_where_tensorpack_did(graph):
@@ -268,19 +249,6 @@ def test_the_hidden_shape_comes_from_the_cpu_of_the_same_task(graph):
     assert devices_of(ops(graph, "AddN")) == [canonical_device(device)] * 2
 
 
-@pytest.mark.parametrize("run", [run_in_graph, run_in_function])
-def test_balanced_places_alike_in_both_modes(run):
-    seen = []
-
-    def fn(grads):
-        [sums, _] = sum_balanced(grads, devices=CPUS[:3])
-        seen.append([canonical_device(tensor.device) for tensor in sums])
-        return sums
-
-    run(fn, [[np.ones(size, np.float32) for size in (9, 5, 4, 3)]] * 2)
-    assert seen[-1] == [cpu(0), cpu(1), cpu(2), cpu(2)]
-
-
 def test_broadcast_copies_each_result_to_its_towers_device_once(graph):
     devices = [CPUS[0], CPUS[1], CPUS[1], CPUS[2]]
     on_first = partial(sum_on_device, device=CPUS[0])
@@ -301,9 +269,10 @@ def in_partition(devices):
 @pytest.mark.parametrize("weighs", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("num_towers", [2, 4])
 @pytest.mark.parametrize("make", [all_reduce, auto, in_partition])
+@pytest.mark.each_choice
 def test_a_mean_multiplies_a_pack_as_one(make, num_towers, weighs, graph):
     weights = [3] * (num_towers - 1) + [5] if weighs else None
-    shapes = [(own,) for own in range(1, 26)] + [(10_000,)]
+    shapes = [(own,) for own in range(1, 9)] + [(10_000,)]
     made = towers(CPUS[:num_towers], shapes)
     mean(make(list(CPUS[:num_towers])), weights=weights)(made)
     assert len(ops(graph, "Mul")) == 2  # the pack, and the one that is large
@@ -312,12 +281,13 @@ def test_a_mean_multiplies_a_pack_as_one(make, num_towers, weighs, graph):
 
 @pytest.mark.parametrize("run", [run_in_graph, run_in_function])
 @pytest.mark.parametrize("make", [all_reduce, auto, in_partition])
+@pytest.mark.each_choice
 def test_a_pack_that_is_multiplied_as_one_has_the_bits_of_its_gradients(run, make):
     random = np.random.default_rng(0)
-    shapes = [(own,) for own in range(1, 26)] + [(10_000,)]
+    shapes = [(own,) for own in range(1, 9)] + [(10_000,)]
     given = [[random.normal(size=s).astype(np.float32) for s in shapes] for _ in "abc"]
     reduce = make(list(CPUS[:3]))
-    sums = run(reduce, given)
-    for got, own in zip(run(mean(reduce), given), sums, strict=True):
+    sums, means = run(lambda grads: (reduce(grads), mean(reduce)(grads)), given)
+    for got, own in zip(means, sums, strict=True):
         for value, total in zip(got, own, strict=True):
             np.testing.assert_array_equal(value, total * np.float32(1 / 3))

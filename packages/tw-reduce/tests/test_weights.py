@@ -7,71 +7,37 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
+from reduce_given import REDUCERS, balanced, on_towers
 
-from tw_core.testing import run_eagerly, run_in_function, run_in_graph
-from tw_reduce import (
-    accumulate_as,
-    all_reduce,
-    auto,
-    broadcast,
-    compress,
-    hierarchical,
-    mean,
-    packed,
-    partition,
-    sum_balanced,
-    sum_collective,
-)
-from tw_reduce.reducers import CollectiveKeys
+from tw_core.testing import CPUS, run_eagerly, run_in_function, run_in_graph
+from tw_reduce import accumulate_as, all_reduce, mean
 
-CPUS = [f"/cpu:{k}" for k in range(8)]
-KEYS = CollectiveKeys()
 MODES = {"graph": run_in_graph, "function": run_in_function, "eager": run_eagerly}
 each_mode = pytest.mark.parametrize("mode", MODES)
 # On both sides of the elements (4,096) from which packs leave a tensor alone.
 SHAPES = [(), (3,), (2, 4), (0,), (4_095,), (64, 64), (90, 70)]
 
 
-def balanced(k):
-    return partial(sum_balanced, devices=CPUS[:k])
-
-
 # name -> K -> reducer of sums
-REDUCERS = {
-    "all_reduce": lambda k: all_reduce(CPUS[:k]),
-    "auto": lambda k: auto(CPUS[:k]),
-    "balanced": balanced,
-    "packed": lambda k: packed(balanced(k)),
-    "packed broadcast": lambda k: packed(broadcast(balanced(k))),
-    "hierarchical": lambda k: hierarchical([range(k)], devices=CPUS[:k]),
-    "partition": lambda k: partition(
-        lambda info: info.dtype,
-        {"float32": packed(balanced(k)), "float16": balanced(k)},
-    ),
-    "compress": lambda k: packed(compress(balanced(k), tf.bfloat16)),
-    "accumulate as": lambda k: accumulate_as(balanced(k), tf.float64),
-    "accumulate as float16": lambda k: accumulate_as(balanced(k), tf.float16),
-    "one's own": lambda k: lambda grads: balanced(k)(grads),
-    "collective": lambda k: packed(
-        partial(sum_collective, devices=CPUS[:k], keys=KEYS, timeout_s=60)
-    ),
+KINDS = {
+    name: REDUCERS[name]
+    for name in (
+        *("all_reduce", "auto", "balanced", "packed broadcast", "hierarchical"),
+        *("compress", "accumulate as", "partition", "packed collective"),
+    )
 }
+KINDS["accumulate as float16"] = lambda k: accumulate_as(balanced(k), tf.float16)
+KINDS["one's own"] = lambda k: lambda grads: balanced(k)(grads)
 each_reducer = pytest.mark.parametrize(
     ("mode", "name"),
-    [(m, n) for n in REDUCERS for m in MODES if (m, n) != ("eager", "collective")],
+    [("function", name) for name in KINDS]
+    + [("graph", name) for name in ("all_reduce", "packed collective", "one's own")]
+    + [("eager", name) for name in ("all_reduce", "packed broadcast", "compress")],
 )
 
 
-def on_towers(fn, grads, weights):
-    placed = []
-    for device, tower in zip(CPUS, grads, strict=False):
-        with tf.device(device):
-            placed.append([tf.nest.map_structure(tf.identity, g) for g in tower])
-    return fn(placed, weights)
-
-
 def reduce(mode, name, towers, weights):
-    reducer = REDUCERS[name](len(towers))
+    reducer = KINDS[name](len(towers))
 
     def weighted(grads, weights):
         return mean(reducer, weights=weights)(grads)
@@ -118,6 +84,7 @@ def test_rows_count_alike_however_towers_share_them(mode, name, counts):
 
 @each_mode
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, tf.bfloat16.as_numpy_dtype])
+@pytest.mark.each_choice
 def test_other_dtypes_count_alike(mode, dtype):
     rows = rows_of((2, 1, 1), dtype=np.float64)
     towers = [[own.astype(dtype) for own in t] for t in tower_means(rows, (2, 1, 1))]
@@ -137,7 +104,7 @@ def test_equal_weights_have_the_plain_means_bits(mode, name, weight):
         for _ in range(7)
     ]
     want = MODES[mode](
-        partial(on_towers, lambda grads, _: mean(REDUCERS[name](7))(grads)), towers, []
+        partial(on_towers, lambda grads, _: mean(KINDS[name](7))(grads)), towers, []
     )
     got = reduce(mode, name, towers, [weight] * 7)
     for own, plain in zip(got, want, strict=True):
@@ -146,28 +113,15 @@ def test_equal_weights_have_the_plain_means_bits(mode, name, weight):
 
 
 @each_mode
-def test_python_numbers_weigh_as_tensors_do(mode):
-    towers = [[np.float32([8.0])], [np.float32([16.0])]]
-    got = MODES[mode](
-        partial(on_towers, lambda g, _: mean(all_reduce(CPUS[:2]), weights=[3, 1])(g)),
-        towers,
-        [],
-    )
-    np.testing.assert_array_equal(got, [[[10.0]], [[10.0]]])
+def test_a_tower_counts_as_its_weight_says(mode):
+    def check(values, weights, wanted):
+        towers = [[np.float32(own)] for own in values]
+        for [got] in reduce(mode, "all_reduce", towers, weights):
+            np.testing.assert_array_equal(got, wanted)
 
-
-@each_mode
-def test_no_weight_at_all_gives_zeros_and_keeps_no_nan(mode):
-    towers = [[np.float32([np.nan, np.inf])]] * 3
-    for row in reduce(mode, "all_reduce", towers, [np.float32(0)] * 3):
-        np.testing.assert_array_equal(row, [[0, 0]])
-
-
-@each_mode
-def test_nan_of_a_tower_that_counts_arrives(mode):
-    towers = [[np.float32([1, np.nan])], [np.float32([1, 1])]]
-    for row in reduce(mode, "all_reduce", towers, [np.float32(1), np.float32(1)]):
-        np.testing.assert_array_equal(row, [[1, np.nan]])
+    check([[8.0], [16.0]], [3, 1], [10.0])  # Python's numbers
+    check([[np.nan, np.inf]] * 3, [np.float32(0)] * 3, [0, 0])
+    check([[1, np.nan], [1, 1]], [np.float32(1)] * 2, [1, np.nan])
 
 
 @each_mode
@@ -184,15 +138,6 @@ def test_rows_of_sparse_gradients_are_weighed(mode):
     np.testing.assert_array_equal(got, [[[5], [0], [6]]] * 2)
 
 
-def test_metrics_are_weighed_as_gradients_are():
-    losses = [
-        [tf.constant(2.0), tf.constant(0.5)],
-        [tf.constant(5.0), tf.constant(1.0)],
-    ]
-    rows = mean(all_reduce(CPUS[:2]), weights=[2, 1])(losses)
-    np.testing.assert_allclose(rows, [[3.0, 2 / 3]] * 2, rtol=1e-6)
-
-
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any), st.data())
 def test_any_partition_gives_the_mean_of_all_rows(counts, data):
     rows = data.draw(
@@ -202,34 +147,3 @@ def test_any_partition_gives_the_mean_of_all_rows(counts, data):
     towers = [[tf.constant(g[0])] for g in tower_means(column, counts)]
     got = mean(balanced(len(counts)), weights=counts)(towers)
     np.testing.assert_allclose(got[0][0], np.mean(rows), rtol=1e-12, atol=1e-12)
-
-
-def test_products_are_made_of_packs_and_not_of_each_gradient():
-    with tf.Graph().as_default() as graph:
-        towers = [
-            [tf.compat.v1.placeholder(tf.float32, [3]) for _ in range(9)]
-            for _ in range(2)
-        ]
-        mean(all_reduce(CPUS[:2]), weights=[tf.constant(1.0), tf.constant(2.0)])(towers)
-        kinds = [op.type for op in graph.get_operations()]
-    assert kinds.count("MulNoNan") == 2
-
-
-@pytest.mark.parametrize(
-    ("weights", "error", "message"),
-    [
-        ([1, -2], ValueError, "weights must be finite and 0 or more; got tower 1: -2"),
-        ([float("nan"), 1], ValueError, "finite and 0 or more; got tower 0: nan"),
-        ([1, "2"], TypeError, "one per tower; got tower 1: '2'"),
-        ([True, 1], TypeError, "one per tower; got tower 0: True"),
-        ([[1], 1], TypeError, "one per tower; got tower 0: [1]"),
-        ([], ValueError, "weights must hold at least one"),
-        (3, TypeError, "weights must be a list"),
-        ([1, 2, 3], ValueError, r"weights must be one per tower (2); got 3"),
-    ],
-)
-def test_what_are_no_weights_is_refused(weights, error, message):
-    grads = [[tf.constant([1.0])], [tf.constant([1.0])]]
-    with pytest.raises(error) as caught:
-        mean(all_reduce(CPUS[:2]), weights=weights)(grads)
-    assert message in str(caught.value)

@@ -2,10 +2,11 @@
 
 from functools import partial
 
+import pytest
 import tensorflow as tf
 from wrong_calls import Interface, Late, WrongCall, WrongCalls, in_graph
 
-from tw_core.testing import CPUS
+from tw_core.testing import CPUS, run_in_function
 from tw_reduce import (
     accumulate_as,
     all_reduce,
@@ -65,6 +66,14 @@ def contradictory():
 def scalar_beside_rows():
     rows = tf.IndexedSlices(tf.ones([1]), tf.constant([0]), tf.constant([3]))
     return [[tf.ones([])], [rows]]
+
+
+def on_two_devices():
+    towers = [[tf.ones([2])], [tf.ones([2])]]
+    for tower in towers:
+        with tf.device(CPUS[3]):
+            tower.append(tf.ones([2]))
+    allreduce_grads(towers, average=False, mode="collective")
 
 
 def packer():
@@ -163,6 +172,11 @@ NO_PACKS = [
     ),
     (Late(lambda: [tf.ones([2_000])] * 2), ValueError, "there are 2 instead of 1"),
 ]
+NO_TOWERS = [
+    (None, TypeError, "towers must be a list of lists of tensors"),
+    ([[]], ValueError, "got 2 devices for 1 towers"),
+    ([None, None], TypeError, "must be a list of dense tensors; got None"),
+]
 OTHERS = {
     "sum_on_device.device": [("", ValueError, "device must not be empty")],
     ".devices": [([], ValueError, "devices is empty")],
@@ -173,12 +187,25 @@ OTHERS = {
             *(ValueError, "a device of its own; several are on ['/device:CPU:1']"),
         ),
     ],
+    "hierarchical": [
+        (
+            {"groups": [[0, 1], [1, 2], [7]], "devices": CPUS[:4]},
+            *(ValueError, "missing [3], twice [1], unknown [7]"),
+        ),
+        ({"groups": [[0, 1], [1]]}, ValueError, "Write e.g. [[0, 1], [2, 3]]"),
+        ({"groups": [[0], []]}, ValueError, "empty groups [1]"),
+    ],
     "sum_collective.grads": [
         (Late(lambda: ones(tf.complex64)), TypeError, "positions 0 (complex64)"),
         (Late(lambda: ones(tf.int8)), TypeError, "positions 0 (int8)"),
     ],
     "sum_collective.timeout_s": [(0, ValueError, "timeout_s must be above 0; got 0")],
-    "sum_nccl.devices": [(TWO, ValueError, "between GPUs only")],
+    "sum_nccl.devices": [
+        (TWO, ValueError, "between GPUs only; got ['/cpu:0', '/cpu:1']. On other dev"),
+        (["/gpu:0", "/gpu:1"], ValueError, "this process has no GPU"),
+        (GPUS[:1], ValueError, "one device per tower; got 1 for 2 towers"),
+        (GPUS[:1] * 2, ValueError, "a device of its own"),
+    ],
     "sum_nccl.grads": [
         (Late(lambda: ones(tf.complex64)), ValueError, "positions 0 (complex64)"),
         (Late(lambda: ones(tf.bool)), ValueError, "positions 0 (bool)"),
@@ -191,6 +218,12 @@ OTHERS = {
         ("cpu", ValueError, "mode must be one of ['collective', 'nccl']; got 'cpu'"),
     ],
     "reducer_for_mode.mode": [
+        (
+            "ring",
+            ValueError,
+            "known are ['collective', 'cpu', 'gpu', 'hierarchical', 'nccl']",
+        ),
+        ("nccl", ValueError, "NCCL adds between GPUs only"),
         ("hierarchical", ValueError, "means eight towers; got 2"),
     ],
     ".below_bytes": [(-1, ValueError, "below_bytes must be at least 0; got -1")],
@@ -223,6 +256,7 @@ OTHERS = {
         ({"reduced": [[]]}, ValueError, "got lists of lengths [0]"),
         ({"grads": None}, TypeError, "must be a list with one list of tensors"),
     ],
+    "mean.weights": [([], ValueError, "weights must hold at least one")],
     "allreduce_grads_hierarchical": [
         ({"all_grads": Late(ones)}, ValueError, "and towers are needed; got 8 and 2"),
     ],
@@ -251,16 +285,8 @@ OTHERS = {
     ],
     "GradientPacker.pack.grads": NO_PACKS,
     "GradientPacker.unpack.grad_packs": NO_PACKS,
-    "GradientPacker.pack_all.all_grads": [
-        (None, TypeError, "towers must be a list of lists of tensors"),
-        ([[]], ValueError, "got 2 devices for 1 towers"),
-        ([None, None], TypeError, "must be a list of dense tensors; got None"),
-    ],
-    "GradientPacker.unpack_all.all_packed": [
-        (None, TypeError, "towers must be a list of lists of tensors"),
-        ([[]], ValueError, "got 2 devices for 1 towers"),
-        ([None, None], TypeError, "must be a list of dense tensors; got None"),
-    ],
+    "GradientPacker.pack_all.all_grads": NO_TOWERS,
+    "GradientPacker.unpack_all.all_packed": NO_TOWERS,
     "TensorInfo": [
         ({"shape": (2, -1)}, ValueError, "shape must be at least 0; got -1"),
         ({"itemsize": -1}, ValueError, "itemsize must be at least 0; got -1"),
@@ -313,8 +339,13 @@ TAKE_LISTS = {
     ),
     "check_tower_tensors": check_tower_tensors,
 }
-WRONG_LISTS = [
+CHECKED = [
     (lambda: None, TypeError, "grads must be a list with one list of"),
+    (lambda: [[tf.ones([2])], [None]], ValueError, "gradient None in towers [1]"),
+    (of_another_graph, ValueError, "position 0 has gradients of another graph"),
+    (contradictory, ValueError, "'(None,)', '(3,)', '(4,)'"),
+]
+WRONG_LISTS = [
     (lambda: "grads", TypeError, "per tower; got 'grads'"),
     (lambda: tf.ones([2, 2]), TypeError, "per tower; got"),
     (lambda: [tf.ones([2])] * 2, TypeError, "something else for towers 0"),
@@ -322,15 +353,12 @@ WRONG_LISTS = [
     (lambda: ["ab", "cd"], TypeError, "for towers 0 (str), 1 (str)"),
     (list, ValueError, "grads is empty"),
     (lambda: [[tf.ones([2])], []], ValueError, "got [1, 0] from towers 0..1"),
-    (lambda: [[tf.ones([2])], [None]], ValueError, "gradient None in towers [1]"),
     (
         lambda: [[tf.ones(2), 1.0], ["g", tf.ones(2)]],
         *(TypeError, "grads[0][1] is float, grads[1][0] is str"),
     ),
     (lambda: [[tf.Variable(1.0)]], TypeError, "Variable. Convert it"),
-    (of_another_graph, ValueError, "position 0 has gradients of another graph"),
     (lambda: [[EAGER]] * 2, ValueError, "or eager ones in a graph, in towers [0, 1]"),
-    (contradictory, ValueError, "'(None,)', '(3,)', '(4,)'"),
     (scalar_beside_rows, ValueError, "position 0 has gradients of shapes"),
     (lambda: [*ones()[:1], *ones(tf.int32)[:1]], ValueError, "['float32', 'int32']"),
 ]
@@ -368,7 +396,8 @@ def packs(method):
 
 ROWS = [
     *INTERFACE.rows(OTHERS),
-    *with_lists(TAKE_LISTS, WRONG_LISTS),
+    *with_lists(TAKE_LISTS, CHECKED),
+    *with_lists({"check_tower_tensors": check_tower_tensors}, WRONG_LISTS),
     *with_lists(SUMS, UNADDABLE),
     *(
         row
@@ -393,6 +422,31 @@ ROWS = [
             (lambda: ones(tf.bool), TypeError, "got others at positions 0 (bool)"),
         ],
     ),
+    *(
+        WrongCall("mean", lambda w=weights: mean(on_first, weights=w)(ones()), *case)
+        for weights, *case in [
+            ([1, -2], ValueError, "finite and 0 or more; got tower 1: -2"),
+            ([float("nan"), 1], ValueError, "got tower 0: nan"),
+            ([1, "2"], TypeError, "one per tower; got tower 1: '2'"),
+            ([1, 2, 3], ValueError, "weights must be one per tower (2); got 3"),
+        ]
+    ),
+    *(
+        WrongCall(name, lambda c=call: c(ones(num_towers=3)), ValueError, says)
+        for name, call, says in [
+            (
+                "hierarchical",
+                hierarchical([[0, 1]]),
+                "3 towers (by the gradient lists)",
+            ),
+            ("auto", auto(TWO), "devices must hold one device per tower; got 2 for 3"),
+        ]
+    ),
+    WrongCall(
+        "allreduce_grads",
+        on_two_devices,
+        *(ValueError, "all gradients of a tower must lie on its device; got "),
+    ),
     *map(packs, ("pack", "unpack", "pack_all", "unpack_all")),
     WrongCall(
         "GradientPacker.compute_strategy",
@@ -404,3 +458,27 @@ ROWS = [
 
 class TestWrongCalls(WrongCalls):
     interface, rows, rows_in = INTERFACE, ROWS, in_graph
+
+
+def test_unknown_devices_are_refused_where_they_are_known():
+    add = partial(sum_on_device, device="/cpu:77")
+    wanted = r"Unknown devices \['/cpu:77'\]"
+    with pytest.raises(ValueError, match=wanted):
+        run_in_function(add, [[1.0], [2.0]])
+    config = tf.compat.v1.ConfigProto(device_count={"CPU": 2})
+    with (
+        tf.Graph().as_default(),
+        tf.compat.v1.Session(config=config),
+        pytest.raises(ValueError, match=wanted),
+    ):
+        add(ones())
+
+
+def test_nccl_is_refused_where_towers_share_a_gpu(monkeypatch, graph):
+    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    parts = [tf.config.LogicalDeviceConfiguration(memory_limit=64)] * 2
+    devices = {"CPU": tf.config.get_visible_devices("CPU"), "GPU": [gpu]}
+    monkeypatch.setattr(tf.config, "get_visible_devices", devices.get)
+    monkeypatch.setattr(tf.config, "get_logical_device_configuration", {gpu: parts}.get)
+    with pytest.raises(ValueError, match="a GPU for each tower; got 2 towers on 1"):
+        sum_nccl([[tf.ones(2)]] * 2, devices=["/gpu:0", "/gpu:1"], keys=KEYS)
