@@ -26,45 +26,21 @@ def train(index):
     return TrainTowerContext(f"tower{index}", index=index, total=2)
 
 
-def test_the_main_tower_leaves_everything(graph):
-    with train(0):
-        item = add_one_of_each()
-    for key in (KEYS.SUMMARIES, KEYS.UPDATE_OPS, KEYS.LOSSES, "mine"):
-        assert get(key) == [item]
-
-
-def test_another_training_tower_leaves_no_summaries(graph):
-    with train(0):
-        first = add_one_of_each()
-    with train(1):
-        second = add_one_of_each()
-        assert get(KEYS.SUMMARIES) == [first, second]
-    assert get(KEYS.SUMMARIES) == [first]
-    assert get(KEYS.UPDATE_OPS) == [first, second]
-
-
-def test_an_inference_tower_leaves_no_summaries_and_no_updates(graph):
-    with train(0):
-        first = add_one_of_each()
-    with PredictTowerContext("predict"):
-        second = add_one_of_each()
-    assert get(KEYS.SUMMARIES) == [first]
-    assert get(KEYS.UPDATE_OPS) == [first]
-    assert get("mine") == [first, second]
-
-
-def test_a_frozen_collection_that_was_not_there_is_not_there_afterwards(graph):
-    with PredictTowerContext("predict"):
-        add_one_of_each()
+def test_each_kind_of_tower_leaves_what_it_may(graph):
+    with PredictTowerContext("before"):
+        none = add_one_of_each()
     assert KEYS.SUMMARIES not in graph.get_all_collection_keys()
-    assert KEYS.LOSSES in graph.get_all_collection_keys()
-
-
-def test_a_frozen_collection_gets_back_what_a_tower_took_out(graph):
-    add(KEYS.SUMMARIES, "kept")
+    with train(0):
+        main = add_one_of_each()
+    with train(1):
+        other = add_one_of_each()
+        assert get(KEYS.SUMMARIES) == [main, other]
     with PredictTowerContext("predict"):
+        last = add_one_of_each()
         graph.clear_collection(KEYS.SUMMARIES)
-    assert get(KEYS.SUMMARIES) == ["kept"]
+    assert get(KEYS.SUMMARIES) == [main]
+    assert get(KEYS.UPDATE_OPS) == [main, other]
+    assert get("mine") == get(KEYS.LOSSES) == [none, main, other, last]
 
 
 def test_collections_are_put_back_after_an_exception_too(graph):
@@ -82,19 +58,8 @@ def test_a_tower_knows_what_it_added_during_and_after(graph, key):
         item = add_one_of_each()
         assert tower.get_collection_in_tower(key) == [item]
     add(key, "after")
+    tower.get_collection_in_tower(key).clear()  # a copy
     assert tower.get_collection_in_tower(key) == [item]
-
-
-def test_the_answer_is_a_copy(graph):
-    with train(0) as tower:
-        add("mine", 1)
-    tower.get_collection_in_tower("mine").clear()
-    assert tower.get_collection_in_tower("mine") == [1]
-
-
-def test_a_collection_that_nobody_has_is_empty(graph):
-    with train(0) as tower:
-        pass
     assert tower.get_collection_in_tower("nobody's") == []
 
 
@@ -120,9 +85,11 @@ def test_variables_of_a_tower_are_found(graph):
 def test_a_function_has_collections_for_one_trace():
     @tf.function(autograph=False)
     def traced(x):
+        freeze_collections("mine")
         with PredictTowerContext("predict") as tower:
             add(KEYS.UPDATE_OPS, x)
-        assert get(KEYS.UPDATE_OPS) == []
+            add("mine", x)
+        assert get(KEYS.UPDATE_OPS) == get("mine") == []
         assert tower.get_collection_in_tower(KEYS.UPDATE_OPS) == [x]
 
     traced(tf.zeros([1]))
@@ -131,7 +98,10 @@ def test_a_function_has_collections_for_one_trace():
 
 @pytest.mark.parametrize("make", [lambda: train(1), lambda: PredictTowerContext("p")])
 def test_a_collection_frozen_by_name_is_left_as_it_was(graph, make):
-    freeze_collections("mine", "yours")
+    freeze_collections("mine", "yours", "mine")
+    counts = {k: len(get(k)) for k in graph.get_all_collection_keys()}
+    freeze_collections("mine")  # named twice, it is frozen once
+    assert {k: len(get(k)) for k in graph.get_all_collection_keys()} == counts
     with train(0):
         first = add_one_of_each()
     with make() as tower:
@@ -151,13 +121,6 @@ def test_collections_are_frozen_in_one_graph_only(graph):
     with PredictTowerContext("predict"):
         add_one_of_each()
     assert get("mine") == []
-
-
-def test_naming_a_collection_twice_changes_nothing(graph):
-    freeze_collections("mine", "mine")
-    counts = {k: len(get(k)) for k in graph.get_all_collection_keys()}
-    freeze_collections("mine")
-    assert {k: len(get(k)) for k in graph.get_all_collection_keys()} == counts
 
 
 def test_an_exported_graph_keeps_its_frozen_collections(graph):
@@ -186,18 +149,9 @@ def test_a_tower_inside_a_branch_freezes_what_the_graph_does(graph):
     assert left == []
 
 
-def test_a_function_freezes_by_name_while_it_is_traced():
-    @tf.function(autograph=False)
-    def traced(x):
-        freeze_collections("mine")
-        with PredictTowerContext("predict"):
-            add("mine", x)
-        assert get("mine") == []
-
-    traced(tf.zeros([1]))
-
-
 def test_freezing_needs_a_graph():
+    with leave_no_summaries():  # of which eager mode has none
+        assert tf.executing_eagerly()
     with pytest.raises(
         RuntimeError, match=r"freeze_collections: .*got eager mode.*tf.Gra"
     ):
@@ -217,14 +171,6 @@ def test_code_outside_of_towers_leaves_no_summaries_either(graph, error):
         pass
     assert get(KEYS.SUMMARIES) == get("mine") == [before]
     assert get(KEYS.UPDATE_OPS) == [before, inside]
-
-
-def test_summaries_are_kept_where_that_is_asked_for(graph):
     with leave_no_summaries(enable=False):
-        item = add_one_of_each()
-    assert get(KEYS.SUMMARIES) == [item]
-
-
-def test_eager_mode_has_no_summaries_to_leave():
-    with leave_no_summaries():
-        assert tf.executing_eagerly()
+        kept = add_one_of_each()
+    assert get(KEYS.SUMMARIES) == [before, kept]

@@ -11,42 +11,22 @@ def tower(name="tower0"):
 
 
 def test_ops_are_named_below_the_tower(graph):
-    with tower():
-        assert tf.constant(0).name == "tower0/Const:0"
-    assert tf.constant(0).name == "Const:0"
-
-
-def test_scopes_inside_nest_below_the_tower(graph):
-    with tower(), tf.name_scope("layer"):
-        assert tf.constant(0).name == "tower0/layer/Const:0"
-
-
-def test_a_tower_without_a_name_adds_nothing(graph):
     with tower(""):
         assert tf.constant(0).name == "Const:0"
-
-
-def test_an_open_scope_does_not_become_part_of_the_towers_name(graph):
-    with tf.name_scope("outer"):
-        with tower():
-            assert tf.constant(0).name == "tower0/Const:0"
-        assert tf.constant(0).name == "outer/Const:0"
-
-
-def test_a_tower_without_a_name_is_refused_in_an_open_scope(graph):
-    with (
-        tf.name_scope("outer"),
-        pytest.raises(
-            ValueError, match=r"TrainTowerContext\(''.*the name scope 'outer'"
-        ),
-        tower(""),
-    ):
-        pass
-
-
-def test_the_scope_of_a_tower_serves_a_context_of_its_name(graph):
-    with towers(["/cpu:0"])[0].scope(), tower("tower0"):
+    with towers(["/cpu:0"])[0].scope(), tower():
         assert tf.constant(0).name == "tower0/Const:0"
+        with tf.name_scope("layer"):
+            assert tf.constant(0).name == "tower0/layer/Const:0"
+    with tf.name_scope("outer"):  # which does not become part of the name
+        with tower("tower1"):
+            assert tf.constant(0).name == "tower1/Const:0"
+        assert tf.constant(0).name == "outer/Const:0"
+        want = r"TrainTowerContext\(''.*the name scope 'outer'"
+        with pytest.raises(ValueError, match=want), tower(""):
+            pass
+    want = "has something named 'tower0' already"
+    with pytest.raises(ValueError, match=want), tower():
+        pass
 
 
 @pytest.mark.parametrize("taken", ["tower0", "Tower0"])
@@ -59,16 +39,6 @@ def test_a_taken_name_is_refused_and_nothing_is_left_behind(graph, taken):
     assert tf.constant(0).name == "Const:0"
     with tf.name_scope("tower0"):
         assert graph.get_name_scope() == "tower0_1"  # as if no tower had tried
-
-
-def test_the_name_of_an_earlier_tower_is_refused(graph):
-    with tower():
-        pass
-    with (
-        pytest.raises(ValueError, match="has something named 'tower0' already"),
-        tower(),
-    ):
-        pass
 
 
 def test_every_trace_of_a_function_may_use_the_name_again():

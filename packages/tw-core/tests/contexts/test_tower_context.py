@@ -28,7 +28,7 @@ def names(variables):
 # What a tower says of itself.
 
 
-def test_a_context_is_made_by_what_it_is_for(graph):
+def test_a_context_is_made_by_what_it_is_for_and_knows_its_place(graph):
     training = TowerContext("tower0", is_training=True, vs_name="own")
     inference = TowerContext("predict", is_training=False, vs_name="own")
     assert isinstance(training, TrainTowerContext)
@@ -37,56 +37,35 @@ def test_a_context_is_made_by_what_it_is_for(graph):
         assert isinstance(context, BaseTowerContext)
         assert context.vs_name == "own"
         assert context.ns_name == context.name
+        with pytest.raises(RuntimeError, match="enter the tower first"):
+            _ = context.graph
+        with context:
+            assert context.graph is graph
+        assert context.graph is graph
+        with pytest.raises(ValueError, match="was entered before; make a new"), context:
+            pass
+    assert repr(training) == "TrainTowerContext('tower0', vs_name='own')"
     assert (training.name, inference.name) == ("tower0", "predict")
-
-
-def test_training_towers_know_their_place(graph):
     tower = TrainTowerContext("tower2", index=2, total=3)
     assert (tower.index, tower.total, tower.is_training) == (2, 3, True)
     assert not tower.is_main_training_tower
-
-
-def test_the_only_training_tower_is_the_main_one(graph):
     tower = TowerContext("", is_training=True)
     assert (tower.index, tower.total) == (0, 1)
-    assert tower.is_main_training_tower
-    assert tower.has_own_variables
-
-
-@pytest.mark.parametrize(("vs_name", "own"), [("", False), ("tower1", True)])
-def test_another_training_tower_owns_variables_with_a_vs_name(graph, vs_name, own):
-    assert train(1, vs_name).has_own_variables is own
+    assert tower.is_main_training_tower and tower.has_own_variables
+    assert not train(1).has_own_variables and train(1, "own").has_own_variables
 
 
 @pytest.mark.parametrize(
     ("reuse", "own"), [(None, True), (True, False), (v1.AUTO_REUSE, False)]
 )
 def test_an_inference_tower_owns_variables_unless_the_scope_reuses(graph, reuse, own):
+    early = PredictTowerContext("predict")
+    assert early.has_own_variables
     with reusing(reuse):
         tower = PredictTowerContext("predict")
-        assert tower.has_own_variables is own
-    assert not tower.is_main_training_tower
-    assert not tower.is_training
-
-
-def test_the_scope_where_an_inference_tower_is_entered_counts(graph):
-    tower = PredictTowerContext("predict")
-    assert tower.has_own_variables
-    with reusing(), tower:
-        assert not tower.has_own_variables
-
-
-def test_a_context_shows_its_names(graph):
-    assert repr(train(1, "own")) == "TrainTowerContext('tower1', vs_name='own')"
-
-
-def test_a_context_knows_its_graph_once_entered(graph):
-    tower = train(0)
-    with pytest.raises(RuntimeError, match=r"TrainTowerContext.*enter the tower first"):
-        _ = tower.graph
-    with tower:
-        assert tower.graph is graph
-    assert tower.graph is graph
+        with early:  # where it is entered counts
+            assert tower.has_own_variables is early.has_own_variables is own
+    assert not tower.is_main_training_tower and not tower.is_training
 
 
 # Whose variables.
@@ -102,29 +81,20 @@ def test_towers_share_the_main_towers_variables(graph):
     variables = []
     for k in range(3):
         with train(k):
+            assert bool(v1.get_variable_scope().reuse) == (k > 0)
             variables.append([build(), build()])
+        assert not v1.get_variable_scope().reuse
     assert names(v1.global_variables()) == ["layer/w:0", "layer_1/w:0"]
-    assert all(
-        v is first
-        for vs in variables
-        for v, first in zip(vs, variables[0], strict=True)
-    )
+    assert all(own == variables[0] for own in variables)
 
 
-def test_towers_with_a_vs_name_make_their_own(graph):
+@pytest.mark.parametrize("local", [False, True])
+def test_towers_with_a_vs_name_make_their_own(graph, local):
     for k in range(2):
-        with train(k, vs_name="tower1" if k else ""):
+        with override_to_local_variable(local and k > 0), train(k, "own" if k else ""):
             build()
-    assert names(v1.trainable_variables()) == ["layer/w:0", "tower1/layer/w:0"]
-
-
-def test_replicas_are_local_and_trainable(graph):
-    for k in range(2):
-        with override_to_local_variable(k > 0), train(k, "tower1" if k else ""):
-            build()
-    assert names(v1.global_variables()) == ["layer/w:0"]
-    assert names(v1.local_variables()) == ["tower1/layer/w:0"]
-    assert names(v1.trainable_variables()) == ["layer/w:0", "tower1/layer/w:0"]
+    assert names(v1.trainable_variables()) == ["layer/w:0", "own/layer/w:0"]
+    assert names(v1.local_variables()) == ["own/layer/w:0"] * local
 
 
 def test_an_inference_tower_uses_the_variables_of_the_training_tower_it_names(graph):
@@ -138,20 +108,8 @@ def test_an_inference_tower_uses_the_variables_of_the_training_tower_it_names(gr
             second = build()
     assert names([first, second]) == ["layer/w:0", "tower1/layer/w:0"]
     assert len(v1.global_variables()) == 2
-
-
-def test_an_inference_tower_alone_makes_the_variables(graph):
-    with PredictTowerContext(""):
-        build()
-    assert names(v1.trainable_variables()) == ["layer/w:0"]
-
-
-def test_reuse_ends_with_the_tower(graph):
-    with train(0):
-        build()
-    with train(1):
-        assert v1.get_variable_scope().reuse is True
-    assert not v1.get_variable_scope().reuse
+    with tf.Graph().as_default(), PredictTowerContext(""):
+        assert build().name == "layer/w:0"  # alone, it makes them
 
 
 def test_auto_reuse_lets_the_main_tower_be_built_again(graph):
@@ -174,29 +132,18 @@ def test_eager_mode_is_refused():
 
 @pytest.mark.parametrize("inner", [train(1), PredictTowerContext("predict")])
 def test_nesting_is_refused_and_leaves_the_outer_tower_as_it_was(graph, inner):
+    def body():
+        with train(2):
+            return tf.constant(0)
+
     with train(0) as outer:
         want = r"cannot be entered inside TrainTowerContext\('tower0'"
         with pytest.raises(ValueError, match=want), inner:
             pass
-        assert tf.constant(0).name == "tower0/Const:0"
+        with pytest.raises(ValueError, match=want):
+            tf.cond(tf.less(tf.random.uniform([]), 0.5), body, body)
+        assert tf.constant(0).name.startswith("tower0/Const")
     assert outer.graph is graph
-
-
-def test_nesting_in_the_body_of_a_condition_is_refused(graph):
-    def body():
-        with train(1):
-            return tf.constant(0)
-
-    with train(0), pytest.raises(ValueError, match="cannot be entered inside Train"):
-        tf.cond(tf.less(tf.random.uniform([]), 0.5), body, body)
-
-
-def test_entering_a_context_twice_is_refused(graph):
-    tower = train(0)
-    with tower:
-        pass
-    with pytest.raises(ValueError, match="was entered before; make a new one"), tower:
-        pass
 
 
 def test_an_open_variable_scope_is_refused_for_training(graph):
@@ -222,49 +169,51 @@ def test_trainable_variables_of_a_tower_that_may_not_are_all_named(graph):
         v1.Variable(0.0, name="c", trainable=False)
         tf.Variable(0.0, name="a")
         v1.Variable(0.0, name="b")
-
-
-def test_an_inference_tower_under_auto_reuse_may_not_invent_weights(graph):
-    with (
-        pytest.raises(ValueError, match=r"may not make trainable .*\['typo:0'\]"),
-        reusing(v1.AUTO_REUSE),
-        PredictTowerContext("predict"),
-    ):
-        v1.get_variable("typo", [1])
-
-
-def test_the_refusal_leaves_the_tower_clean(graph):
-    with pytest.raises(ValueError, match="may not make trainable"), train(1):
-        v1.Variable(0.0)
-    with train(2):
+    with train(2):  # The refusal leaves the next one clean.
         assert tf.constant(0).name == "tower2/Const:0"
 
 
-def test_an_exception_in_a_tower_is_not_hidden_by_the_refusal(graph):
+def hidden_in_a_body():
+    made = lambda: tf.Variable(1.0, name="hidden").read_value()  # noqa: E731
+    tf.cond(tf.less(tf.random.uniform([]), 0.5), made, lambda: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (hidden_in_a_body, "hidden"),
+        (lambda: keras.layers.Dense(2)(tf.ones([1, 3])), ".*kernel.*bias"),
+    ],
+)
+def test_variables_are_refused_however_they_are_made(graph, make, says):
+    with pytest.raises(ValueError, match=f"may not make .*{says}"), train(1):
+        make()
+    with (
+        pytest.raises(ValueError, match=rf"may not make .*{says}"),
+        reusing(v1.AUTO_REUSE),
+        PredictTowerContext("predict"),
+    ):
+        make()
+
+
+def test_an_exception_is_not_hidden_and_leaves_nothing_behind(graph):
     with pytest.raises(KeyError, match="boom"), train(1):
         v1.Variable(0.0)
         raise KeyError("boom")
-
-
-def test_variables_made_in_the_body_of_a_condition_count(graph):
-    def body():
-        return tf.Variable(1.0, name="hidden").read_value()
-
-    with pytest.raises(ValueError, match=r"may not make .*hidden"), train(1):
-        tf.cond(tf.less(tf.random.uniform([]), 0.5), body, lambda: 0.0)
+    w = v1.get_variable("w", [1])
+    assert (w.name, tf.constant(0).name) == ("w:0", "Const:0")
 
 
 def test_a_function_refuses_new_trainables_too():
-    made = []
+    layer = keras.layers.Dense(2)
 
     @tf.function(autograph=False)
-    def traced():
+    def traced(x):
         with train(1):
-            if not made:
-                made.append(tf.Variable(0.0, name="extra"))
+            return layer(x)
 
-    with pytest.raises(ValueError, match=r"may not make .*\['tower1/extra:0'\]"):
-        traced()
+    with pytest.raises(ValueError, match=r"may not make trainable .*kernel.*bias"):
+        traced(tf.ones([4, 3]))
 
 
 def test_a_reference_variable_is_refused_where_it_is_made(graph, reference_variables):
@@ -274,13 +223,6 @@ def test_a_reference_variable_is_refused_where_it_is_made(graph, reference_varia
 
 
 # What is left after an exception.
-
-
-def test_an_exception_leaves_no_scope_device_or_creator(graph):
-    with pytest.raises(KeyError, match="boom"), train(1):
-        raise KeyError("boom")
-    w = v1.get_variable("w", [1])
-    assert (w.name, tf.constant(0).name) == ("w:0", "Const:0")
 
 
 def test_an_exception_in_a_trace_does_not_spoil_the_next():
@@ -322,6 +264,11 @@ def test_a_monitored_session_saves_one_copy_of_the_towers_and_goes_on(graph, tmp
     pairs = [(tf.gradients(loss, w)[0], w) for loss, w in losses]
     update = opt.apply_gradients(pairs, global_step=step)
     assert len(v1.get_collection(v1.GraphKeys.SUMMARIES)) == 1
+    meta = v1.train.export_meta_graph(str(tmp_path / "towers.meta"))
+    with tf.Graph().as_default() as copy:
+        v1.train.import_meta_graph(meta)
+        assert copy.get_tensor_by_name("tower1/loss:0").shape == []
+        assert names(v1.trainable_variables()) == ["w:0", "tower1/w:0"]
     for _ in range(2):
         with v1.train.MonitoredTrainingSession(
             checkpoint_dir=str(tmp_path), log_step_count_steps=None
@@ -331,37 +278,6 @@ def test_a_monitored_session_saves_one_copy_of_the_towers_and_goes_on(graph, tmp
     assert set(saved) == {"w", "global_step"}
     reader = tf.train.load_checkpoint(str(tmp_path))
     assert reader.get_tensor("global_step") == 2
-
-
-def test_a_graph_with_towers_can_be_exported_and_imported(graph, tmp_path):
-    for k in range(2):
-        linear_tower(k, tf.ones([1, 3]))
-    meta = v1.train.export_meta_graph(str(tmp_path / "towers.meta"))
-    with tf.Graph().as_default() as copy:
-        v1.train.import_meta_graph(meta)
-        assert copy.get_tensor_by_name("tower1/loss:0").shape == []
-        assert names(v1.trainable_variables()) == ["w:0", "tower1/w:0"]
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_a_keras_layer_in_towers_of_a_session_graph(graph, own):
-    layer = keras.layers.Dense(2, kernel_initializer="ones")
-    x = tf.ones([1, 3])
-    with train(0):
-        first = layer(x)
-    with train(1, "tower1" if own else ""):
-        second = keras.layers.Dense(2)(x) if own else layer(x)
-    assert len(v1.trainable_variables()) == (4 if own else 2)
-    assert (first.name.split("/")[0], second.name.split("/")[0]) == ("tower0", "tower1")
-    with v1.Session() as sess:
-        sess.run(v1.global_variables_initializer())
-        np.testing.assert_array_equal(sess.run(first), [[3, 3]])
-
-
-def test_a_new_keras_layer_in_a_tower_that_may_not_is_refused(graph):
-    want = r"may not make trainable .*kernel.*bias"
-    with pytest.raises(ValueError, match=want), train(1):
-        keras.layers.Dense(2)(tf.ones([1, 3]))
 
 
 def test_a_keras_model_is_called_in_towers_of_a_function():
@@ -381,13 +297,13 @@ def test_a_keras_model_is_called_in_towers_of_a_function():
     np.testing.assert_array_equal(first, second)
 
 
-def test_a_keras_layer_built_while_tracing_a_tower_that_may_not_is_refused():
-    layer = keras.layers.Dense(2)
-
-    @tf.function(autograph=False)
-    def traced(x):
-        with train(1):
-            return layer(x)
-
-    with pytest.raises(ValueError, match=r"may not make trainable .*kernel.*bias"):
-        traced(tf.ones([4, 3]))
+@pytest.mark.parametrize("own", [False, True])
+def test_a_keras_layer_in_towers_of_a_session_graph(graph, own):
+    layer = keras.layers.Dense(2, kernel_initializer="ones")
+    x = tf.ones([1, 3])
+    with train(0):
+        first = layer(x)
+    with train(1, "tower1" if own else ""):
+        second = keras.layers.Dense(2)(x) if own else layer(x)
+    assert len(v1.trainable_variables()) == (4 if own else 2)
+    assert (first.name.split("/")[0], second.name.split("/")[0]) == ("tower0", "tower1")

@@ -1,4 +1,6 @@
-"""Handles find what a tower has by the names the model gave."""
+"""A tower function remembers its towers, whose handles find things by their names."""
+
+from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
@@ -37,46 +39,19 @@ def func(graph):
 # One tower.
 
 
-def test_a_tensor_is_found_by_its_name_in_the_tower(func):
-    assert func.towers[0].get_tensor("loss").name == "tower0/loss:0"
-    assert func.towers[1].get_tensor("loss:0").name == "tower1/loss:0"
-    assert func.towers[1]["loss"].name == "tower1/loss:0"
-
-
-def test_an_input_is_found_by_the_name_in_the_signature(func, graph):
+def test_a_tensor_or_input_is_found_by_its_name_in_the_tower(func, graph):
+    first, second, _ = func.towers
     image = graph.get_tensor_by_name("image:0")
-    assert func.towers[1].get_tensor("image") is image
-    assert func.towers[1].get_tensor("image:0") is image
-    assert func.towers[1].get_tensor("k").name == "tower1/constant:0"
-
-
-def test_an_input_goes_before_a_tensor_of_its_name(graph):
-    def renames(x):
-        return tf.identity(x + 1, name="x")
-
-    func = TowerFunc(renames, [tf.TensorSpec([], name="x")])
-    x = tf.constant(1.0)
-    with TrainTowerContext("tower0"):
-        func(x)
-    assert func.towers[0].get_tensor("x") is x
-
-
-def test_another_output_of_the_inputs_name_is_not_the_input(func):
-    with pytest.raises(
-        KeyError, match="no input 'image:1' and no tensor 'tower0/image"
-    ):
-        func.towers[0].get_tensor("image:1")
-
-
-def test_a_missing_tensor_is_named_with_the_inputs(func):
-    want = r"TowerHandle\('tower1'\): .*no tensor 'tower1/lost:0'; .*\['image', 'k'\]"
-    with pytest.raises(KeyError, match=want):
-        func.towers[1].get_tensor("lost")
-
-
-def test_several_names_give_several_tensors(func):
-    found = func.towers[0].get_tensors(["loss", "k"])
+    assert first.get_tensor("loss").name == "tower0/loss:0"
+    assert second.get_tensor("loss:0").name == second["loss"].name == "tower1/loss:0"
+    assert second.get_tensor("image") is second.get_tensor("image:0") is image
+    assert second.get_tensor("k").name == "tower1/constant:0"
+    found = first.get_tensors(["loss", "k"])
     assert [t.name for t in found] == ["tower0/loss:0", "tower0/Const:0"]
+    renames = TowerFunc(lambda x: tf.identity(x, "x"), [tf.TensorSpec([], name="x")])
+    with TrainTowerContext("tower2"):
+        renames(image)
+    assert renames.towers[0].get_tensor("x") is image  # before a tensor of its name
 
 
 @pytest.mark.parametrize(
@@ -84,28 +59,37 @@ def test_several_names_give_several_tensors(func):
 )
 def test_a_variable_is_found_by_its_name_in_the_towers_scope(func, which, name):
     handle = func.towers[which]
-    for found in (handle.get_variable("w"), *handle.get_variables(["w:0"])):
-        assert isinstance(found, tf.Variable)
-        assert found.name == name
+    for own in (handle.get_variable("w"), *handle.get_variables(["w:0"])):
+        assert isinstance(own, tf.Variable)
+        assert own.name == name
+    with TrainTowerContext("last", "own", index=1, total=2):
+        func(handle.inputs[0], tf.constant(0.0))
+    assert func.towers["last"]["w"].name == "own/w:0"  # no tensor has the name
+    counts = TowerFunc(lambda: v1.get_local_variable("count", []), [])
+    with TrainTowerContext("tower2"):
+        count = counts()
+    assert counts.towers[0].get_variable("count") is count
 
 
-def test_a_variable_is_found_in_brackets_where_no_tensor_has_the_name(func, graph):
-    with TrainTowerContext("tower2", "own", index=1, total=2):
-        func(graph.get_tensor_by_name("image:0"), tf.constant(0.0))
-    assert func.towers["tower2"]["w"].name == "own/w:0"
-
-
-def test_local_variables_are_found_too(graph):
-    func = TowerFunc(lambda: v1.get_local_variable("count", []), [])
-    with TrainTowerContext("tower0"):
-        count = func()
-    assert func.towers[0].get_variable("count") is count
-
-
-def test_a_missing_variable_is_named_with_those_there_are(func):
-    want = r"no variables 'tower1/b:0' in the graph, which has \['tower1/w:0', 'w:0'\]"
-    with pytest.raises(KeyError, match=want):
-        func.towers[1].get_variable("b")
+@pytest.mark.parametrize(
+    ("find", "says"),
+    [
+        (lambda t: t[0].get_tensor("image:1"), "'image:1' and no tensor 'tower0/image"),
+        (
+            lambda t: t[1].get_tensor("a"),
+            r"'tower1'\): .*'tower1/a:0'; .*\['image', 'k'",
+        ),
+        (
+            lambda t: t[1].get_variable("b"),
+            r"'tower1/b:0' .* has \['tower1/w:0', 'w:0'\]",
+        ),
+        (lambda t: t["tower9"], r"no tower 'tower9'; there are \['tower0', 'tow"),
+        (lambda t: t[9], "index"),
+    ],
+)
+def test_what_is_not_there_is_named_with_what_there_is(func, find, says):
+    with pytest.raises((KeyError, IndexError), match=says):
+        find(func.towers)
 
 
 def test_a_handle_knows_its_tower_inputs_and_outputs(func, graph):
@@ -135,9 +119,6 @@ def test_handles_are_found_by_position_and_name(func):
     assert "tower1" in func.towers
     assert func.towers[1] in func.towers
     assert "tower9" not in func.towers
-
-
-def test_handles_are_told_apart_by_what_they_are_for(func):
     assert [h.ns_name for h in func.towers.training()] == ["tower0", "tower1"]
     assert [h.ns_name for h in func.towers.inference()] == ["predict"]
     assert isinstance(func.towers[:1], TowerHandles)
@@ -155,15 +136,6 @@ def test_of_several_towers_of_one_name_the_latest_is_found():
     traced(tf.zeros([3]))
     assert func.towers["tower0"].inputs[0].shape == [3]
     assert len(func.towers) == 2
-
-
-def test_a_missing_tower_is_named_with_those_there_are(func):
-    with pytest.raises(
-        KeyError, match=r"no tower 'tower9'; there are \['tower0', 'tow"
-    ):
-        func.towers["tower9"]
-    with pytest.raises(IndexError):
-        func.towers[9]
 
 
 # In a function.
@@ -198,3 +170,36 @@ def test_variables_of_one_name_are_refused_rather_than_guessed():
     traced()
     with pytest.raises(KeyError, match=r"2 variables 'w:0' in the graph"):
         func.towers[0].get_variable("w")
+
+
+# The function itself.
+
+
+def test_a_function_remembers_towers_that_were_built_and_is_wrapped_once(graph):
+    fail = []
+
+    def both(image, k):
+        if fail:
+            raise KeyError("boom")
+        return k, image
+
+    func = TowerFunc(both, SIGNATURE)
+    with TrainTowerContext("tower0"):
+        assert func(1, 2) == (2, 1)
+    assert func.towers[0].inputs == [1, 2]
+    assert func.towers[0].outputs == (2, 1)
+    again = TowerFunc(func, [])
+    assert again is func
+    assert again.input_signature == tuple(SIGNATURE)
+    fail.append(True)
+    with pytest.raises(KeyError, match="boom"), TrainTowerContext("tower1"):
+        func(1, 2)
+    with pytest.raises(RuntimeError, match="TowerFunc: call it under a tower context"):
+        func(1, 2)
+    assert len(func.towers) == 1
+
+
+@pytest.mark.parametrize("name", ["a:0", "a/b", "a b", "", None, 3])
+def test_an_input_name_that_would_not_be_found_is_refused(name):
+    with pytest.raises(ValueError, match="TowerFunc: every input needs a name of its "):
+        TowerFunc(print, [SimpleNamespace(name=name)])

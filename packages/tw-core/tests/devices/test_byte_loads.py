@@ -39,18 +39,11 @@ def fill(sizes, places):
 
 
 @given(st.lists(st.integers(0, 1000)), st.integers(1, 5))
-def test_all_bytes_are_counted_once(sizes, places):
-    assert sum(fill(sizes, places).bytes) == sum(sizes)
-
-
-@given(st.lists(st.integers(0, 1000)), st.integers(1, 5))
-def test_places_differ_by_the_largest_variable_at_most(sizes, places):
+def test_places_are_balanced_and_all_bytes_counted_once(sizes, places):
     counted = fill(sizes, places).bytes
+    assert sum(counted) == sum(sizes)
     assert max(counted) - min(counted) <= max(sizes, default=0)
-
-
-def test_of_equal_places_the_first_is_least():
-    assert loads(3).least() == 0
+    assert loads(places).least() == 0
 
 
 def test_a_handle_counts_where_it_is_moved_after_it_was_noted():
@@ -59,19 +52,10 @@ def test_a_handle_counts_where_it_is_moved_after_it_was_noted():
     counted.note(handle)
     handle.device = "1"
     assert counted.bytes == [0, 8]
-
-
-def test_what_is_on_no_place_does_not_count():
-    counted = loads(2)
-    counted.note(Handle("", 8))
+    counted.note(Handle("", 8))  # on no place
     counted.add("", 8)
-    assert counted.bytes == [0, 0]
-
-
-def test_the_list_of_bytes_is_a_copy():
-    counted = loads(2)
-    counted.bytes[0] = 5
-    assert counted.bytes == [0, 0]
+    counted.bytes[0] = 5  # of a copy
+    assert counted.bytes == [0, 8]
 
 
 @pytest.mark.parametrize(

@@ -21,44 +21,21 @@ def devices(variables):
     return [canonical_device(v.device)[-1] for v in variables]
 
 
-def test_variables_are_balanced_by_bytes(graph):
-    place = setter()
+def test_variables_are_balanced_by_bytes_and_other_ops_go_to_the_worker(graph):
+    place, free = setter(), LeastLoadedDeviceSetter("", PS)
+    assert str(place) == "LeastLoadedDeviceSetter-/device:CPU:0"
     with v1.device(place):
         made = [
             v1.get_variable("a", [100]),  # 400 bytes
             v1.get_variable("b", [60], tf.float64),  # 480 bytes
-            v1.get_variable("c", [10]),
-            v1.get_variable("d", [10]),
+            v1.Variable([1.0] * 10),
+            tf.Variable([1.0] * 10),
             v1.get_variable("e", []),
         ]
-    assert devices(made) == ["1", "2", "1", "1", "1"]
+        y = made[0] * 2.0
+    assert devices([*made, y]) == ["1", "2", "1", "1", "1", "0"]
     assert place.bytes_on == [400 + 40 + 40 + 4, 480]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: v1.get_variable("v", [2]),
-        lambda: v1.Variable([1.0, 2.0]),
-        lambda: tf.Variable([1.0, 2.0]),
-    ],
-)
-def test_every_way_to_make_a_variable_counts(graph, make):
-    place = setter()
-    with v1.device(place):
-        assert devices([make()]) == ["1"]
-    assert place.bytes_on == [8, 0]
-
-
-def test_other_ops_go_to_the_worker(graph):
-    with v1.device(setter()):
-        w = v1.get_variable("w", [2])
-        y = w * 2.0
-    assert canonical_device(y.device) == "/device:CPU:0"
-
-
-def test_without_a_worker_device_other_ops_stay_free(graph):
-    with v1.device(LeastLoadedDeviceSetter("", PS)):
+    with v1.device(free):  # without a device for them
         w = v1.get_variable("w", [2])
         assert (w * 2.0).device == ""
     assert devices([w]) == ["1"]
@@ -122,17 +99,7 @@ def test_the_gradient_of_a_gather_may_be_colocated_with_it(graph):
         np.testing.assert_array_equal(sess.run(grad.values), [[2, 2], [2, 2]])
 
 
-def test_a_condition_that_reads_a_variable_stays_on_the_worker(graph):
-    with v1.device(setter()):
-        w = v1.get_variable("w", [])
-        maybe = tf.less(tf.random.uniform([]), 0.5)
-        tf.cond(maybe, lambda: w + 1.0, lambda: w - 1.0)
-    (condition,) = [op for op in graph.get_operations() if op.type == "If"]
-    assert w.handle in condition.inputs
-    assert canonical_device(condition.device) == "/device:CPU:0"
-
-
-def test_the_bodies_of_conditions_and_loops_are_placed_on_the_worker(graph):
+def test_conditions_loops_and_their_bodies_stay_on_the_worker(graph):
     seen = []
 
     def body(x):
@@ -141,72 +108,43 @@ def test_the_bodies_of_conditions_and_loops_are_placed_on_the_worker(graph):
         return y
 
     with v1.device(setter()):
-        x = v1.get_variable("x", [])
+        w = v1.get_variable("w", [])
         maybe = tf.less(tf.random.uniform([]), 0.5)
-        tf.cond(maybe, lambda: body(x), lambda: body(x))
-        tf.while_loop(lambda y: y < 3.0, lambda y: [body(y)], [x.read_value()])
-    assert set(seen) == {"/device:CPU:0"}
-    assert len(seen) >= 3
+        tf.cond(maybe, lambda: body(w), lambda: v1.get_variable("inside", []) + 0.0)
+        tf.while_loop(lambda y: y < 3.0, lambda y: [body(y)], [w.read_value()])
+    (condition,) = [op for op in graph.get_operations() if op.type == "If"]
+    assert w.handle in condition.inputs
+    assert {*seen, canonical_device(condition.device)} == {"/device:CPU:0"}
+    assert devices([w, v1.global_variables()[-1]]) == ["1", "2"]
 
 
-def test_a_variable_made_in_a_body_is_placed_too(graph):
-    place = setter()
-    with v1.device(place):
-        first = v1.get_variable("first", [2])
-        maybe = tf.less(tf.random.uniform([]), 0.5)
-        tf.cond(maybe, lambda: v1.get_variable("w", [2]) + 0.0, lambda: tf.zeros([2]))
-    assert devices([first, v1.global_variables()[-1]]) == ["1", "2"]
-
-
-@pytest.mark.parametrize(
-    ("shape", "num_bytes"), [([None, 3], 12), (None, 4), ([None, None], 4)]
-)
+@pytest.mark.parametrize(("shape", "num_bytes"), [([None, 3], 12), (None, 4)])
 def test_a_shape_that_is_not_fully_known_is_counted_and_said(
     graph, shape, num_bytes, caplog
 ):
     place = setter()
     with v1.device(place):
         tf.Variable(tf.ones([2, 3]), shape=tf.TensorShape(shape), name="v")
-    assert place.bytes_on == [num_bytes, 0]
-    assert any("variable v has the shape" in message for message in caplog.messages)
-
-
-def test_a_variable_that_starts_with_a_tensor_of_unknown_shape_is_said(graph, caplog):
-    place = setter()
-    with v1.device(place):
         value = v1.placeholder(tf.float64, None)
-        v1.get_variable("v", initializer=value, validate_shape=False)
-    assert place.bytes_on == [8, 0]
-    assert any("variable v has the shape" in message for message in caplog.messages)
-
-
-def test_the_graph_runs_with_its_variables_where_they_were_put(graph):
-    with v1.device(setter()):
-        w = v1.get_variable("w", [3], initializer=v1.ones_initializer())
-        update = v1.assign_add(w, [1.0, 2.0, 3.0])
-    config = v1.ConfigProto(device_count={"CPU": NUM_CPUS})
-    with v1.Session(config=config) as sess:
-        sess.run(w.initializer)
-        np.testing.assert_array_equal(sess.run(update), [2.0, 3.0, 4.0])
+        v1.get_variable("w", initializer=value, validate_shape=False)
+    assert place.bytes_on == [num_bytes, 8]
+    for name in "vw":
+        assert any(f"variable {name} has the shape" in said for said in caplog.messages)
 
 
 # As a variable creator.
 
 
-def test_as_a_creator_it_places_the_variables_of_a_module():
+def test_as_a_creator_it_places_the_variables_of_modules_and_keras_models():
     place = setter()
     with tf.variable_creator_scope(place.create):
         made = [tf.Variable(tf.ones([n])) for n in (100, 60, 10, 40)]
     assert devices(made) == ["1", "2", "2", "2"]
     assert place.bytes_on == [400, 440]
-
-
-def test_as_a_creator_it_places_the_variables_of_a_keras_model():
     place = setter()
     with tf.variable_creator_scope(place.create):
-        model = keras.Sequential(
-            [keras.Input([8]), keras.layers.Dense(4), keras.layers.Dense(1)]
-        )
+        layers = [keras.layers.Dense(4), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input([8]), *layers])
     assert devices(v.value for v in model.variables) == ["1", "2", "2", "2"]
     assert place.bytes_on == [4 * 32, 4 * (4 + 4 + 1)]
 
@@ -214,20 +152,17 @@ def test_as_a_creator_it_places_the_variables_of_a_keras_model():
 # What is refused.
 
 
-@pytest.mark.parametrize(("worker", "ps"), [("no", PS), ("/cpu:0", ["/cpu:0", "no"])])
-def test_what_is_no_device_is_refused(worker, ps):
-    with pytest.raises(ValueError, match="'no' is not a TensorFlow device string"):
-        LeastLoadedDeviceSetter(worker, ps)
-
-
-def test_a_reference_variable_is_refused(graph, reference_variables):
-    want = "w is a reference variable; only resource variables"
+def test_reference_variables_and_what_has_no_output_are_refused(
+    graph, reference_variables
+):
+    want = "^w is a reference variable; only resource variables"
     with pytest.raises(ValueError, match=want), v1.device(setter()):
         v1.get_variable("w", [2])
-
-
-def test_it_shows_its_worker():
-    assert str(setter()) == "LeastLoadedDeviceSetter-/device:CPU:0"
+    old = v1.Variable([1.0], use_resource=False, name="old")
+    with pytest.raises(ValueError, match=r"^old is a reference var"):
+        setter().place_with_balance(old.op)
+    with pytest.raises(TypeError, match=r" an output; got"):
+        setter().place_with_balance(tf.no_op())
 
 
 def test_something_as_large_as_a_variable_is_balanced_too(graph):
@@ -237,14 +172,3 @@ def test_something_as_large_as_a_variable_is_balanced_too(graph):
     chosen = [place.place_with_balance(op) for op in (w.op, sums.op, sums.op)]
     assert chosen == [canonical_device(PS[i]) for i in (0, 1, 1)]
     assert place.ps_sizes == place.bytes_on == [400, 480]
-
-
-def test_balancing_wants_an_output(graph):
-    with pytest.raises(TypeError, match=r" an output; got"):
-        setter().place_with_balance(tf.no_op())
-
-
-def test_balancing_refuses_reference_variables(graph):
-    w = v1.Variable([1.0], use_resource=False, name="w")
-    with pytest.raises(ValueError, match=r"^w is a reference var"):
-        setter().place_with_balance(w.op)

@@ -42,37 +42,40 @@ def test_transfers_are_counted_once_a_tensor_and_target(graph):
         Transfer(CPU1, CPU2, tensors=1, num_bytes=48),  # the variable's value
         Transfer(CPU2, CPU1, tensors=2, num_bytes=2 * 32),  # y and z
     )
-
-
-def test_a_tensor_that_several_ops_of_a_device_use_moves_there_once(graph):
-    with tf.device("/cpu:1"):
-        x = tf.random.uniform([5])
-    with tf.device("/cpu:2"):
-        y = tf.exp(x) + tf.sin(x)
-    with tf.device("/cpu:0"):
-        tf.exp(x)
-    assert y.shape == [5]
-    assert placement(graph).transfers == (
-        Transfer(CPU1, CPU0, tensors=1, num_bytes=20),
-        Transfer(CPU1, CPU2, tensors=1, num_bytes=20),
-    )
-
-
-def test_operations_are_counted_where_they_run(graph):
-    _, loss = two_device_graph()
-    placed = placement(graph, fetches=[loss])
     # Read, add, sum; multiply, relu.
     assert placed.operations == {CPU1: 3, CPU2: 2}
 
 
-def test_an_op_on_a_variable_counts_where_the_variable_is(graph):
+def test_a_tensor_moves_once_to_a_device_and_a_constant_not_at_all(graph):
+    assert placement(graph) == Placement(variables={}, operations={}, transfers=())
+    assert placement(graph).bytes_on == {}
+    with tf.device("/cpu:1"):
+        x, unknown = tf.random.uniform([5]), v1.placeholder(tf.float32, [None]) + 1.0
+        constant = tf.constant([1.0, 2.0])
+    with tf.device("/cpu:2"):
+        tf.exp(x), tf.sin(x), tf.exp(unknown), tf.exp(constant)
+    with tf.device("/cpu:0"):
+        tf.exp(x)
+    tf.exp(x)  # on no device
+    placed = placement(graph)
+    assert placed.transfers == (
+        Transfer(CPU1, CPU0, tensors=1, num_bytes=20),
+        Transfer(CPU1, CPU2, tensors=2, num_bytes=20),  # no bytes of the unknown
+    )
+    assert placed.operations[""] == 1
+
+
+def test_an_op_on_a_variable_counts_where_the_variable_is_but_for_conditions(graph):
     with tf.device("/cpu:1"):
         w = v1.get_variable("w", [3])
     with tf.device("/cpu:2"):
         update = w.assign_add(tf.exp(tf.zeros([3])), read_value=False)
         rows = tf.gather(w, [0])
+        maybe = tf.less(tf.random.uniform([]), 0.5)
+        out = tf.cond(maybe, lambda: w + 1.0, lambda: w - 1.0)
     # Assign and gather; exp.
     assert placement(graph, fetches=[update, rows]).operations == {CPU1: 2, CPU2: 1}
+    assert set(placement(graph, fetches=[out]).operations) == {CPU2}
 
 
 def test_fetches_leave_initialisers_and_savers_out(graph):
@@ -81,51 +84,10 @@ def test_fetches_leave_initialisers_and_savers_out(graph):
     everything, step = placement(graph), placement(graph, fetches=[loss, loss.op])
     assert sum(everything.operations.values()) > sum(step.operations.values())
     assert everything.variables == step.variables
-    needs_control = tf.no_op()
     with tf.control_dependencies([loss]):
         needs_control = tf.no_op()
     assert placement(graph, fetches=[needs_control]).operations == step.operations
     assert placement(graph, fetches=[w]).transfers == ()
-
-
-def test_what_has_no_device_is_counted_and_does_not_move(graph):
-    with tf.device("/cpu:1"):
-        x = tf.random.uniform([5])
-    tf.exp(x)
-    placed = placement(graph)
-    assert placed.operations[""] == 1
-    assert placed.transfers == ()
-
-
-def test_constants_do_not_count_as_moving(graph):
-    with tf.device("/cpu:1"):
-        x = tf.constant([1.0, 2.0])
-    with tf.device("/cpu:2"):
-        tf.exp(x)
-    assert placement(graph) == Placement({}, {CPU2: 1}, ())
-
-
-def test_an_unknown_size_moves_without_bytes(graph):
-    with tf.device("/cpu:1"):
-        x = v1.placeholder(tf.float32, [None]) + 1.0
-    with tf.device("/cpu:2"):
-        tf.exp(x)
-    assert placement(graph).transfers == (Transfer(CPU1, CPU2, 1, 0),)
-
-
-def test_a_condition_that_is_handed_a_variable_counts_on_its_own_device(graph):
-    with tf.device("/cpu:1"):
-        w = v1.get_variable("w", [])
-    with tf.device("/cpu:2"):
-        maybe = tf.less(tf.random.uniform([]), 0.5)
-        out = tf.cond(maybe, lambda: w + 1.0, lambda: w - 1.0)
-    assert set(placement(graph, fetches=[out]).operations) == {CPU2}
-
-
-def test_an_empty_graph_has_nothing(graph):
-    placed = placement(graph)
-    assert placed == Placement(variables={}, operations={}, transfers=())
-    assert placed.bytes_on == {}
 
 
 # Of a function.
@@ -157,22 +119,15 @@ def function_graph(replicas, made):
 def test_a_functions_variables_are_those_it_reads_on_their_devices():
     made = towers(["/cpu:1", "/cpu:2"])
     replicas = replicate(made, Model)
-    placed = placement(function_graph(replicas, made))
+    graph = function_graph(replicas, made)
+    variables = [v for model in replicas for v in model.variables]
+    named = placement(graph, variables=variables)  # that the graph does not know
+    assert named.variables == {d: {"w": 48, "steps": 4} for d in (CPU1, CPU2)}
+    placed = placement(graph)
     assert placed.variables == {CPU1: {"w": 48}, CPU2: {"w": 48}}
     assert placed.transfers == (Transfer(CPU1, CPU0, 1, 4), Transfer(CPU2, CPU0, 1, 4))
     # Read, add one, multiply, sum in each tower.
     assert placed.operations[CPU1] == placed.operations[CPU2] == 4
-
-
-def test_variables_that_a_functions_graph_does_not_know_can_be_named():
-    made = towers(["/cpu:1", "/cpu:2"])
-    replicas = replicate(made, Model)
-    variables = [v for model in replicas for v in model.variables]
-    placed = placement(function_graph(replicas, made), variables=variables)
-    assert placed.variables == {
-        CPU1: {"w": 48, "steps": 4},
-        CPU2: {"w": 48, "steps": 4},
-    }
 
 
 def test_variables_of_one_name_on_a_device_are_all_listed():

@@ -9,36 +9,23 @@ from tw_core.testing import NUM_CPUS
 v1 = tf.compat.v1
 
 
-def count_cpus(config):
-    with tf.Graph().as_default(), v1.Session(config=config) as sess:
-        return sum(d.device_type == "CPU" for d in sess.list_devices())
-
-
-def test_a_session_has_the_cpus_asked_for():
-    assert count_cpus(session_config(num_cpus=3)) == 3
-
-
-def test_by_default_a_session_has_the_logical_cpus():
-    assert count_cpus(session_config()) == NUM_CPUS
-
-
-def test_soft_placement_is_on_unless_declined(graph):
+def test_a_session_has_the_cpus_asked_for_and_soft_placement_unless_declined(graph):
+    session_config().device_count["CPU"] = 1  # Each configuration is a fresh one.
+    config = session_config()
+    rewrites = config.graph_options.rewrite_options
+    assert rewrites.memory_optimization == rewrites.NO_MEM_OPT
+    assert config.gpu_options.allow_growth
     with tf.device("/cpu:99"):
         x = tf.constant(3)
-    with v1.Session(config=session_config()) as sess:
-        assert sess.run(x) == 3
+    for own, count in (config, NUM_CPUS), (session_config(num_cpus=3), 3):
+        with v1.Session(config=own) as sess:
+            assert sum(d.device_type == "CPU" for d in sess.list_devices()) == count
+            assert sess.run(x) == 3
     with (
         v1.Session(config=session_config(soft_placement=False)) as sess,
         pytest.raises(tf.errors.InvalidArgumentError, match="CPU:99"),
     ):
         sess.run(x)
-
-
-def test_the_memory_pass_is_off_and_gpu_memory_grows():
-    config = session_config()
-    rewrites = config.graph_options.rewrite_options
-    assert rewrites.memory_optimization == rewrites.NO_MEM_OPT
-    assert config.gpu_options.allow_growth
 
 
 GPUS = [tf.config.PhysicalDevice(f"/physical_device:GPU:{n}", "GPU") for n in range(3)]
@@ -64,18 +51,10 @@ def test_a_session_has_the_gpus_that_are_visible_and_their_parts(monkeypatch):
     assert options.visible_device_list == "1,2"
     parts = options.experimental.virtual_devices
     assert [list(own.memory_limit_mb) for own in parts] == [[512, 256], []]
-
-
-def test_a_session_has_no_gpu_where_none_is_visible(monkeypatch):
-    config = config_with_gpus(monkeypatch, [], {})
-    assert config.device_count["GPU"] == 0
-    assert "GPU" in config.device_count
-
-
-def test_a_session_has_all_gpus_whole_unless_told_otherwise(monkeypatch):
     options = config_with_gpus(monkeypatch, GPUS, {}).gpu_options
-    assert not options.visible_device_list
-    assert not options.experimental.virtual_devices
+    assert not options.visible_device_list and not options.experimental.virtual_devices
+    config = config_with_gpus(monkeypatch, [], {})
+    assert config.device_count["GPU"] == 0 and "GPU" in config.device_count
 
 
 def kernels_of_a_large_sum(config):
@@ -108,8 +87,3 @@ def test_tensorflows_own_configuration_takes_a_large_sum_apart(graph):
     kernels = kernels_of_a_large_sum(config)
     assert "AddN" not in kernels
     assert "TemporaryVariable" in kernels
-
-
-def test_each_configuration_is_a_fresh_one():
-    session_config().device_count["CPU"] = 1
-    assert session_config().device_count["CPU"] == NUM_CPUS

@@ -29,43 +29,26 @@ def test_a_variable_is_local_and_stays_trainable(graph, make):
     with override_to_local_variable():
         made = make()
     assert v1.global_variables() == []
-    assert v1.local_variables() == [made]
-    assert v1.trainable_variables() == [made]
-
-
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
-def test_switched_off_it_changes_nothing(graph, make):
-    with override_to_local_variable(enable=False):
+    assert v1.local_variables() == v1.trainable_variables() == [made]
+    with pytest.raises(KeyError, match="boom"), override_to_local_variable():
+        raise KeyError("boom")
+    with tf.Graph().as_default(), override_to_local_variable(enable=False):
         made = make()
-    assert v1.global_variables() == [made]
-    assert v1.local_variables() == []
+        assert (v1.global_variables(), v1.local_variables()) == ([made], [])
 
 
-def test_other_collections_stay(graph):
+def test_other_collections_and_variables_before_and_after_stay(graph):
+    before = v1.get_variable("before", [2])
     with override_to_local_variable():
         made = v1.get_variable("v", [2], collections=[KEYS.GLOBAL_VARIABLES, "mine"])
         frozen = v1.get_variable("frozen", [2], trainable=False)
-    assert v1.get_collection("mine") == [made]
-    assert v1.local_variables() == [made, frozen]
-    assert v1.trainable_variables() == [made]
-
-
-def test_a_variable_outside_of_the_global_ones_is_left_as_it_is(graph):
-    before = v1.get_variable("before", [2])
-    with override_to_local_variable():
         mine = v1.get_variable("mine", [2], collections=["mine"])
         local = v1.get_local_variable("local", [2])
-    assert v1.get_collection("mine") == [mine]
-    assert v1.local_variables() == [local]
-    assert v1.global_variables() == [before]
-
-
-def test_variables_made_before_and_after_stay_global(graph):
-    before = v1.get_variable("before", [2])
-    with override_to_local_variable():
-        v1.get_variable("inside", [2])
     after = v1.get_variable("after", [2])
+    assert v1.get_collection("mine") == [made, mine]
+    assert v1.local_variables() == [made, frozen, local]
     assert v1.global_variables() == [before, after]
+    assert frozen not in v1.trainable_variables()
 
 
 def test_a_variable_that_is_reused_stays_global(graph):
@@ -78,46 +61,19 @@ def test_a_variable_that_is_reused_stays_global(graph):
     assert v1.global_variables() == [before]
 
 
-def test_all_of_an_optimizers_variables_are_local(graph):
+def test_variables_of_optimizers_partitions_and_bodies_are_local(graph):
     w = v1.get_variable("w", [2])
     optimizer = v1.train.AdamOptimizer()
-    with override_to_local_variable():
-        optimizer.apply_gradients([(tf.ones([2]), w)])
-    assert v1.global_variables() == [w]
-    names = {v.op.name for v in v1.local_variables()}
-    assert names == {"w/Adam", "w/Adam_1", "beta1_power", "beta2_power"}
-
-
-def test_the_parts_of_a_partitioned_variable_are_local(graph):
-    with override_to_local_variable():
-        v1.get_variable("w", [4, 2], partitioner=v1.fixed_size_partitioner(2))
-    assert v1.global_variables() == []
-    assert [v.op.name for v in v1.local_variables()] == ["w/part_0", "w/part_1"]
-
-
-def test_a_variable_made_in_a_body_is_local(graph):
     maybe = tf.less(tf.random.uniform([]), 0.5)
     with override_to_local_variable():
-        tf.cond(maybe, lambda: v1.get_variable("w", []) + 1.0, lambda: 0.0)
-    assert v1.global_variables() == []
-    assert [v.op.name for v in v1.local_variables()] == ["w"]
-
-
-def test_a_saver_leaves_local_variables_out(graph, tmp_path):
-    v1.get_variable("kept", [1])
-    with override_to_local_variable():
-        v1.get_variable("copy", [1])
-    with v1.Session() as sess:
-        sess.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
-        path = v1.train.Saver().save(sess, str(tmp_path / "model"))
-    assert [name for name, _ in tf.train.list_variables(path)] == ["kept"]
-
-
-def test_an_exception_ends_the_override(graph):
-    with pytest.raises(KeyError, match="boom"), override_to_local_variable():
-        raise KeyError("boom")
-    made = v1.get_variable("v", [2])
-    assert v1.global_variables() == [made]
+        optimizer.apply_gradients([(tf.ones([2]), w)])
+        v1.get_variable("p", [4, 2], partitioner=v1.fixed_size_partitioner(2))
+        tf.cond(maybe, lambda: v1.get_variable("b", []) + 1.0, lambda: 0.0)
+    assert v1.global_variables() == [w]
+    assert {v.op.name for v in v1.local_variables()} == {
+        *("w/Adam", "w/Adam_1", "beta1_power", "beta2_power"),
+        *("p/part_0", "p/part_1", "b"),
+    }
 
 
 def test_it_does_nothing_in_eager_mode_and_in_a_function():

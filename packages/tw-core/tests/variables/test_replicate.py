@@ -1,5 +1,7 @@
 """One copy of a model per tower, on its device, equal to tower 0's."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -74,17 +76,6 @@ def test_random_generators_keep_states_of_their_own():
     assert not np.array_equal(*masks)
 
 
-def test_the_factory_gets_each_tower():
-    seen = []
-
-    def factory(tower):
-        seen.append(tower)
-        return Linear()
-
-    replicate(TOWERS, factory)
-    assert seen == list(TOWERS)
-
-
 @pytest.mark.parametrize("method", [True, False])
 def test_anything_with_variables_will_do(method):
     class Holder:
@@ -92,7 +83,7 @@ def test_anything_with_variables_will_do(method):
             held = [tf.Variable(float(tower.index))]
             self.variables = (lambda: held) if method else held
 
-    replicas = replicate(TOWERS, Holder)
+    replicas = replicate(TOWERS, Holder)  # which gets each tower
     held = [r.variables() if method else r.variables for r in replicas]
     assert [float(v[0]) for v in held] == [0.0, 0.0, 0.0]
 
@@ -114,51 +105,36 @@ def test_in_a_session_graph_replicas_are_local_below_their_tower(graph, factory)
         ] == []
 
 
-def test_in_a_session_graph_names_differ_by_the_tower_only(graph):
+def test_in_a_session_graph_names_differ_by_tower_and_the_copy_makes_equal(graph):
     with tf.name_scope("outer"):
         replicas = replicate(TOWERS, Linear)
     names = [[v.name for v in variables(r)] for r in replicas]
     assert names[0] == ["outer/count:0", "outer/w:0"]
     assert names[2] == ["outer/tower2/count:0", "outer/tower2/w:0"]
-
-
-def test_in_a_session_graph_the_towers_names_stay_free_for_contexts(graph):
-    replicas = replicate(TOWERS, Linear)
-    for k, replica in enumerate(replicas):
+    copy = copy_to_replicas([variables(r) for r in replicas])
+    for k, replica in enumerate(replicas):  # whose names stay free for contexts
         vs_name = f"tower{k}" if k else ""
         with TowerContext(f"tower{k}", is_training=True, vs_name=vs_name):
             assert replica(tf.ones([1, 3])).name == f"tower{k}/matmul:0"
-
-
-def test_in_a_session_graph_the_copy_makes_replicas_equal(graph):
-    replicas = replicate(TOWERS, Linear)
-    copy = copy_to_replicas([variables(r) for r in replicas])
     with v1.Session() as sess:
         sess.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
         before = sess.run([r.w for r in replicas])
         assert not np.array_equal(before[0], before[1])
         sess.run(copy)
-        after = sess.run([r.w for r in replicas])
-    for w in after:
-        np.testing.assert_array_equal(w, before[0])
+        for w in sess.run([r.w for r in replicas]):
+            np.testing.assert_array_equal(w, before[0])
 
 
 def test_get_variable_code_gets_variables_of_its_own_in_a_session_graph(graph):
-    class Holder:
-        def __init__(self, tower):
-            self.variables = [v1.get_variable("w", [2])]
+    def factory(tower):
+        return SimpleNamespace(variables=[v1.get_variable("w", [2])])
 
-    replicas = replicate(TOWERS, Holder)
+    replicas = replicate(TOWERS, factory)
     names = [r.variables[0].name for r in replicas]
     assert names == ["w:0", "tower1/w:0", "tower2/w:0"]
 
 
 # What is refused.
-
-
-def test_an_unknown_device_is_refused_before_the_factory_is_called():
-    with pytest.raises(ValueError, match=r"Unknown devices \['/cpu:99'\]"):
-        replicate(towers(["/cpu:0", "/cpu:99"]), lambda _: pytest.fail("was called"))
 
 
 def test_a_function_is_refused():
@@ -181,13 +157,6 @@ def test_a_keras_model_without_its_variables_is_refused():
         )
 
 
-def test_one_model_for_all_towers_is_refused():
-    model = Linear()
-    want = r"got the same one for count:0 in towers \[0, 1, 2\], w:0 in towe"
-    with pytest.raises(ValueError, match=want):
-        replicate(TOWERS, lambda _: model)
-
-
 def test_copies_that_differ_are_refused():
     class Growing(tf.Module):
         def __init__(self, tower):
@@ -196,6 +165,12 @@ def test_copies_that_differ_are_refused():
     want = r"The towers' variables must agree .*'\(1,\)'.*'\(2,\)'.*'\(3,\)'"
     with pytest.raises(ValueError, match=want):
         replicate(TOWERS, Growing)
+    model = Linear()
+    want = r"got the same one for count:0 in towers \[0, 1, 2\], w:0 in towe"
+    with pytest.raises(ValueError, match=want):
+        replicate(TOWERS, lambda _: model)
+    with pytest.raises(ValueError, match=r"Unknown devices \['/cpu:99'\]"):
+        replicate(towers(["/cpu:0", "/cpu:99"]), lambda _: pytest.fail("was called"))
 
 
 def test_an_exception_in_the_factory_leaves_no_scope_open(graph):

@@ -43,14 +43,11 @@ def scope(request, graph):
 
 
 def test_shared_variables_are_the_same_in_every_tower(scope):
-    variables, _ = build(Shared())
+    variables, losses = build(Shared())
     assert [v.op.name for v in variables[0]] == [f"{scope}{n}" for n in "wbc"]
     assert all(v is w for v, w in zip(*variables, strict=True))
     assert v1.local_variables() == []
-
-
-def test_shared_variables_are_on_tower_0_and_compute_on_each(graph):
-    variables, losses = build(Shared())
+    assert Shared().trainable_variables(TOWERS[1]) == variables[0][:2]
     assert set(devices(variables[0])) == {"/device:CPU:4"}
     assert devices(losses) == ["/device:CPU:4", "/device:CPU:5"]
 
@@ -70,27 +67,18 @@ def test_a_tower_that_shares_makes_nothing_of_its_own(graph):
 
 
 def test_replicated_variables_are_each_towers_own(scope):
-    variables, _ = build(Replicated())
+    variables, losses = build(Replicated())
     assert [v.op.name for v in variables[1]] == [f"{scope}tower1/{n}" for n in "wbc"]
     assert v1.global_variables() == variables[0]
     assert v1.local_variables() == variables[1]
     assert v1.trainable_variables() == [*variables[0][:2], *variables[1][:2]]
-
-
-def test_replicated_variables_and_their_compute_are_on_their_tower(graph):
-    variables, losses = build(Replicated())
     for k, device in enumerate(["/device:CPU:4", "/device:CPU:5"]):
         assert set(devices([*variables[k], losses[k]])) == {device}
-
-
-def test_each_policy_knows_a_towers_trainable_variables(scope):
-    with v1.variable_scope("first"):
-        shared, _ = build(Shared())
-    assert Shared().trainable_variables(TOWERS[1]) == shared[0][:2]
+        assert Replicated().trainable_variables(TOWERS[k]) == variables[k][:2]
     with v1.variable_scope("second"):
-        own, _ = build(Replicated())
-    assert Replicated().trainable_variables(TOWERS[0]) == [*shared[0][:2], *own[0][:2]]
-    assert Replicated().trainable_variables(TOWERS[1]) == own[1][:2]
+        shared, _ = build(Shared())  # which are tower 0's
+    own = Replicated().trainable_variables(TOWERS[0])
+    assert own == [*variables[0][:2], *shared[0][:2]]
 
 
 @pytest.mark.parametrize("policy", [Shared(), Shared(("/cpu:1",)), Replicated()])

@@ -55,10 +55,32 @@ def devices(variables):
 
 def test_shared_variables_are_made_once_on_tower_0():
     store = VariableStore(Shared())
+    assert store.variables(TOWERS[1]) == []
     run(store, lambda: ones("a", "b"))
     assert names(store.variables(TOWERS[0])) == ["a:0", "b:0"]
     assert store.variables(TOWERS[1]) == store.variables(TOWERS[0])
     assert set(devices(store.variables(TOWERS[0]))) == {"/device:CPU:4"}
+
+
+def test_replicated_variables_are_each_towers_own_on_its_device():
+    store = VariableStore(Replicated())
+    value = np.array([1, 2, 3])
+
+    def model():
+        with tf.device("/cpu:0"):  # whatever device is in force
+            n = v1.get_variable("n", initializer=value) + 0
+            mean = v1.get_variable("mean", initializer=0.0, trainable=False)
+            return ones("a", constraint=tf.nn.relu)[0] * mean.assign_add(1.0), n
+
+    assert run(store, lambda: model()[0], times=3) == [3.0, 3.0]
+    for k, prefix in enumerate(("", "tower1/")):
+        n, mean, a = store.variables(TOWERS[k])
+        assert names([n, mean, a]) == [f"{prefix}{v}:0" for v in ("n", "mean", "a")]
+        assert set(devices([n, mean, a])) == {f"/device:CPU:{4 + k}"}
+        assert store.trainable_variables(TOWERS[k]) == [n, a]
+        assert a.constraint is tf.nn.relu
+        assert n.dtype == tf.int64
+        np.testing.assert_array_equal(n, value)
 
 
 def test_shared_variables_are_spread_over_given_devices_by_bytes():
@@ -75,42 +97,12 @@ def test_shared_variables_are_spread_over_given_devices_by_bytes():
     ]
 
 
-def test_replicated_variables_are_each_towers_own_on_its_device():
-    store = VariableStore(Replicated())
-    run(store, lambda: ones("a", "b"))
-    assert names(store.variables(TOWERS[0])) == ["a:0", "b:0"]
-    assert names(store.variables(TOWERS[1])) == ["tower1/a:0", "tower1/b:0"]
-    assert set(devices(store.variables(TOWERS[1]))) == {"/device:CPU:5"}
-
-
-def test_variables_are_on_the_towers_device_whatever_device_is_in_force():
-    store = VariableStore(Replicated())
-
-    @tf.function(autograph=False)
-    def traced():
-        for tower in TOWERS:
-            with tf.device("/cpu:0"), store.scope(tower):
-                ones("w")
-        return 0
-
-    traced()
-    assert devices([store.variables(t)[0] for t in TOWERS]) == [
-        "/device:CPU:4",
-        "/device:CPU:5",
-    ]
-
-
 def test_replicas_start_with_tower_0s_present_values():
     store = VariableStore(Replicated())
     noise = {"initializer": v1.random_uniform_initializer()}
     first, second = run(store, lambda: ones("a", **noise))
     np.testing.assert_array_equal(first, second)
     assert len(set(first)) == 3
-
-
-@pytest.mark.parametrize("policy", [Shared(), Replicated()])
-def test_a_store_that_served_nothing_has_no_variables(policy):
-    assert VariableStore(policy).variables(TOWERS[1]) == []
 
 
 def test_trainable_variables_are_told_apart():
@@ -130,12 +122,6 @@ def test_trainable_variables_are_told_apart():
         "moving_mean:0",
     ]
     assert names(store.trainable_variables(TOWERS[0])) == ["a:0"]
-
-
-def test_a_replicas_variable_is_trainable_where_tower_0s_is():
-    store = VariableStore(Replicated())
-    run(store, lambda: ones("a") + ones("b", trainable=False))
-    assert names(store.trainable_variables(TOWERS[1])) == ["tower1/a:0"]
 
 
 def test_variable_scopes_and_tower_contexts_name_variables_as_in_a_session_graph():
@@ -191,24 +177,12 @@ def test_every_trace_finds_the_same_variables():
     assert len(set(map(str, traces))) == 2
     assert store.variables(TOWERS[0]) == [w]
 
-
-def test_two_functions_share_a_store():
-    store = VariableStore(Shared())
-
     @tf.function(autograph=False)
-    def train():
+    def predict():  # Another function finds them too.
         with store.scope(TOWERS[0]):
-            return v1.get_variable("w", [], initializer=v1.ones_initializer()) + 1.0
+            return v1.get_variable("w", [3]) + 2.0
 
-    @tf.function(autograph=False)
-    def predict():
-        with store.scope(TOWERS[0]):
-            return v1.get_variable("w", []) + 2.0
-
-    assert train() == 2.0
-    store.variables(TOWERS[0])[0].assign(5.0)
-    assert predict() == 7.0
-    assert len(store.variables(TOWERS[0])) == 1
+    np.testing.assert_array_equal(predict(), [4.0, 5.0, 6.0])
 
 
 def test_bodies_find_the_functions_variables():
@@ -283,6 +257,7 @@ def test_a_regularizer_adds_one_loss_a_variable_in_every_trace(policy, losses):
     def traced(x):
         def in_tower(tower):
             with store.scope(tower):
+                ones("c", regularizer=lambda w: None)  # adds none
                 return ones("a", "b", regularizer=l2)
 
         map_towers(in_tower, TOWERS)
@@ -298,179 +273,97 @@ def test_a_regularizer_adds_one_loss_a_variable_in_every_trace(policy, losses):
     assert len(counts) >= 3  # TensorFlow traces twice where variables are made
 
 
-def test_a_regularizer_may_return_nothing():
-    store = VariableStore(Shared())
-    found = []
-
-    def model():
-        total = ones("a", regularizer=lambda w: None)
-        found.extend(v1.get_collection(KEYS.REGULARIZATION_LOSSES))
-        return total
-
-    run(store, model)
-    assert found == []
-
-
-def test_a_constraint_is_kept():
-    store = VariableStore(Replicated())
-    run(store, lambda: ones("a", constraint=tf.nn.relu))
-    assert [store.variables(t)[0].constraint for t in TOWERS] == [tf.nn.relu] * 2
-
-
-def test_batch_norm_like_statistics_are_updated():
-    store = VariableStore(Replicated())
-
-    def model():
-        mean = v1.get_variable(
-            "mean", [], initializer=v1.zeros_initializer(), trainable=False
-        )
-        return mean.assign_add(1.0)
-
-    np.testing.assert_array_equal(run(store, model, times=3), [3.0, 3.0])
-
-
 # Values as initializers, reuse.
 
 
-def test_a_value_keeps_its_dtype_in_every_tower_and_trace():
-    store = VariableStore(Replicated())
-    value = np.array([1, 2, 3])
-    run(store, lambda: v1.get_variable("n", initializer=value) + 0, times=2)
-    for tower in TOWERS:
-        (n,) = store.variables(tower)
-        assert n.dtype == tf.int64
-        np.testing.assert_array_equal(n, value)
-
-
 @pytest.mark.parametrize("reuse", [True, v1.AUTO_REUSE])
-def test_reuse_finds_the_variable_of_the_same_trace(reuse):
+def test_reuse_and_custom_getters_find_the_variable_of_the_same_trace(reuse):
     store = VariableStore(Replicated())
-
-    def model():
-        first = ones("w")
-        with v1.variable_scope("", reuse=reuse):
-            return first + ones("w")
-
-    np.testing.assert_array_equal(run(store, model), np.full([2, 3], 2.0))
-
-
-def test_auto_reuse_makes_what_is_missing():
-    store = VariableStore(Shared())
-
-    def model():
-        with v1.variable_scope("", reuse=v1.AUTO_REUSE):
-            return ones("w") + ones("w")
-
-    run(store, model)
-    assert names(store.variables(TOWERS[0])) == ["w:0"]
-
-
-def test_a_custom_getter_of_the_user_sees_the_stores_variable():
-    store = VariableStore(Shared())
 
     def doubled(getter, name, *args, **kwargs):
         return 2 * getter(name, *args, **kwargs)
 
     def model():
-        with v1.variable_scope("", custom_getter=doubled):
-            return ones("w")
+        first = ones("w")
+        with v1.variable_scope("", reuse=reuse, custom_getter=doubled):
+            own = ones("w")
+            return first + (own if reuse is True else own + 0 * ones("other", "other"))
 
-    np.testing.assert_array_equal(run(store, model), np.full([2, 3], 2.0))
+    np.testing.assert_array_equal(run(store, model), np.full([2, 3], 3.0))
+    assert len(store.variables(TOWERS[0])) == (1 if reuse is True else 2)
 
 
 # What is refused.
 
 
-def refused(match, fn, policy=None, error=ValueError):
-    with pytest.raises(error, match=match):
-        run(VariableStore(policy or Shared()), fn)
-
-
-def test_a_name_made_twice_is_refused():
-    v1.get_variable_scope()  # From now on the eager scope around is AUTO_REUSE.
-    refused("tower0 makes the variable 'w' twice; use another", lambda: ones("w", "w"))
-
-
-def test_a_replicas_name_made_twice_is_refused():
-    count = []
-
-    def model():
-        count.append(0)
-        return ones("w") if len(count) == 1 else ones("w", "w")
-
-    refused("tower1 makes the variable 'w' twice; use another", model, Replicated())
-
-
-def test_reusing_what_nothing_has_made_is_refused():
-    def model():
+def reusing(**asked):
+    if not asked:
         with v1.variable_scope("", reuse=True):
             return ones("w")
-
-    refused("tower0 reuses the variable 'w', which nothing has made", model)
-
-
-def test_a_tower_that_shares_makes_nothing_of_its_own():
-    count = []
-
-    def model():
-        count.append(0)
-        return ones(f"w{len(count)}")
-
-    refused("tower1 reuses the variable 'w2', which nothing has made", model)
+    ones("w")
+    with v1.variable_scope("", reuse=True):
+        return v1.get_variable("w", **asked)
 
 
-def test_a_replica_that_tower_0_does_not_have_is_refused():
-    count = []
+SHARED, OWN = Shared(), Replicated()
+TWICE = "makes the variable 'w' twice; use another"
+# What models do in the calls before the last one, and in the last.
+REFUSED = {
+    "twice": (SHARED, [lambda: ones("w", "w")], f"tower0 {TWICE}"),
+    "twice in a replica": (OWN, [lambda: ones("w"), lambda: ones("w", "w")], TWICE),
+    "not made": (
+        SHARED,
+        [reusing],
+        "tower0 reuses the variable 'w', which nothing has",
+    ),
+    "of its own": (
+        SHARED,
+        [lambda: ones("w1"), lambda: ones("w2")],
+        "tower1 reuses the variable 'w2', which nothing has made",
+    ),
+    "not of tower 0": (
+        OWN,
+        [lambda: ones("w", "w1"), lambda: ones("w", "w2")],
+        r"tower1 makes the variable 'w2', which tower0 .*; tower0 has \['w', 'w1'\]",
+    ),
+    "shape": (
+        SHARED,
+        [lambda: reusing(shape=[2])],
+        r"'w:0' has the shape \(3,\) and dtype float32; tower0 asks for",
+    ),
+    "dtype": (
+        SHARED,
+        [lambda: reusing(shape=[3], dtype=tf.float64)],
+        r"'w:0' has the shape \(3,\) and dtype float32; tower0 asks for",
+    ),
+    "initializer": (
+        SHARED,
+        [lambda: v1.get_variable("w", [3], initializer=lambda: tf.ones([2]))],
+        r"has the shape \(2,\) and dtype float32; tower0 asks for \(3,\)",
+    ),
+    "partitioner": (
+        SHARED,
+        [lambda: ones("w", partitioner=v1.fixed_size_partitioner(2))],
+        "'w' has a partitioner; partitioned variables work in a session",
+    ),
+}
 
-    def model():
-        count.append(0)
-        return ones("w", f"w{len(count)}")
 
-    want = r"tower1 makes the variable 'w2', which tower0 .*; tower0 has \['w', 'w1'\]"
-    refused(want, model, Replicated())
-
-
-@pytest.mark.parametrize("other", [{"shape": [2]}, {"shape": [3], "dtype": tf.float64}])
-def test_another_shape_or_dtype_is_refused(other):
-    def model():
-        ones("w")
-        with v1.variable_scope("", reuse=True):
-            return v1.get_variable("w", **other)
-
-    refused(r"'w:0' has the shape \(3,\) and dtype float32; tower0 asks for", model)
+@pytest.mark.parametrize(("policy", "calls", "says"), REFUSED.values(), ids=REFUSED)
+def test_what_a_model_cannot_make_is_refused(policy, calls, says):
+    v1.get_variable_scope()  # From now on the eager scope around is AUTO_REUSE.
+    left = iter(calls)
+    with pytest.raises(ValueError, match=says):
+        run(VariableStore(policy), lambda: next(left)())
 
 
-def test_an_initializer_of_another_shape_is_refused():
-    def model():
-        return v1.get_variable("w", [3], initializer=lambda: tf.ones([2]))
-
-    refused(r"has the shape \(2,\) and dtype float32; tower0 asks for \(3,\)", model)
-
-
-def test_a_partitioner_is_refused():
-    def model():
-        return ones("w", partitioner=v1.fixed_size_partitioner(2))
-
-    refused("'w' has a partitioner; partitioned variables work in a session", model)
-
-
-def test_eager_mode_is_refused():
-    with (
-        pytest.raises(
-            RuntimeError, match=r"VariableStore.scope: serves get_variable ins"
-        ),
-        VariableStore(Shared()).scope(TOWERS[0]),
-    ):
+def test_eager_mode_and_a_session_graph_are_refused():
+    scope = VariableStore(Replicated()).scope(TOWERS[0])
+    with pytest.raises(RuntimeError, match=r"scope: serves get_variable ins"), scope:
         pass
-
-
-def test_a_session_graph_is_refused(graph):
-    with (
-        pytest.raises(
-            RuntimeError, match=r"use Shared.*scope or Replicated.*scope there"
-        ),
-        VariableStore(Replicated()).scope(TOWERS[0]),
-    ):
+    scope = VariableStore(Replicated()).scope(TOWERS[0])
+    says = r"use Shared.*scope or Replicated.*scope there"
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match=says), scope:
         pass
 
 
