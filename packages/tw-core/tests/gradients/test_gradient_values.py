@@ -31,46 +31,42 @@ each_dtype = pytest.mark.parametrize(
 
 @each_mode
 @each_dtype
-@pytest.mark.parametrize("as_tensor", [True, False])
-def test_a_dense_gradient_is_scaled_as_numpy_does_it(run, dtype, as_tensor):
-    def scaled(grad):
-        return scale(grad, tf.constant(0.25) if as_tensor else 0.25)
+def test_gradients_are_scaled_as_numpy_does_it_and_keep_their_rows(run, dtype):
+    rows = ROWS._replace(values=ROWS.values.astype(dtype))
 
-    got = run(scaled, DENSE.astype(dtype))
-    assert got.dtype == dtype
-    np.testing.assert_array_equal(got, DENSE.astype(dtype) * dtype(0.25))
+    def scaled(dense, *sparse):
+        factor = tf.constant(0.25)
+        return (
+            [scale(dense, 0.25), scale(dense, factor)],
+            [scale(own, 0.25) for own in sparse],
+            [map_values(tf.square, own) for own in (dense, sparse[0])],
+        )
+
+    dense = DENSE.astype(dtype)
+    both, (known, unknown), squares = run(
+        scaled, dense, rows, rows._replace(dense_shape=None)
+    )
+    for got in both:
+        assert got.dtype == dtype
+        np.testing.assert_array_equal(got, dense * dtype(0.25))
+    for got in (known, unknown):
+        assert got.values.dtype == dtype
+        np.testing.assert_array_equal(got.values, rows.values * dtype(0.25))
+        np.testing.assert_array_equal(got.indices, rows.indices)
+    np.testing.assert_array_equal(known.dense_shape, rows.dense_shape)
+    assert unknown.dense_shape is None
+    np.testing.assert_array_equal(squares[0], dense**2)
+    np.testing.assert_array_equal(squares[1].values, rows.values**2)
 
 
-@each_mode
-@each_dtype
-@pytest.mark.parametrize("dense_shape", [None, ROWS.dense_shape])
-def test_a_sparse_gradient_keeps_its_rows(run, dtype, dense_shape):
-    rows = ROWS._replace(values=ROWS.values.astype(dtype), dense_shape=dense_shape)
-    got = run(lambda grad: scale(grad, -0.5), rows)
-    assert got.values.dtype == dtype
-    np.testing.assert_array_equal(got.values, rows.values * dtype(-0.5))
-    np.testing.assert_array_equal(got.indices, rows.indices)
-    if dense_shape is None:
-        assert got.dense_shape is None
-    else:
-        np.testing.assert_array_equal(got.dense_shape, dense_shape)
-
-
-def test_a_number_is_rounded_to_the_gradients_dtype_only():
+def test_values_and_numbers_are_taken_as_they_are():
+    dense, rows = tf.constant(DENSE), tf.constant(ROWS.values)
+    slices = tf.IndexedSlices(rows, [2, 0, 2])
+    for grad, values in ((dense, dense), (slices, rows)):
+        assert values_of(grad) is values
+        assert scale(grad, None) is grad
+    # A number is rounded to the gradient's dtype only.
     assert scale(tf.constant(3.0, tf.float64), 1 / 3).numpy() == 3.0 * (1 / 3)
-
-
-@pytest.mark.parametrize("grad", [tf.constant(DENSE), tf.IndexedSlices(DENSE, [0])])
-def test_no_factor_leaves_the_gradient_as_it_is(grad):
-    assert scale(grad, None) is grad
-
-
-@each_mode
-def test_a_function_is_called_on_the_values(run):
-    got = run(lambda *g: [map_values(tf.square, grad) for grad in g], DENSE, ROWS)
-    np.testing.assert_array_equal(got[0], DENSE**2)
-    np.testing.assert_array_equal(got[1].values, ROWS.values**2)
-    np.testing.assert_array_equal(got[1].indices, ROWS.indices)
 
 
 def test_the_values_may_be_of_unknown_shape():
@@ -83,12 +79,6 @@ def test_the_values_may_be_of_unknown_shape():
         got = session.run(scaled, feeds)
     np.testing.assert_array_equal(got[0], [2, 4])
     np.testing.assert_array_equal(got[1], [[2, 4], [6, 8]])
-
-
-def test_the_values_of_a_dense_gradient_are_itself():
-    dense, rows = tf.constant(DENSE), tf.constant(ROWS.values)
-    assert values_of(dense) is dense
-    assert values_of(tf.IndexedSlices(rows, [2, 0, 2])) is rows
 
 
 @each_mode

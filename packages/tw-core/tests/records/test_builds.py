@@ -53,19 +53,15 @@ def full_model(start=1.0):
     return w
 
 
-def test_collections_are_as_before_the_build_that_failed(graph):
+def test_variables_are_taken_over_with_what_the_next_build_asks_for(graph):
     v1.get_variable("before", [2])
     before = contents(graph)
     fail(full_model)
     fail(full_model)
     assert contents(graph) == before
-
-
-def test_variables_are_taken_over_with_what_the_next_build_asks_for(graph):
-    fail(full_model)
     first, second = build(lambda: full_model(start=4.0))
     assert [v.name for v in (first, second)] == ["w:0", "tower1/w:0"]
-    assert v1.trainable_variables() == [first, *v1.trainable_variables()[1:]]
+    assert first in v1.trainable_variables()
     assert [v.name for v in v1.get_collection("mine")] == ["count:0", "tower1/count:0"]
     assert len(v1.get_collection(KEYS.REGULARIZATION_LOSSES)) == 2
     assert len(v1.get_collection(KEYS.UPDATE_OPS)) == 2
@@ -117,15 +113,12 @@ def test_another_kind_of_variable_is_refused_by_name(graph, asked, said):
         build(lambda: v1.get_variable("w", **asked))
 
 
-def test_without_undo_a_failure_leaves_everything(graph):
-    with pytest.raises(KeyError, match="boom"), tower_build():
-        w = v1.get_variable("w", [2])
-        raise KeyError("boom")
-    assert v1.global_variables() == [w]
-
-
 def test_names_of_builds_that_worked_are_refused_as_tensorflow_does(graph):
     build(lambda: v1.get_variable("w", [2]))
     fail(lambda: v1.get_variable("b", [2]))
     with pytest.raises(ValueError, match="Variable w already exists"):
         build(lambda: v1.get_variable("w", [2]))
+    with pytest.raises(KeyError, match="boom"), tower_build():  # without undo
+        c = v1.get_variable("c", [2])
+        raise KeyError("boom")
+    assert c in v1.global_variables()

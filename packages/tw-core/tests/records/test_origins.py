@@ -59,35 +59,44 @@ def expect_counterparts(made):
 
 
 @each_way
-def test_scopes_of_the_model_are_told_from_towers(graph, build):
+def test_variables_are_told_by_name_and_by_order(graph, build):
+    numbers = iter(range(6))
+    orders = iter([["left_1", "left_2"], ["left_2", "left_1"], ["left_1", "left_2"]])
+
     def model():
-        return [v1.get_variable(f"tower{k}/w", [2]) for k in range(3)]
-
-    expect_counterparts(build(model))
-
-
-@each_way
-def test_variables_named_by_name_scopes_and_by_variable_scopes(graph, build):
-    def model():
+        made = [v1.get_variable(f"tower{k}/w", [2]) for k in range(3)]
         with tf.name_scope("layer"), v1.variable_scope("block"):
-            return [
+            made += [
                 v1.get_variable("v", [2]),
                 tf.Variable(1.0, name="v"),
                 tf.Variable(2.0, name="v"),
                 v1.Variable(3.0, name="tower1"),
             ]
+        # Numbers that count on are told by order; where names are the same, by these.
+        made += [tf.Variable(1.0, name=f"dense_{next(numbers)}") for _ in range(2)]
+        named = {name: v1.get_variable(name, [2]) for name in next(orders)}
+        return made + [named[name] for name in sorted(named)]
 
     expect_counterparts(build(model))
 
 
-@each_way
-def test_numbers_that_count_on_are_told_by_order(graph, build):
-    numbers = iter(range(6))
+def test_builds_differ_in_their_towers_and_towers_in_their_variables(graph):
+    towers_left = iter(range(3))
 
     def model():
-        return [tf.Variable(1.0, name=f"dense_{next(numbers)}") for _ in range(2)]
+        names = ["a", "b_1", "b_2"] if next(towers_left) == 1 else ["a", "b_3"]
+        return [v1.get_variable(name, [2]) for name in names]
 
-    expect_counterparts(build(model))
+    _, made, _ = in_contexts(model)
+    assert variable_origin(made[0]) == VariableOrigin(1, "a")
+    assert variable_origin(made[1]) == VariableOrigin(1, "tower1/b_1")
+    for count in (1, 3):
+        made = []
+        with tower_build():
+            for tower in OURS[:count]:
+                with record_variables(tower), tf.name_scope(f"{tower.name}/"):
+                    made.append([tf.Variable(1.0, name="power")])
+        expect_counterparts(made)
 
 
 @pytest.mark.parametrize("name", ["x{}", "x_{}", "data/x_{}"])
@@ -107,43 +116,6 @@ def test_local_variables_that_towers_number_are_no_copies(graph, name):
     for k, (data, _) in enumerate(made):
         own = data.name.removesuffix(":0")
         assert variable_origin(data) == VariableOrigin(k, own)
-
-
-@each_way
-def test_names_go_before_order(graph, build):
-    orders = iter([["left_1", "left_2"], ["left_2", "left_1"], ["left_1", "left_2"]])
-
-    def model():
-        made = {name: v1.get_variable(name, [2]) for name in next(orders)}
-        return [made[name] for name in sorted(made)]
-
-    expect_counterparts(build(model))
-
-
-def test_a_variable_that_only_one_tower_has_is_its_own(graph):
-    towers_left = iter(range(3))
-
-    def model():
-        names = ["a", "b_1", "b_2"] if next(towers_left) == 1 else ["a", "b_3"]
-        return [v1.get_variable(name, [2]) for name in names]
-
-    _, made, _ = in_contexts(model)
-    assert variable_origin(made[0]) == VariableOrigin(1, "a")
-    assert variable_origin(made[1]) == VariableOrigin(1, "tower1/b_1")
-
-
-def test_builds_of_other_numbers_of_towers_are_told_apart(graph):
-    def build(count):
-        made = []
-        with tower_build():
-            for tower in OURS[:count]:
-                with record_variables(tower), tf.name_scope(f"{tower.name}/"):
-                    made.append([tf.Variable(1.0, name="power")])
-        return made
-
-    first, second = build(1), build(3)
-    expect_counterparts(first)
-    expect_counterparts(second)
 
 
 def test_copies_are_local_and_leave_no_summaries_from_tower_1_on(graph):
@@ -185,50 +157,49 @@ def test_keras_models_of_a_session_graph_are_copies(graph):
     assert variable_origin(models[2].variables[0]).tower == 2
 
 
-def test_shared_variables_are_tower_0s(graph):
-    def build(tower):
-        with Shared().scope(tower):
-            return v1.get_variable("tower1/w", [2])
-
-    made = map_towers(build, OURS)
-    assert variable_origin(made[2]) == VariableOrigin(0, "tower1/w")
-
-
-def test_what_no_tower_made_has_no_origin(graph):
-    assert variable_origin(v1.get_variable("tower1/w", [2])) is None
-    in_contexts(lambda: v1.get_variable("v", [2]))
-    assert variable_origin(v1.get_variable("tower2/w", [2])) is None
-
-
-def test_eager_variables_have_no_origin():
+def test_what_no_tower_made_has_no_origin_and_what_is_shared_tower_0s():
     with OURS[1].scope():
-        assert variable_origin(tf.Variable(1.0, name="tower1/w")) is None
+        assert variable_origin(tf.Variable(1.0, name="tower1/w")) is None  # eagerly
+    with tf.Graph().as_default():
+        assert variable_origin(v1.get_variable("tower1/w", [2])) is None
+        in_contexts(lambda: v1.get_variable("v", [2]))
+        assert variable_origin(v1.get_variable("tower2/w", [2])) is None
+
+        def build(tower):
+            with Shared().scope(tower):
+                return v1.get_variable("tower1/s", [2])
+
+        *_, made = map_towers(build, OURS)
+        assert variable_origin(made) == VariableOrigin(0, "tower1/s")
 
 
-def test_wrapped_graph_code_is_told_apart():
+def test_a_graph_with_a_record_can_be_freed():
+    with tf.Graph().as_default() as graph:
+        in_contexts(lambda: v1.get_variable("w", [2]))
+        gone = weakref.ref(graph)
+    del graph
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("where", ["wrapped", "a branch"])
+def test_variables_of_bodies_are_recorded_in_their_graph(where):
     origins = []
 
-    def wrapped():
+    def body():
         made = in_policies(lambda: v1.get_variable("tower1/w", [2]))
         origins.extend(variable_origin(v) for v in made)
         for tower, variable in zip(OURS, made, strict=True):
-            assert [v is variable for v in Replicated().trainable_variables(tower)] == [
-                True
-            ]
+            [own] = Replicated().trainable_variables(tower)
+            assert own is variable
         return tf.constant(0)
 
-    v1.wrap_function(wrapped, [])
+    if where == "wrapped":
+        v1.wrap_function(body, [])
+    else:
+        with tf.Graph().as_default():
+            tf.cond(tf.constant(True), body, lambda: tf.constant(0))
     assert origins == [VariableOrigin(k, "tower1/w") for k in range(3)]
-
-
-def test_variables_made_in_a_branch_are_recorded_in_the_graph(graph):
-    def branch():
-        made.extend(in_policies(lambda: [tf.Variable(1.0, name="v")]))
-        return tf.constant(0)
-
-    made = []
-    tf.cond(tf.constant(True), branch, lambda: tf.constant(0))
-    assert [variable_origin(v).tower for own in made for v in own] == [0, 1, 2]
 
 
 def test_gradients_in_another_order_are_refused_whatever_scopes_are_called(graph):
@@ -239,15 +210,6 @@ def test_gradients_in_another_order_are_refused_whatever_scopes_are_called(graph
     pairs[1].reverse()
     with pytest.raises(ValueError, match=r"tower 1 has the order \['tower1/w', 'tow"):
         check_grad_list(pairs)
-
-
-def test_a_graph_with_a_record_can_be_freed():
-    with tf.Graph().as_default() as graph:
-        in_contexts(lambda: v1.get_variable("w", [2]))
-        gone = weakref.ref(graph)
-    del graph
-    gc.collect()
-    assert gone() is None
 
 
 @pytest.mark.parametrize(
@@ -266,8 +228,5 @@ def test_a_graph_with_a_record_can_be_freed():
 def test_a_name_without_its_tower(name, base, owner):
     assert base_name(SimpleNamespace(name=name)) == base
     assert owning_tower(SimpleNamespace(name=name)) == owner
-
-
-def test_a_keras_variable_is_named_by_its_path():
-    variable = SimpleNamespace(path="tower1/dense/kernel", name="kernel")
+    variable = SimpleNamespace(path="tower1/dense/kernel", name="kernel")  # of Keras
     assert base_name(variable) == "dense/kernel"
