@@ -24,13 +24,11 @@ BOTH = pytest.mark.parametrize("run", [run_in_graph, run_in_function])
 TINY = 1e-12  # float64, sums of other orders
 X = np.random.default_rng(1).normal(3.0, 2.0, [12, 4])
 SIZES = {
-    "one tower": [12],
-    "even": [6, 6],
     "uneven": [7, 4, 1],
     "one empty": [5, 0, 7],
     "the first empty": [0, 12],
-    "four": [3, 3, 3, 3],
     "four uneven": [1, 5, 2, 4],
+    "one tower": [12],
 }
 PARTS = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 
@@ -77,6 +75,7 @@ def on_one_device(dtype=np.float64):
 @BOTH
 @PARTS
 @pytest.mark.parametrize("how", ["tape", "gradients"])
+@pytest.mark.each_choice
 def test_towers_have_the_loss_and_gradients_of_one_device(run, sizes, how):
     def build(x, w):
         parts = tf.split(x, sizes)
@@ -87,23 +86,6 @@ def test_towers_have_the_loss_and_gradients_of_one_device(run, sizes, how):
         return map_towers(tower_fn, ours(len(sizes)), parts)
 
     for got, want in zip(added(run(build, X, W)), on_one_device(), strict=True):
-        np.testing.assert_allclose(got, want, rtol=TINY, atol=TINY)
-
-
-@BOTH
-def test_losses_differentiated_after_the_towers_are_those_of_one_device(run):
-    def build(x, w):
-        parts = tf.split(x, [5, 7])
-        if not traces_function():
-            losses = map_towers(lambda _, part: model(part, w), ours(2), parts)
-            return tf.gradients(tf.add_n(losses), [w, x])
-        with tf.GradientTape() as tape:
-            tape.watch([w, x])
-            losses = map_towers(lambda _, p: model(p, w), ours(2), tf.split(x, [5, 7]))
-            loss = tf.add_n(losses)
-        return tape.gradient(loss, [w, x])
-
-    for got, want in zip(run(build, X, W), on_one_device()[1:], strict=True):
         np.testing.assert_allclose(got, want, rtol=TINY, atol=TINY)
 
 
@@ -130,47 +112,75 @@ def test_a_gradient_of_a_gradient_is_that_of_one_device(run):
 
 
 @BOTH
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_moments_are_those_of_all_rows(run, dtype):
-    x = tf.cast(X * 30, dtype).numpy().astype(np.float64)
+def test_losses_differentiated_after_the_towers_are_those_of_one_device(run):
+    def build(x, w):
+        def losses():
+            parts = tf.split(x, [5, 7])
+            return tf.add_n(map_towers(lambda _, p: model(p, w), ours(2), parts))
 
-    def build(x):
-        parts = tf.split(tf.cast(x, dtype), [5, 0, 7])
+        if not traces_function():
+            return tf.gradients(losses(), [w, x])
+        with tf.GradientTape() as tape:
+            tape.watch([w, x])
+            loss = losses()
+        return tape.gradient(loss, [w, x])
 
-        def tower_fn(tower, part):
-            mean, variance = moments_over_towers(part, [0])
-            assert mean.dtype == variance.dtype == dtype
-            return tf.cast(mean, tf.float64), tf.cast(variance, tf.float64)
-
-        return map_towers(tower_fn, ours(3), parts)
-
-    rtol = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}[dtype]
-    for mean, variance in run(build, x):
-        np.testing.assert_allclose(mean, x.mean(0), rtol=rtol)
-        np.testing.assert_allclose(variance, x.var(0), rtol=rtol)
+    for got, want in zip(run(build, X, W), on_one_device()[1:], strict=True):
+        np.testing.assert_allclose(got, want, rtol=TINY, atol=TINY)
 
 
 @BOTH
-def test_no_row_in_any_tower_gives_moments_of_0(run):
-    def build(x):
-        return map_towers(lambda _, x: moments_over_towers(x, 0), ours(2), [x, x])
+def test_moments_are_those_of_all_rows(run):
+    rtols = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}
+    inputs = [tf.cast(X * 30, d).numpy().astype(np.float64) for d in rtols]
 
-    for mean, variance in run(build, np.zeros([0, 3])):
-        np.testing.assert_array_equal([mean, variance], np.zeros([2, 3]))
+    def tower_fn(tower, *parts):
+        moments = []
+        for part, dtype in zip(parts, rtols, strict=True):
+            moments.append(moments_over_towers(tf.cast(part, dtype), [0]))
+            assert moments[-1][0].dtype == moments[-1][1].dtype == dtype
+        return [[tf.cast(own, tf.float64) for own in pair] for pair in moments]
+
+    def build(*inputs):
+        parts = [tf.split(x, [5, 0, 7]) for x in inputs]
+        nothing = [x[:0] for x in inputs]
+        return [
+            *map_towers(tower_fn, ours(3), *parts),
+            map_towers(tower_fn, ours(2), *([own] * 2 for own in nothing))[1],
+        ]
+
+    *towers, none = run(build, *inputs)
+    for tower in towers:
+        for (mean, variance), x, rtol in zip(
+            tower, inputs, rtols.values(), strict=True
+        ):
+            np.testing.assert_allclose(mean, x.mean(0), rtol=rtol)
+            np.testing.assert_allclose(variance, x.var(0), rtol=rtol)
+    np.testing.assert_array_equal(none, np.zeros([3, 2, 4]))  # of no row in any tower
 
 
 @BOTH
-def test_a_structure_of_several_dtypes_is_summed(run):
+def test_each_build_of_a_graph_has_its_own_sums_of_structures(run):
     def tower_fn(tower, x):
         both = sum_over_towers({"x": x, "rows": tf.shape(x)[:1]})
         return both["x"], both["rows"]
 
     def build(x):
-        return map_towers(tower_fn, ours(3), [x, 2 * x, 3 * x])
+        first = map_towers(tower_fn, ours(3), [x, 2 * x, 3 * x])
+        totals = []
+        with joined_towers(2) as joined:  # built by hand
+            for k in range(2):
+                with TrainTowerContext(f"own{k}", index=k, total=2), joined.tower(k):
+                    totals.append(sum_over_towers((k + 1) * x))
+        return first, map_towers(tower_fn, ours(1), [x]), totals
 
-    for total, rows in run(build, X):
-        np.testing.assert_allclose(total, 6 * X, rtol=TINY)
-        np.testing.assert_array_equal(rows, [36])
+    first, second, by_hand = run(build, X)
+    for results, times in (first, 6), (second, 1):
+        for total, rows in results:
+            np.testing.assert_allclose(total, times * X, rtol=TINY)
+            np.testing.assert_array_equal(rows, [12 * len(results)])
+    for total in by_hand:
+        np.testing.assert_array_equal(total, 3 * X)
 
 
 @BOTH
@@ -215,18 +225,6 @@ def test_a_function_of_towers_is_saved_and_its_copy_has_gradients(tmp_path):
     np.testing.assert_allclose(tape.gradient(loss, x), gradient, rtol=1e-10)
 
 
-@BOTH
-def test_a_second_build_in_one_graph_has_its_own_sums(run):
-    def build(x):
-        first = map_towers(lambda _, x: sum_over_towers(x), ours(2), [x, x])
-        second = map_towers(lambda _, x: sum_over_towers(x), ours(2), [x, 2 * x])
-        return [*first, *second]
-
-    got = run(build, X)
-    for total, times in zip(got, [2, 2, 3, 3], strict=True):
-        np.testing.assert_array_equal(total, times * X)
-
-
 def test_outside_of_towers_a_tensor_stays_as_it_is(graph):
     x = tf.constant(X)
     assert sum_over_towers(x) is x
@@ -237,13 +235,7 @@ def test_outside_of_towers_a_tensor_stays_as_it_is(graph):
         assert tf.distribute.get_replica_context().num_replicas_in_sync == 1
 
 
-def test_sums_are_made_on_the_first_towers_device(graph):
-    map_towers(lambda _: sum_over_towers(tf.constant(1.0)), ours(3))
-    sums = [op for op in graph.get_operations() if op.type == "AddN"]
-    assert [op.device for op in sums] == ["/device:CPU:0"]
-
-
-def test_gradients_colocated_with_ops_are_summed_on_the_first_towers_device(graph):
+def test_sums_and_their_gradients_are_made_on_the_first_towers_device(graph):
     def tower_fn(tower):
         x = tf.constant(1.0)
         loss = sum_over_towers(x) ** 2
@@ -256,11 +248,10 @@ def test_gradients_colocated_with_ops_are_summed_on_the_first_towers_device(grap
         assert op.colocation_groups() == [f"loc:@{op.name}".encode()]
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_towers_on_one_device_compile_with_xla(compiled):
+def test_towers_on_one_device_compile_with_xla():
     one = towers(["/cpu:0", "/cpu:0"])
 
-    @tf.function(jit_compile=compiled)
+    @tf.function(jit_compile=True)
     def step(x, w):
         return map_towers(
             lambda _, part: loss_and_gradient(part, w), one, tf.split(x, [5, 7])
@@ -294,42 +285,35 @@ def build_different(*names):
     return build
 
 
+OTHER_LAYERS = [
+    (["bn", "head"], r"tower0 has come to 'stem' .*tower1 to 'bn'"),
+    (["stem"], r"tower1 has not come to \['bn'\] of tower0"),
+    (["stem", "bn", "more"], r"tower0 not to \['more'\] of tower1"),
+    (["bn", "stem"], r"tower0 has come to 'stem' .*tower1 to 'bn'"),
+    ([], r"tower1 has not come to \['stem', 'bn'\] of tower0"),
+]
+
+
 @BOTH
-@pytest.mark.parametrize(
-    ("others", "says"),
-    [
-        (["bn", "head"], r"tower0 has come to 'stem' .*tower1 to 'bn'"),
-        (["stem"], r"tower1 has not come to \['bn'\] of tower0"),
-        (["stem", "bn", "more"], r"tower0 not to \['more'\] of tower1"),
-        (["bn", "stem"], r"tower0 has come to 'stem' .*tower1 to 'bn'"),
-        ([], r"tower1 has not come to \['stem', 'bn'\] of tower0"),
-    ],
-)
-def test_towers_with_other_layers_are_refused_by_name(run, others, says):
-    with pytest.raises(ValueError, match=says):
-        run(build_different(["stem", "bn"], others), X)
+def test_towers_with_other_layers_are_refused_by_name(run):
+    for others, says in OTHER_LAYERS:
+        with pytest.raises(ValueError, match=says):
+            run(build_different(["stem", "bn"], others), X)
+    with pytest.raises(ValueError, match=r"tower1 to 'bn_1'"):
+        run(build_different(["bn", "bn_1"], ["bn_1", "bn"]), X)
+
+    def tower_fn(tower, x):
+        return sum_over_towers(x[0] if tower.index else x[1])
+
+    for other in (lambda x: x[:, :3], lambda x: tf.cast(x, tf.int32)):
+        with pytest.raises(ValueError, match=r"\(float64 \(12, 4\)\), tower1 to "):
+            run(lambda x, o=other: map_towers(tower_fn, ours(2), [(o(x), x)] * 2), X)
 
 
 @BOTH
 def test_layers_that_are_numbered_on_in_each_tower_are_the_same(run):
     first, second = run(build_different(["bn", "bn_1"], ["bn_2", "bn_3"]), X)
     np.testing.assert_array_equal(first, second)
-
-
-@BOTH
-def test_another_order_of_one_models_layers_is_refused(run):
-    with pytest.raises(ValueError, match=r"tower1 to 'bn_1'"):
-        run(build_different(["bn", "bn_1"], ["bn_1", "bn"]), X)
-
-
-@BOTH
-@pytest.mark.parametrize("other", [lambda x: x[:, :3], lambda x: tf.cast(x, tf.int32)])
-def test_another_shape_or_dtype_is_refused(run, other):
-    def tower_fn(tower, x):
-        return sum_over_towers(other(x) if tower.index else x)
-
-    with pytest.raises(ValueError, match=r"\(float64 \(12, 4\)\), tower1 to "):
-        run(lambda x: map_towers(tower_fn, ours(2), [x, x]), X)
 
 
 @BOTH
@@ -376,17 +360,12 @@ def test_an_exception_in_a_tower_ends_the_build_and_leaves_no_tower(run):
     assert threading.active_count() <= threads
 
 
-def test_eager_towers_are_refused():
-    with pytest.raises(RuntimeError, match=r"Towers are built .*inside a tf.function"):
+def test_eager_towers_and_a_function_for_each_are_refused():
+    says = r"Towers are built .*inside a tf.function"
+    with pytest.raises(RuntimeError, match=says):
         map_towers(lambda _: sum_over_towers(tf.constant(1.0)), ours(2))
-    with (
-        synchronized_layers(),
-        pytest.raises(RuntimeError, match=r"Towers are built .*a tf.function"),
-    ):
+    with synchronized_layers(), pytest.raises(RuntimeError, match=says):
         map_towers(lambda _: 1, ours(2))
-
-
-def test_a_function_for_each_tower_is_refused():
     each = tf.function(lambda x: sum_over_towers(x), autograph=False)
     with pytest.raises(RuntimeError, match=r"A tf.function for each tower"):
         map_towers(lambda _: each(1.0), ours(2))
@@ -433,20 +412,6 @@ def test_a_tower_that_nothing_joins_is_refused(graph):
         pytest.raises(RuntimeError, match="tower0 is built by neither"),
     ):
         sum_over_towers(tf.constant(1.0))
-
-
-@BOTH
-def test_towers_built_by_hand_are_joined(run):
-    def build(x):
-        totals = []
-        with joined_towers(2) as joined:
-            for k in range(2):
-                with TrainTowerContext(f"tower{k}", index=k, total=2), joined.tower(k):
-                    totals.append(sum_over_towers((k + 1) * x))
-        return totals
-
-    for total in run(build, X):
-        np.testing.assert_array_equal(total, 3 * X)
 
 
 def test_effects_that_cannot_keep_their_order_are_refused():

@@ -12,11 +12,8 @@ import tensorflow as tf
 from tw_core import copy_to_replicas, map_towers, replicate, towers
 from tw_core.flat_variables import flatten
 from tw_core.internal import call_once, meet
-from tw_core.synchronized import sum_over_towers, synchronized_layers
+from tw_core.synchronized import sum_over_towers
 from tw_core.testing import CPUS
-
-layers = keras.layers
-ROWS = [3, 1, 2, 4, 3, 1, 2, 2]
 
 
 @pytest.fixture(autouse=True)
@@ -26,61 +23,15 @@ def unoptimised():
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
 
 
-class Loops(keras.Model):
-    """Branches and loops that depend on the rows."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = layers.Dense(4, "tanh")
-
-    def build(self, shape):
-        self.dense.build(shape)
-        self.built = True
-
-    def call(self, x, training=None):
-        x = tf.cond(tf.reduce_sum(x) > 0, lambda: self.dense(x), lambda: x * 2)
-
-        def turn(n, x):
-            return n + 1, self.dense(x) + tf.cast(n, x.dtype)
-
-        return tf.while_loop(lambda n, x: n < tf.shape(x)[0], turn, [0, x])[1]
-
-
 def dense():
-    return keras.Sequential(
-        [
-            keras.Input([4]),
-            layers.Dense(5, "relu"),
-            layers.Dropout(0.5),
-            layers.Dense(2),
-        ]
-    )
+    layers = [keras.layers.Dense(5, "relu"), keras.layers.Dense(2)]
+    return keras.Sequential([keras.Input([4]), *layers])
 
 
-def normalised(synchronized=False):
-    norm = layers.BatchNormalization(synchronized=synchronized)
-    return keras.Sequential([keras.Input([4]), norm, layers.Dense(2)])
-
-
-def embedding():
-    return keras.Sequential(
-        [keras.Input([4]), layers.Embedding(7, 3), layers.LSTM(3), layers.Dense(2)]
-    )
-
-
-def loops():
-    model = Loops()
-    model.build([None, 4])
-    return model
-
-
-MODELS = {
-    "dense": dense,
-    "normalised": normalised,
-    "synchronised": lambda: normalised(True),
-    "embedding": embedding,
-    "loops": loops,
-}
+def recurrent():
+    """An embedding, whose gradient is sparse, and a loop of Keras."""
+    layers = [keras.layers.Embedding(7, 3), keras.layers.LSTM(3)]
+    return keras.Sequential([keras.Input([4]), *layers])
 
 
 def copies(make, num_towers):
@@ -93,54 +44,35 @@ def copies(make, num_towers):
 
 def parts(num_towers, whole=False):
     random = np.random.default_rng(0)
-    draw = (
-        random.integers if whole else (lambda low, high, size: random.normal(size=size))
-    )
-    return [
-        tf.constant(draw(0, 7, size=[rows, 4]), tf.float32)
-        for rows in ROWS[:num_towers]
+    shapes = [(rows, 4) for rows in (3, 1, 2, 4)[:num_towers]]
+    drawn = [
+        random.integers(0, 7, s) if whole else random.normal(size=s) for s in shapes
     ]
+    return [tf.constant(own, tf.float32) for own in drawn]
 
 
-def loss_and_gradients(tower, model, x):
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(model(x, training=True) ** 2)
-    variables = model.trainable_variables
-    return {
-        "loss": loss,
-        "pairs": list(zip(tape.gradient(loss, variables), variables, strict=True)),
-    }
-
-
-def trained(make, num_towers, whole=False, **options):
-    """Returns the values of all variables after three steps, and the last losses."""
-    models = copies(make, num_towers)
-    ours = towers(CPUS[:num_towers])
-
-    @tf.function(autograph=False)
-    def step(xs):
-        with synchronized_layers():
-            results = map_towers(loss_and_gradients, ours, models, xs, **options)
-        for result in results:
-            for grad, variable in result["pairs"]:
-                variable.assign_sub(0.1 * tf.convert_to_tensor(grad))
-        return [result["loss"] for result in results]
-
-    for _ in range(3):
-        losses = step(parts(num_towers, whole))
-    values = [v.numpy() for model in models for v in model.variables]
-    return [*values, *(loss.numpy() for loss in losses)]
+def assert_same(got, want):
+    leaves = [tf.nest.flatten(own, expand_composites=True) for own in (got, want)]
+    for one, other in zip(*leaves, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("inline", [True, False])
-@pytest.mark.parametrize("num_towers", [1, 2, 3, 8])
-@pytest.mark.parametrize("name", MODELS)
-def test_one_trace_gives_the_bits_of_a_trace_for_each(name, num_towers, inline):
-    how = (MODELS[name], num_towers, name == "embedding")
-    want = trained(*how)
-    got = trained(*how, trace="once", inline=inline)
-    for own, other in zip(got, want, strict=True):
-        np.testing.assert_array_equal(own, other)
+def test_one_trace_of_keras_layers_gives_the_bits_of_a_trace_for_each(inline):
+    """Random models are in test_random_programs.py, without loops of Keras."""
+    models, ours = copies(recurrent, 3), towers(CPUS[:3])
+
+    def loss_and_gradients(tower, model, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x, training=True) ** 2)
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    @tf.function(autograph=False)
+    def step(xs, **how):
+        return map_towers(loss_and_gradients, ours, models, xs, **how)
+
+    xs = parts(3, whole=True)
+    assert_same(step(xs, trace="once", inline=inline), step(xs))
 
 
 def test_python_runs_once_and_variables_are_each_towers_own():
@@ -153,66 +85,45 @@ def test_python_runs_once_and_variables_are_each_towers_own():
 
     @tf.function
     def run():
-        return [
-            (variable is model.variables[0], more["model"] is model, more["n"])
-            for model, (variable, more) in zip(
-                models,
-                map_towers(own, towers(CPUS[:3]), models, numbers, trace="once"),
-                strict=True,
-            )
-        ]
+        ours = towers(CPUS[:3])
+        results = map_towers(own, ours, models, numbers, trace="once")
+        for model, (variable, more) in zip(models, results, strict=True):
+            assert variable is model.variables[0] and more["model"] is model
+        drawn = map_towers(lambda t: tf.random.uniform([3], seed=4), ours, trace="once")
+        return [more["n"] for _, more in results], drawn
 
-    assert [(a, b, int(n)) for a, b, n in run()] == [
-        (True, True, 2 * k) for k in range(3)
-    ]
+    found, drawn = run()
+    assert [int(n) for n in found] == [0, 2, 4]
     assert calls == [3]
-
-
-def test_nested_items_ragged_rows_and_gathered_gradients_reach_their_tower():
-    tables = [tf.Variable(tf.ones([5, 2]) * k) for k in range(3)]
-    ragged = [tf.ragged.constant([[k], [k, k + 1]]) for k in range(3)]
-
-    def gathered(tower, item):
-        with tf.GradientTape() as tape:
-            found = tf.reduce_sum(tf.gather(item["table"][0], item["rows"].flat_values))
-        return tape.gradient(found, item["table"][0]), item["rows"] * 2
-
-    @tf.function
-    def run(trace):
-        items = [{"table": [t], "rows": r} for t, r in zip(tables, ragged, strict=True)]
-        return map_towers(gathered, towers(CPUS[:3]), items, trace=trace)
-
-    for once, each in zip(run("once"), run("each"), strict=True):
-        assert isinstance(once[0], tf.IndexedSlices)
-        for a, b in zip(
-            tf.nest.flatten(once, True), tf.nest.flatten(each, True), strict=True
-        ):
-            np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(drawn[0], drawn[1])  # random numbers with a seed
 
 
 @pytest.mark.parametrize("kind", [tf.RaggedTensor, tf.SparseTensor])
 def test_ragged_and_sparse_items_may_have_other_rows_in_every_tower(kind):
-    rows = [[[1], [2, 3]], [[4, 5, 6]], [[], [7], [8]]]
-    items = [tf.ragged.constant(own, tf.float32) for own in rows]
+    tables = [tf.Variable(tf.ones([9, 2]) * k) for k in range(3)]
+    items = [
+        tf.ragged.constant(x) for x in ([[1], [2, 3]], [[4, 5, 6]], [[], [7], [8]])
+    ]
     if kind is tf.SparseTensor:
         items = [own.to_sparse() for own in items]
     added = tf.sparse.reduce_sum if kind is tf.SparseTensor else tf.reduce_sum
 
+    def of_a_tower(tower, item):
+        rows, [table] = item["rows"], item["table"]
+        flat = rows.values if kind is tf.SparseTensor else rows.flat_values
+        with tf.GradientTape() as tape:
+            found = tf.reduce_sum(tf.gather(table, flat))
+        return added(rows, 1), rows * 2, tape.gradient(found, table)
+
     @tf.function(autograph=False)
     def run(trace):
-        return map_towers(
-            lambda tower, item: (added(item, 1), item * 2.0),
-            towers(CPUS[:3]),
-            items,
-            trace=trace,
-        )
+        own = [{"table": [t], "rows": r} for t, r in zip(tables, items, strict=True)]
+        return map_towers(of_a_tower, towers(CPUS[:3]), own, trace=trace)
 
-    each = run("each")
-    assert [float(tf.reduce_sum(own)) for own, _ in each] == [6, 15, 15]
-    for one, other in zip(
-        *(tf.nest.flatten(r, True) for r in (run("once"), each)), strict=True
-    ):
-        np.testing.assert_array_equal(one, other)
+    once, each = run("once"), run("each")
+    assert [int(tf.reduce_sum(own)) for own, *_ in each] == [6, 15, 15]
+    assert all(isinstance(grad, tf.IndexedSlices) for *_, grad in once)
+    assert_same(once, each)
 
 
 def test_the_calls_are_on_the_towers_devices_and_their_operations_on_none():
@@ -252,23 +163,9 @@ def test_shared_and_flat_variables_do_what_they_do_when_traced_for_each():
         def run(xs):
             return map_towers(step, ours, flats, [shared] * 2, xs, trace=trace)
 
-        grads = run(parts(2))
-        return [shared.numpy(), *(g.numpy() for own in grads for g in own)]
+        return run(parts(2)), shared.numpy()
 
-    for once, each in zip(results("once"), results("each"), strict=True):
-        np.testing.assert_array_equal(once, each)
-
-
-def test_random_operations_with_a_seed_draw_other_numbers_in_each_tower():
-    def draw(tower):
-        return tf.random.uniform([3], seed=4)
-
-    @tf.function
-    def run():
-        return map_towers(draw, towers(CPUS[:2]), trace="once")
-
-    one, other = run()
-    assert not np.array_equal(one, other)
+    assert_same(results("once"), results("each"))
 
 
 def test_towers_wait_for_an_answer_and_go_on_without_one():
@@ -321,11 +218,8 @@ def test_a_call_ends_after_all_that_it_reads():
 
     definition = run.get_concrete_function().graph.as_graph_def()
     (function,) = definition.library.function
-    reads = {
-        n.name
-        for n in function.node_def
-        if n.op in ("ReadVariableOp", "ResourceGather")
-    }
+    kinds = ("ReadVariableOp", "ResourceGather")
+    reads = {node.name for node in function.node_def if node.op in kinds}
     assert len(reads) == 2
     assert reads <= set(function.control_ret.values())
 
@@ -351,8 +245,7 @@ def test_a_gradient_through_a_loop_before_a_sum_may_be_taken_after_it(inline):
 
     want = run(parts(2))
     got = run(parts(2), trace="once", inline=inline)
-    for one, other in zip(tf.nest.flatten(got), tf.nest.flatten(want), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(got, want)
 
 
 def refused(error, message, fn, *items, function=True):
@@ -377,27 +270,28 @@ def test_what_towers_cannot_share_is_refused():
 
     refused(ValueError, OUTSIDE, write, models)
     other = models[1].variables[0]
-    refused(
-        ValueError, r"belongs to towers \[1\] alone", lambda t, m: other + 0, models
-    )
+    message = r"belongs to towers \[1\] alone"
+    refused(ValueError, message, lambda t, m: other + 0, models)
     refused(ValueError, r"belongs to towers \[0\] alone", lambda t, x: xs[0] + x, xs)
     for name in ("index", "name", "device", "is_main"):
         message = f"reads tower.{name} while it is traced once"
         refused(ValueError, message, lambda t, name=name: getattr(t, name))
     refused(ValueError, r"sees tower 0's 1 in every tower; got", lambda t, n: n, [1, 2])
     refused(ValueError, "structure", lambda t, n: n, [[xs[0]], [xs[0], xs[1]]])
-    refused(
-        TypeError, "of one dtype", lambda t, x: x, [tf.constant(1), tf.constant(1.0)]
-    )
-    refused(
-        RuntimeError,
-        "traced once for all towers in a tf.function",
-        write,
-        models,
-        function=False,
-    )
+    both = [tf.constant(1), tf.constant(1.0)]
+    refused(TypeError, "of one dtype", lambda t, x: x, both)
+    message = "traced once for all towers in a tf.function"
+    refused(RuntimeError, message, write, models, function=False)
     with pytest.raises(ValueError, match="trace must be 'each' or 'once'; got 'twice'"):
         map_towers(write, towers(CPUS[:2]), models, trace="twice")
+    first, other = tf.Variable(tf.ones([2])), tf.Variable(tf.ones([3]))
+    frozen = tf.Variable(tf.ones([2]), trainable=False)
+    for items, message in (
+        ([dense(), recurrent()], "must have the same variables; got"),
+        ([[first], [other]], "agree in shape, dtype and trainability; got nu"),
+        ([[first], [frozen]], "does not train"),
+    ):
+        refused(ValueError, message, lambda t, x: None, items)
 
 
 def compiled_by_xla(fn, num_towers, outside):
@@ -420,7 +314,7 @@ def compiled_by_xla(fn, num_towers, outside):
     return tf.function(step, autograph=False)
 
 
-@pytest.mark.parametrize("num_towers", [1, 2, 3])
+@pytest.mark.parametrize("num_towers", [1, 3])
 def test_xla_is_given_the_value_of_a_variable_on_another_device(num_towers):
     with tf.device(CPUS[0]):
         outside = tf.Variable(2.0)
@@ -451,23 +345,6 @@ def test_what_xla_cannot_do_with_a_variable_of_another_device_is_refused():
         message = rf"can only read variables of .*got outside:0 \(by {by} "
         with pytest.raises(ValueError, match=message):
             compiled_by_xla(fn, 2, outside)()
-
-
-def test_copies_that_differ_are_refused():
-    def one(tower, model):
-        return None
-
-    first = tf.Variable(tf.ones([2]))
-    for other, message in [
-        ([], "must have the same variables; got"),
-        (
-            [tf.Variable(tf.ones([3]))],
-            r"agree in shape, dtype and trainability; got nu",
-        ),
-        ([tf.Variable(tf.ones([2]), trainable=False)], "does not train"),
-    ]:
-        items = [[first], other] if other else [dense(), normalised()]
-        refused(ValueError, message, one, items)
 
 
 def test_variables_seeds_and_sums_in_bodies_are_refused():
