@@ -94,20 +94,31 @@ def test_threads_that_note_events_at_once_lose_none():
     ] == [(f"tower {k}", "last") for k in range(4)]
 
 
-def test_a_report_tells_the_wait_and_what_all_are_inside_of():
+def test_a_report_tells_the_wait_and_what_all_are_inside_of(monkeypatch):
+    monkeypatch.setenv("SOME_TOKEN", "s3cr3t-value")
+    secret = "s3cr3t-local"
     other = Recorder("AsyncRunner of 2 towers", facts={"cluster": "ps 0 at host:1"})
     other.began("tower 1", "step", 37)
+    gone = Recorder("short-lived")
+    gone.began("tower 0", "step")
     own = Recorder("replica 0 of 3")
     own.noted("arrived", "replica 0", "round", 12)
+    assert "short-lived" in _black_box.report(WAIT, own)
+    del gone
     text = _black_box.report(WAIT, own, message="ReplicaTimeoutError: late\nvery")
+    assert "s3cr3t" not in text and secret
+    assert "short-lived" not in text
     parts = dict(part.split("\n", 1) for part in text.split("\n\n")[1:])
     wait = parts["The wait that missed its deadline"]
-    assert "who       replica 0\n" in wait
-    assert "for what  the end of round 12\n" in wait
-    assert "3.2 s; deadline 3 s" in wait
-    assert "arrived   replica 0, replica 2\n" in wait
-    assert "missing   replica 1: heard 3.4 s ago\n" in wait
-    assert "error     ReplicaTimeoutError: late\n  error     very" in wait
+    for line in (
+        "who       replica 0\n",
+        "for what  the end of round 12\n",
+        "3.2 s; deadline 3 s",
+        "arrived   replica 0, replica 2\n",
+        "missing   replica 1: heard 3.4 s ago\n",
+        "error     ReplicaTimeoutError: late\n  error     very",
+    ):
+        assert line in wait
     assert "replica 2: has arrived in round 12" in parts["Where the others were"]
     inside = parts["Where this process was"]
     assert "AsyncRunner of 2 towers: tower 1: step 37 for 0.0 s" in inside
@@ -155,22 +166,16 @@ def test_a_process_writes_a_few_files_the_first_and_the_latest(folder):
     assert texts == [error.report for error in kept]
 
 
-def test_reports_lie_in_the_working_directory_unless_a_folder_is_named(
-    monkeypatch, tmp_path
-):
-    monkeypatch.delenv("TW_REPORTS", raising=False)
+def test_a_folder_has_reports_where_one_is_wanted(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert fail().report_path.parent == tmp_path / "tw-reports"
-
-
-def test_no_file_is_written_where_the_folder_is_empty(monkeypatch, tmp_path):
     monkeypatch.setenv("TW_REPORTS", "")
-    monkeypatch.chdir(tmp_path)
     error = fail()
     assert error.report_path is None
     assert "who       replica 0" in error.report
     assert "`report`" in error.__notes__[0]
     assert list(tmp_path.iterdir()) == []
+    monkeypatch.delenv("TW_REPORTS")
+    assert fail().report_path.parent == tmp_path / "tw-reports"
 
 
 def test_what_cannot_be_written_or_told_does_not_hide_the_error(monkeypatch, tmp_path):
@@ -191,14 +196,6 @@ def test_what_cannot_be_written_or_told_does_not_hide_the_error(monkeypatch, tmp
     error = fail()
     assert error.report == ""
     assert "No report could be made" in error.__notes__[0]
-
-
-def test_a_report_has_nothing_of_the_environment(monkeypatch):
-    monkeypatch.setenv("SOME_TOKEN", "s3cr3t-value")
-    secret = "s3cr3t-local"
-    text = _black_box.report(WAIT, Recorder("a task"))
-    assert "s3cr3t" not in text
-    assert secret
 
 
 ALONE = """
@@ -223,11 +220,3 @@ def test_a_report_neither_imports_tensorflow_nor_starts_its_runtime():
         [sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_a_recorder_that_is_gone_is_in_no_report():
-    gone = Recorder("short-lived")
-    gone.began("tower 0", "step")
-    assert "short-lived" in _black_box.report(WAIT, Recorder("a task"))
-    del gone
-    assert "short-lived" not in _black_box.report(WAIT, Recorder("a task"))

@@ -15,7 +15,6 @@ from tw_core.synchronized import moments_over_towers
 from tw_core.testing import CPUS, run_eagerly, run_in_function, run_in_graph
 
 v1 = tf.compat.v1
-MODES = pytest.mark.parametrize("run", [run_in_graph, run_in_function, run_eagerly])
 X = np.arange(12.0).reshape(4, 3)
 
 
@@ -83,42 +82,36 @@ def test_traces_are_freed_and_leave_the_registry_as_it_was(make, run):
     assert set(gradient_registry.list()) == before
 
 
-@MODES
+@pytest.mark.parametrize("run", [run_in_graph, run_in_function, run_eagerly])
 @pytest.mark.parametrize("how", ["tape", "gradients"])
 def test_a_gradient_is_the_one_that_was_given(run, how):
     if how == "gradients" and run is run_eagerly:
         run = run_in_function  # no tf.gradients in eager mode
 
-    def twice_and_thrice(x):
-        return with_gradient(
+    def twice_and_loss(x):
+        twice, thrice = with_gradient(
             [2 * tf.stop_gradient(x), 3 * tf.stop_gradient(x)],
             [x],
             lambda to_twice, to_thrice: [(10 * to_twice + 100 * to_thrice) * x],
         )
+        return twice, twice + 2 * thrice
 
-    def first(x):
+    def differentiated(fn, x):
+        """Returns the first of what ``fn`` returns, and the gradient of the second."""
         if how == "gradients":
-            twice, thrice = twice_and_thrice(x)
-            return twice, tf.gradients(twice + 2 * thrice, x)[0]
+            first, loss = fn(x)
+            return first, tf.gradients(loss, x)[0]
         with tf.GradientTape() as tape:
             tape.watch(x)
-            twice, thrice = twice_and_thrice(x)
-            loss = twice + 2 * thrice
-        return twice, tape.gradient(loss, x)
+            first, loss = fn(x)
+        return first, tape.gradient(loss, x)
 
-    def both(x):
-        x = tf.convert_to_tensor(x)
-        if how == "gradients":
-            twice, once = first(x)
-            return twice, once, tf.gradients(once, x)[0]
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            twice, once = first(x)
-        return twice, once, tape.gradient(once, x)
+    def once(x):
+        return (own := differentiated(twice_and_loss, x)), own[1]
 
-    twice, once, second = run(both, X)
+    (twice, first), second = run(lambda x: differentiated(once, x), X)
     np.testing.assert_array_equal(twice, 2 * X)
-    np.testing.assert_array_equal(once, 210 * X)
+    np.testing.assert_array_equal(first, 210 * X)
     np.testing.assert_array_equal(second, np.full(X.shape, 210.0))
 
 

@@ -8,9 +8,16 @@ from functools import partial
 import pytest
 import tensorflow as tf
 
-from tw_core import Replicated, Shared, VariableStore, map_towers, towers
+from tw_core import (
+    Replicated,
+    Shared,
+    TrainTowerContext,
+    VariableStore,
+    map_towers,
+    towers,
+)
 from tw_core._tf_compat import outermost_function_graph
-from tw_core.contexts import leave_no_summaries
+from tw_core.contexts import TowerFunc, leave_no_summaries
 from tw_core.flat_variables import slots_like_parts
 from tw_core.internal import (
     builds_session_graph,
@@ -41,30 +48,16 @@ def ask_everywhere(answers):
     tf.function(lambda: ask(answers), autograph=False)()
 
 
-def test_eager_mode_is_neither():
-    answers = []
-    ask(answers)
-    assert answers == [(False, False)]
-
-
-def test_all_of_a_session_graph_is_a_session_graph(graph):
-    answers = []
-    ask_everywhere(answers)
-    assert len(answers) >= 4
-    assert set(answers) == {(True, False)}
-
-
-def test_all_of_a_function_is_a_function():
-    answers = []
-    tf.function(lambda: ask_everywhere(answers), autograph=False)()
-    assert len(answers) >= 4
-    assert set(answers) == {(False, True)}
-
-
-def test_wrapped_graph_code_is_a_function():
-    answers = []
-    tf.compat.v1.wrap_function(lambda: ask(answers), [])
-    assert answers == [(False, True)]
+def test_all_of_a_graph_and_of_a_function_is_told_apart():
+    eager, graph, function, wrapped = [], [], [], []
+    ask(eager)
+    with tf.Graph().as_default():
+        ask_everywhere(graph)
+    tf.function(lambda: ask_everywhere(function), autograph=False)()
+    tf.compat.v1.wrap_function(lambda: ask(wrapped), [])
+    assert len(graph) >= 4 and len(function) >= 4
+    assert (set(eager), set(graph)) == ({(False, False)}, {(True, False)})
+    assert set(function) == set(wrapped) == {(False, True)}
 
 
 def test_the_outermost_graph_of_a_trace_is_the_functions():
@@ -159,21 +152,13 @@ def note_xla(answers):
     tf.function(body, autograph=False)()
 
 
-def test_only_a_compiled_function_is_compiled_with_xla(graph):
-    plain, compiled = [], []
+def test_only_a_compiled_function_and_what_it_calls_is_compiled_with_xla(graph):
+    plain, compiled, within = [], [], []
     assert not compiles_with_xla()
     note_xla(plain)
     tf.function(lambda: note_xla(compiled), jit_compile=True, autograph=False)()
     note_xla(plain)
-    assert len(plain) >= 8
-    assert not any(plain)
-    assert len(compiled) >= 4
-    assert all(compiled)
-
-
-def test_a_function_of_a_function_is_compiled_as_the_outer_one_is():
-    compiled, plain = [], []
-    inner = tf.function(lambda: note_xla(compiled), jit_compile=True, autograph=False)
+    inner = tf.function(lambda: note_xla(within), jit_compile=True, autograph=False)
 
     @tf.function(autograph=False)
     def outer():
@@ -181,11 +166,10 @@ def test_a_function_of_a_function_is_compiled_as_the_outer_one_is():
         inner()
         note_xla(plain)
 
-    assert not compiles_with_xla()
     outer()
-    assert all(compiled)
-    assert compiled
-    assert not any(plain)
+    assert len(plain) >= 16 and not any(plain)
+    assert len(compiled) >= 4 and all(compiled)
+    assert within and all(within)
 
 
 # AutoGraph converts a function with all that it calls, our code included.
@@ -245,8 +229,43 @@ def test_a_towers_function_is_converted(trace, warned):
     assert warned == []
 
 
-def test_library_code_may_be_left_as_it_is_written(warned):
-    step = tf.function(without_autograph(absolute))
+def test_a_tower_function_with_variables_of_its_own_may_branch_on_tensors():
+    ours = towers(CPUS[:2])
+    store = VariableStore(Replicated())
+
+    def of_sum(x):
+        w = tf.compat.v1.get_variable("w", initializer=[1.0, 1.0])
+        return absolute(tf.reduce_sum(x * w))
+
+    func = TowerFunc(of_sum, [tf.TensorSpec([2], name="x")])
+
+    @tf.function
+    def step(xs):
+        sums = []
+        for tower, x in zip(ours, xs, strict=True):
+            with store.scope(tower), TrainTowerContext(tower.name, tower.name):
+                sums.append(func(x))
+        return sums
+
+    got = step([tf.constant([-1.0, -2.0]), tf.constant([3.0, 4.0])])
+    assert [float(x) for x in got] == [3.0, 7.0]
+    assert [store.variables(t)[0].name for t in ours] == ["tower0/w:0", "tower1/w:0"]
+    assert [h.ns_name for h in func.towers[-2:]] == ["tower0", "tower1"]
+
+
+def test_a_marked_function_runs_as_it_is_written(warned):
+    seen = []
+
+    @without_autograph
+    def library(x):
+        """Doubles."""
+        seen.append(tf.__internal__.autograph.control_status_ctx().status.name)
+        return x + x if len(seen) == 1 else absolute(x)
+
+    step = tf.function(lambda x: library(x))
+    assert step(tf.constant(2.0)).numpy() == 4.0
     with pytest.raises(tf.errors.OperatorNotAllowedInGraphError, match="symbolic"):
-        step(tf.constant(-2.0))
+        step(tf.constant([-2.0]))
+    assert seen == ["DISABLED"] * 2
+    assert (library.__name__, library.__doc__) == ("library", "Doubles.")
     assert warned == []
