@@ -269,6 +269,22 @@ def test_rows_of_all_ranks_are_joined(ranks, mode, towers):
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_towers_may_mix_rows_and_dense_gradients_of_a_variable(ranks, mode):
+    own, wanted = [], np.zeros([50, 4])
+    for rank in ranks.all:
+        some = rows(rank.rank, 0, count=3)
+        [[whole]] = brought(rank.rank, shapes=[(50, 4)])
+        np.add.at(wanted, some[1], some[0])
+        wanted += whole
+        own.append([[some], [whole]] if rank.rank != 1 else [[whole], [some]])
+    for mean, count in ((False, 1), (True, 2 * len(own)), ("ranks", len(own))):
+        calls = [(mode, towers, {"mean": mean}, 1) for towers in own]
+        for [first], [second] in ranks.call_each("reduce", calls):
+            np.testing.assert_array_equal(first, second)
+            np.testing.assert_allclose(first, wanted / count, rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("wire", ["float16", "bfloat16"])
 @pytest.mark.parametrize("mean", [False, True])
 def test_values_of_rows_travel_narrow_and_their_places_as_they_are(

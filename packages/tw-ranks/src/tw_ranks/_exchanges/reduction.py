@@ -189,10 +189,16 @@ def _add_towers(
 
 
 def _add_column(column: Sequence[Any]) -> Any:
+    sparse = [grad for grad in column if isinstance(grad, tf.IndexedSlices)]
+    dense = [grad for grad in column if not isinstance(grad, tf.IndexedSlices)]
     with tf.device(values_of(column[0]).device):
-        if any(isinstance(grad, tf.IndexedSlices) for grad in column):
-            return add_rows(column)
-        return tf.add_n(list(column))
+        if not dense:
+            return add_rows(sparse)
+        total = tf.add_n(dense)
+        for grad in sparse:
+            places = grad.indices[:, tf.newaxis]
+            total = tf.tensor_scatter_nd_add(total, places, grad.values)
+        return total
 
 
 def _as_brought(weight: Any) -> tf.Tensor:
