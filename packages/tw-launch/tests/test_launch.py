@@ -139,47 +139,13 @@ def test_a_long_line_is_not_cut():
     assert lines == [f"[worker {n}] {line}" for n in (0, 0, 0, 1, 1, 1)]
 
 
-def test_all_end_with_the_status_of_the_task_that_failed():
-    program = """
-    if (job, index) == ("worker", 1):
-        sys.exit(7)
-    time.sleep(60)
-    """
-    began = time.monotonic()
-    status, _, err = finish(launch(program, "--grace", "5"))
-    assert status == 7
-    assert "worker 1 failed with status 7 after 1 start(s)" in err
-    assert time.monotonic() - began < 25
-
-
-def test_a_failed_task_is_restarted(tmp_path):
-    program = f"""
-    if index == 1:
-        with open({str(tmp_path / "starts")!r}, "a") as file:
-            file.write("x")
-        sys.exit(0 if os.path.getsize({str(tmp_path / "starts")!r}) == 3 else 1)
-    """
-    status, _, err = finish(launch(program, "--ps", "0", "--max-restarts", "2"))
-    assert status == 0
-    assert "worker 1 failed with status 1; restart 2 of 2" in err
-
-
 def test_a_run_goes_on_while_enough_workers_are_left():
-    program = """
-    time.sleep(index / 2)
-    sys.exit(7 if index < 2 else 0)
-    """
-    counts = ("--ps", "0", "--workers", "4", "--min-workers")
-    status, _, err = finish(launch(program, *counts, "2"))
+    program = "time.sleep(index / 2); sys.exit(7 if index < 2 else 0)"
+    counts = ("--ps", "0", "--workers", "3", "--min-workers", "1")
+    status, _, err = finish(launch(program, *counts))
     assert status == 0
-    assert "worker 0 failed with status 7 after 1 start(s); going on with 3 work" in err
-    assert "worker 1 failed with status 7 after 1 start(s); going on with 2 work" in err
-    status, _, err = finish(launch(program, *counts, "3"))
-    assert status == 7
-    assert "worker 1 failed with status 7 after 1 start(s); ending all tasks" in err
-    status, _, err = finish(launch(program, *counts, "0"))
-    assert status == 2
-    assert "must be 1 or more; got '0'" in err
+    assert "worker 0 failed with status 7 after 1 start(s); going on with 2 work" in err
+    assert "worker 1 failed with status 7 after 1 start(s); going on with 1 work" in err
 
 
 def test_the_first_that_failed_is_named_where_the_run_went_on_without_it(tmp_path):
@@ -204,12 +170,6 @@ def test_the_first_that_failed_is_named_where_the_run_went_on_without_it(tmp_pat
     ]
 
 
-def test_a_task_that_a_signal_ended_counts_as_a_shell_counts_it():
-    program = "os.kill(os.getpid(), signal.SIGKILL)"
-    status, _, _ = finish(launch(program, "--ps", "0", "--workers", "1"))
-    assert status == 128 + signal.SIGKILL
-
-
 def test_signals_are_handed_on_and_stubborn_tasks_killed():
     program = """
     if index == 1:
@@ -219,7 +179,7 @@ def test_signals_are_handed_on_and_stubborn_tasks_killed():
     while True:
         time.sleep(1)
     """
-    process = launch(program, "--ps", "0", "--grace", "2", start=IN_BACKGROUND)
+    process = launch(program, "--ps", "0", "--grace", "0.5", start=IN_BACKGROUND)
     pids = [int(pid) for pid in process.wait_for(r"(\d+)\n.* (\d+)\n").groups()]
     process.send_signal(signal.SIGTERM)
     status, out, err = finish(process)
@@ -235,20 +195,17 @@ def test_stubborn_tasks_share_one_grace():
     print("ready", flush=True)
     time.sleep(60)
     """
-    process = launch(program, "--ps", "3", "--workers", "1", "--grace", "2")
+    process = launch(program, "--ps", "3", "--workers", "1", "--grace", "1")
     process.wait_for(r"(ready\n.*){4}")
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
     status, _, _ = finish(process)
     assert status == 128 + signal.SIGINT
-    assert 2 <= time.monotonic() - began < 5
+    assert 1 <= time.monotonic() - began < 4
 
 
 def test_a_server_that_ends_well_before_the_workers_is_reported_once():
-    program = """
-    if job == "worker":
-        time.sleep(2)
-    """
+    program = "time.sleep(job == 'worker')"
     status, _, err = finish(launch(program, "--ps", "1", "--workers", "2"))
     assert status == 0
     said = "[tw-launch] ps 0 ended with status 0 before the workers"
@@ -259,9 +216,7 @@ def test_a_server_that_ends_well_before_the_workers_is_reported_once():
 def test_every_worker_gets_its_own_gpus_and_servers_none():
     program = """
     print(os.environ.get("CUDA_VISIBLE_DEVICES", "unset"), flush=True)
-    if job == "ps":
-        time.sleep(60)
-    time.sleep(1)
+    time.sleep(60 if job == "ps" else 1)
     """
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "3,1,0,2"}
     counts = ["--ps", "1", "--workers", "2", "--evaluators", "1"]
@@ -273,13 +228,6 @@ def test_every_worker_gets_its_own_gpus_and_servers_none():
         "[worker 0] 3,1",
         "[worker 1] 0,2",
     ]
-
-
-def test_more_gpus_than_there_are_are_refused():
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
-    status, out, err = finish(launch("print(1)", "--gpus-per-task", "3", env=env))
-    assert (status, out) == (2, "")
-    assert "--gpus-per-task 3 of 2 workers needs 6; there are 4 (0, 1, 2, 3)" in err
 
 
 def test_workers_without_a_gpu_each_are_told_that_they_have_none():
@@ -305,7 +253,7 @@ def test_a_killed_launcher_leaves_neither_tasks_nor_their_children_behind():
 
 
 def test_a_launcher_under_nohup_goes_on_when_its_terminal_closes():
-    program = "print('ready', flush=True); time.sleep(2); print('done')"
+    program = "print('ready', flush=True); time.sleep(1); print('done')"
     process = launch(
         *(program, "--ps", "0", "--workers", "1"),
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
@@ -342,15 +290,6 @@ def test_isolation_that_the_system_refuses_is_reported(monkeypatch, capsys):
     said = capsys.readouterr().err
     assert "does not allow a network namespace (Operation not permitted)" in said
     assert "run without --isolate behind a firewall" in said
-
-
-def test_wrong_counts_are_reported():
-    status, _, err = finish(launch("pass", "--workers", "0"))
-    assert status == 2
-    assert "--workers >= 1 is needed on a single machine; got 0" in err
-    status, _, err = finish(launch("pass", "--ps", "-1"))
-    assert status == 2
-    assert "must be 0 or more; got '-1'" in err
 
 
 def test_ports_are_different_and_held_for_the_servers_to_come():

@@ -3,7 +3,6 @@
 Private modules are imported for it.
 """
 
-import contextlib
 import json
 
 import pytest
@@ -205,21 +204,6 @@ def test_a_message_is_read_as_it_was_sent(message):
 def test_what_is_no_message_is_refused(line):
     with pytest.raises(ValueError, match="what came is no message"):
         decode(line)
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=5,
-)
-
-
-@given(
-    fields=json_values, kind=st.sampled_from(["Hello", "Over", "Ended", "Beat", "?"])
-)
-def test_no_fields_do_more_than_be_refused(fields, kind):
-    with contextlib.suppress(ValueError):
-        assert decode(json.dumps([kind, fields]).encode()) == Beat()
 
 
 def test_a_summary_names_the_first_failure_and_counts_the_others():

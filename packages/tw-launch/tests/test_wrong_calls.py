@@ -71,17 +71,14 @@ OTHERS = {
         ({"index": 2}, ValueError, "worker 2, but the cluster has 2 of"),
     ],
     "read_tf_config.text": [
-        ("{", ValueError, "is no JSON"),
-        ("[1]", ValueError, "must be a JSON object"),
         ("3", ValueError, "must be a JSON object"),
-        ("{}", ValueError, "there is neither a chief nor a worker"),
         *(
             (config_of(cluster=jobs), ValueError, "must map jobs to lists of 'host:po")
-            for jobs in (None, [], {"ps": {"0": "a:1"}})
+            for jobs in ([], {"ps": {"0": "a:1"}})
         ),
         *(
             (config_of(task=task), ValueError, "'task' must have 'type' and 'index'")
-            for task in (None, [], {"type": "ps"})
+            for task in ([], {"type": "ps"})
         ),
         (
             config_of(task={"type": ["ps"], "index": 0}),
@@ -119,23 +116,3 @@ def test_a_wrong_tf_config_is_no_missing_one(monkeypatch, text, says):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(ValueError, match=says):
         tw_launch.find_tf_config()
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "says"),
-    [
-        ("--ps", "1.5", "argument --ps: must be 0 or more; got '1.5'"),
-        ("--workers", "two", "argument --workers: must be 0 or more; got 'two'"),
-        ("--gpus-per-task", "-1", "--gpus-per-task: must be 0 or more; got '-1'"),
-        ("--max-restarts", "-1", "--max-restarts: must be 0 or more; got '-1'"),
-        ("--grace", "nan", "--grace: must be seconds, 0 or more; got 'nan'"),
-        ("--grace", "inf", "--grace: must be seconds, 0 or more; got 'inf'"),
-        ("--grace", "-1", "--grace: must be seconds, 0 or more; got '-1'"),
-        ("--grace", "soon", "--grace: must be seconds, 0 or more; got 'soon'"),
-    ],
-)
-def test_wrong_options_of_a_launch_are_refused(capsys, option, value, says):
-    with pytest.raises(SystemExit) as caught:
-        tw_launch.main([option, value, "--", "true"])
-    assert caught.value.code == 2
-    assert says in capsys.readouterr().err

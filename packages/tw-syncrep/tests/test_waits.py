@@ -174,12 +174,23 @@ def test_arrivals_of_an_older_incarnation_do_not_count():
     assert read_status([run, rows, ring]).arrived == (0,)
 
 
-def test_a_wait_within_the_timeout_is_no_error():
-    assert judge_wait(status(), 0, timeout_s=10.5, needed=3) is None
-
-
-def test_a_replica_that_computes_is_not_waiting():
-    assert judge_wait(status(), 2, timeout_s=1, needed=3) is None
+@pytest.mark.parametrize(
+    ("changes", "replica", "timeout_s", "needed", "kind"),
+    [
+        ({}, 0, 10.5, 3, None),
+        ({}, 2, 1, 3, None),  # It computes.
+        ({"chief": 2}, 0, 10, 3, ChiefLostError),
+        ({"chief": 2, "heard_s": (1.0, 0.0, 0.5)}, 0, 10, 3, ReplicaTimeoutError),
+        ({}, 0, 10, 2, ChiefLostError),  # The round is complete, and does not end.
+    ],
+)
+def test_a_wait_beyond_the_timeout_is_an_error_of(
+    changes, replica, timeout_s, needed, kind
+):
+    error = judge_wait(status(**changes), replica, timeout_s=timeout_s, needed=needed)
+    assert kind is None if error is None else type(error) is kind
+    if changes == {"chief": 2}:
+        assert "The chief is lost: replica 2 (heard 12.0 s ago)" in str(error)
 
 
 def test_missing_replicas_are_named_with_when_they_were_heard():
@@ -197,21 +208,6 @@ def test_missing_replicas_are_named_with_when_they_were_heard():
     )
 
 
-def test_a_silent_chief_is_lost():
-    error = judge_wait(status(chief=2), 0, timeout_s=10, needed=3)
-    assert type(error) is ChiefLostError
-    assert "The chief is lost: replica 2 (heard 12.0 s ago)" in str(error)
-
-
-def test_a_chief_that_is_only_slow_is_missing():
-    slow = status(chief=2, heard_s=(1.0, 0.0, 0.5))
-    assert type(judge_wait(slow, 0, timeout_s=10, needed=3)) is ReplicaTimeoutError
-
-
-def test_a_chief_that_does_not_end_a_complete_round_is_lost():
-    assert type(judge_wait(status(), 0, timeout_s=10, needed=2)) is ChiefLostError
-
-
 def test_a_replica_that_owes_a_second_gradient_is_missing():
     run, rows, ring = parts()
     rows[-1, 1] = 2
@@ -226,27 +222,36 @@ def test_a_replica_that_owes_a_second_gradient_is_missing():
     assert type(error) is ChiefLostError
 
 
-def test_heartbeats_come_several_times_a_timeout():
-    assert heartbeat_interval(2.0) == 0.5
-    assert heartbeat_interval(6000.0) == 10.0
+def test_heartbeats_and_questions_are_rarer_with_the_timeout_and_the_replicas():
+    assert [heartbeat_interval(seconds) for seconds in (2.0, 6000.0)] == [0.5, 10.0]
+    assert [longest_pause_s(count) for count in (1, 100, 1000)] == [1.0, 1.0, 10.0]
 
 
-@pytest.mark.parametrize("replicas, want", [(1, 1.0), (100, 1.0), (1000, 10.0)])
-def test_the_more_replicas_wait_the_more_rarely_each_of_them_asks(replicas, want):
-    assert longest_pause_s(replicas) == want
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
 
 
 class Answering:
-    """A session in which the first call of ``slow`` takes too long."""
+    """A session in which the first call of ``slow`` takes too long.
+
+    It does not return while ``goes_on`` is cleared, as when its server is stopped.
+    """
 
     def __init__(self, slow=None, position=(7, INCARNATION)):
         self.slow = slow
         self.position = np.array(position)
         self.parts = parts
         self.calls = []
+        self.goes_on = threading.Event()
+        self.goes_on.set()
 
     def run(self, fetches, feed_dict=None, options=None):
-        self.calls.append((fetches, feed_dict, time.monotonic()))
+        self.goes_on.wait(30)
+        self.calls.append((fetches, feed_dict))
         if fetches == [self.slow] and len(self.of(fetches)) == 1:
             raise tf.errors.DeadlineExceededError(None, None, "slow")
         return (
@@ -269,10 +274,25 @@ OPS = SimpleNamespace(
 )
 
 
+class Driven(Watchdog):
+    """A watchdog without its thread, whose clock is set."""
+
+    def _run(self):
+        pass
+
+    def go_on(self, seconds):
+        """Does what its thread would do in a time, tenth by tenth."""
+        for _ in range(round(10 * seconds)):
+            self.clock.now = round(self.clock.now + 0.1, 6)
+            if not self._stopped.is_set() and self.clock.now >= self._check_at:
+                self._check()
+
+
 def watchdog_of(
     session,
-    judge,
+    judge=lambda _: None,
     *,
+    kind=Driven,
     replica=0,
     replace_session=pytest.fail,
     absent=lambda _: None,
@@ -280,7 +300,8 @@ def watchdog_of(
 ):
     """A watchdog that has asked everything once, before anything is slow."""
     slow, session.slow = session.slow, None
-    watchdog = Watchdog(
+    clock = Clock() if kind is Driven else time.monotonic
+    watchdog = kind(
         session,
         OPS,
         judge,
@@ -290,7 +311,8 @@ def watchdog_of(
         replace_session=replace_session,
         recover=recover,
         events=Recorder("SyncReplicasOptimizer"),
-        times=SteadyTimes(),
+        times=SteadyTimes(clock),
+        clock=clock,
     )
     asked = ["heartbeat", ["position", "status"], ["wake"]]
     asked += [["evict", "take over"]] if recover else []
@@ -301,8 +323,7 @@ def watchdog_of(
 
 
 def test_a_watchdog_of_many_replicas_looks_more_rarely_and_not_after_the_timeout():
-    watchdog = watchdog_of(Answering(), lambda _: None)
-    watchdog.stop()
+    watchdog = watchdog_of(Answering())
     pauses = {
         replicas: watchdog._rest_of_wait(status(arrived=(), heard_s=(0.0,) * replicas))
         for replicas in (3, 150, 1000)
@@ -315,11 +336,11 @@ def test_a_wake_that_did_not_arrive_is_sent_again_soon():
     overdue = ReplicaTimeoutError("overdue")
     watchdog = watchdog_of(session, lambda _: overdue)
     watchdog.begin_wait()
-    wait_until(lambda: len(session.of(["wake"])) == 2, within_s=10)
-    watchdog.stop()
-    (_, feed, first), (_, _, second) = session.of(["wake"])
-    assert second - first < 1.5
-    assert feed == {"position": (7, NOW - 60_000_000)}
+    for count in (1, 2):
+        watchdog.go_on(0.5)
+        assert session.of(["wake"]) == [(["wake"], {"position": (7, INCARNATION)})] * (
+            count
+        )
     assert watchdog.error is overdue
     watchdog.begin_wait()
     assert watchdog.error is None
@@ -338,11 +359,20 @@ def test_a_wait_that_is_over_its_deadline_ends_unless_the_run_goes_on(goes_on):
 
     watchdog = watchdog_of(session, lambda _: late, recover=recover)
     watchdog.begin_wait()
-    wait_until(lambda: len(judged) >= (2 if goes_on else 1), within_s=10)
-    wait_until(lambda: goes_on or session.of(["wake"]), within_s=10)
-    watchdog.stop()
-    assert judged[0] == (late, 37)
+    watchdog.go_on(1.0)
+    assert judged == [(late, 37)] * (2 if goes_on else 1)
+    assert len(session.of(["wake"])) == (0 if goes_on else 1)
     assert watchdog.error is (None if goes_on else late)
+
+
+def test_a_training_op_that_does_not_end_though_it_was_woken_is_left_behind():
+    late = ReplicaTimeoutError("late")
+    watchdog = watchdog_of(Answering(), lambda _: late)
+    watchdog.begin_wait()
+    watchdog.go_on(5.4)
+    assert (watchdog.error, watchdog.given_up) == (late, None)
+    watchdog.go_on(0.1)
+    assert watchdog.given_up is late
 
 
 def test_who_was_evicted_and_does_not_arrive_gets_a_new_session():
@@ -351,37 +381,31 @@ def test_who_was_evicted_and_does_not_arrive_gets_a_new_session():
     rows[ReplicaField.LEFT, 2] = -1
     session.parts = lambda: [run, rows, ring]
     reasons = []
-    watchdog = watchdog_of(
-        session, lambda _: None, replica=2, replace_session=reasons.append
-    )
-    began = time.monotonic()
+    watchdog = watchdog_of(session, replica=2, replace_session=reasons.append)
     watchdog.begin_wait()
-    wait_until(lambda: reasons, within_s=20)
-    assert time.monotonic() - began >= 4.0
+    watchdog.go_on(3.9)
+    assert not reasons
+    watchdog.go_on(0.1)
     assert "the run goes on without replica 2" in reasons[0]
     assert watchdog.given_up is None
 
 
 def test_a_session_whose_reply_is_lost_is_replaced_and_judged_no_more():
     # Its gradient for round 6 arrives now and the round ends; then nothing comes.
-    lost = Answering(position=(6, INCARNATION))
+    lost, reasons = Answering(position=(6, INCARNATION)), []
+    watchdog = watchdog_of(lost, replica=2, replace_session=reasons.append)
 
     def after_a_while():
         run, rows, ring = parts()
-        run[-2] = NOW + int((time.monotonic() - arrived_at) * 1e6)
+        run[-2] = NOW + int(watchdog.clock.now * 1e6)
         rows[ReplicaField.ARRIVED_AT, 2] = ring[6] = NOW
         return [run, rows, ring]
 
-    reasons = []
-    watchdog = watchdog_of(
-        lost, lambda _: None, replica=2, replace_session=reasons.append
-    )
     watchdog.begin_wait()
-    arrived_at = time.monotonic()
     lost.parts = after_a_while
-    wait_until(lambda: reasons, within_s=10)
-    assert len(reasons) == 1
-    assert reasons[0].startswith(
+    watchdog.go_on(10)
+    (reason,) = reasons
+    assert reason.startswith(
         "SyncReplicasOptimizer: replica 2 did not learn of the end of round 6, 1."
     )
     wakes = lost.of(["wake"])
@@ -389,60 +413,36 @@ def test_a_session_whose_reply_is_lost_is_replaced_and_judged_no_more():
     assert wakes[0][1] == {"position": (6, INCARNATION)}
 
 
-class Stopped(Answering):
-    """A session whose questions never return, once its server is stopped."""
-
-    def __init__(self):
-        super().__init__()
-        self.goes_on = threading.Event()
-        self.goes_on.set()
-
-    def run(self, *args, **settings):
-        self.goes_on.wait(30)
-        return super().run(*args, **settings)
-
-
-def test_a_question_that_does_not_return_is_unanswered_when_the_wait_is_over():
-    session = Stopped()
-    watchdog = watchdog_of(session, lambda _: None)
+# In the second the step computes at first, and the server answers.
+@pytest.mark.parametrize(
+    ("waits", "answered_s"), [(True, 0.0), (True, 2.5), (False, 0.0)]
+)
+def test_a_question_that_does_not_return_is_unanswered_after_the_timeout(
+    waits, answered_s
+):
+    session = Answering()
+    watchdog = watchdog_of(session)
+    if waits:
+        watchdog.begin_wait()
+    watchdog.clock.now = answered_s
+    if answered_s:
+        watchdog._check()
     session.goes_on.clear()
-    began = time.monotonic()
-    watchdog.begin_wait()
+    ask = watchdog._check if waits else lambda: watchdog._ask(OPS.heartbeat)
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    wait_until(lambda: watchdog._asked_at is not None, within_s=10)
+    for later_s, is_unanswered in ((0.0, False), (1.9, False), (2.0, True)):
+        watchdog.clock.now = answered_s + later_s
+        assert watchdog.is_unanswered is is_unanswered
+    session.goes_on.set()
+    asking.join(10)
     assert not watchdog.is_unanswered
-    wait_until(lambda: watchdog.is_unanswered, within_s=10)
-    assert 2.0 <= time.monotonic() - began < 4.0
-    session.goes_on.set()
-    wait_until(lambda: not watchdog.is_unanswered, within_s=10)
-    watchdog.stop()
-
-
-def test_a_short_silence_is_none_however_long_a_call_has_taken():
-    session = Stopped()
-    watchdog = watchdog_of(session, lambda _: None)
-    watchdog.begin_wait()
-    time.sleep(2.5)  # It computes, and the server answers.
-    session.goes_on.clear()
-    began = time.monotonic()
-    while time.monotonic() - began < 1.0:
-        assert not watchdog.is_unanswered
-        time.sleep(0.05)
-    wait_until(lambda: watchdog.is_unanswered, within_s=10)
-    session.goes_on.set()
-    watchdog.stop()
-
-
-def test_a_heartbeat_that_does_not_return_is_unanswered_after_the_timeout():
-    session = Stopped()
-    watchdog = watchdog_of(session, lambda _: None)
-    session.goes_on.clear()
-    wait_until(lambda: watchdog.is_unanswered, within_s=10)
-    session.goes_on.set()
-    watchdog.stop()
 
 
 def test_a_session_that_was_closed_is_watched_no_more():
     session = Answering()
-    watchdog = watchdog_of(session, lambda _: None)
+    watchdog = watchdog_of(session, kind=Watchdog)
 
     def closed(*args, **settings):
         raise RuntimeError("Attempted to use a closed Session.")
@@ -456,17 +456,14 @@ def test_a_session_that_was_closed_is_watched_no_more():
 def test_a_step_that_neither_returns_nor_arrives_is_logged_and_given_up(caplog):
     caplog.set_level(logging.WARNING, "tw_syncrep")
     given_up = ReplicaTimeoutError("given up")
-    session = Answering()
-    watchdog = watchdog_of(
-        session, lambda _: None, replica=2, absent=lambda status: given_up
-    )
+    watchdog = watchdog_of(Answering(), replica=2, absent=lambda status: given_up)
     watchdog.begin_wait()
-    wait_until(lambda: caplog.records, within_s=10)
+    watchdog.go_on(1.9)
     assert watchdog.given_up is None
-    wait_until(lambda: watchdog.given_up is given_up, within_s=10)
-    watchdog.stop()
+    watchdog.go_on(0.1)
+    assert watchdog.given_up is given_up
     (record,) = caplog.records
-    assert "the training op of replica 2 has run for 0." in record.getMessage()
+    assert "the training op of replica 2 has run for 0.5 s" in record.getMessage()
     assert "The server answers: step 37" in record.getMessage()
 
 
@@ -546,14 +543,6 @@ def test_a_reply_is_overdue_from_when_it_could_have_come(case):
         [run, rows, ring], np.array(position), replica, running_s=running_s
     )
     assert found == pytest.approx(want)
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 def monitor_of(faults, **settings):
@@ -766,19 +755,6 @@ def test_servers_of_one_cluster_reach_each_other_and_a_silent_one_is_not_parted(
     with socket.create_server(("localhost", 0)) as silent:
         address = f"localhost:{silent.getsockname()[1]}"
         assert find_parted({"ps 0": one, "ps 1": address}) == []
-
-
-def test_a_training_op_that_does_not_end_though_it_was_woken_is_left_behind():
-    session = Answering()
-    late = ReplicaTimeoutError("late")
-    watchdog = watchdog_of(session, lambda _: late)
-    watchdog.stop()
-    watchdog.clock = clock = Clock()
-    watchdog.begin_wait()
-    for clock.now, has_given_up in ((2.0, False), (6.9, False), (7.0, True)):
-        watchdog._check()
-        assert watchdog.error is late
-        assert watchdog.given_up == (late if has_given_up else None)
 
 
 def test_a_session_whose_call_was_left_behind_makes_no_other():
