@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import warnings
 
@@ -79,63 +78,42 @@ def test_what_the_output_cannot_hold_is_escaped():
     assert out == "[worker 0] \\xfc\n[worker 0] end\n"
 
 
-def run_bytes(program, *arguments):
-    command = [sys.executable, "-m", "tw_launch", "--ps", "0", *arguments]
-    done = subprocess.run(
-        [*command, "--", sys.executable, "-c", program], capture_output=True, timeout=60
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
 def test_states_of_a_progress_bar_pass_as_they_come(tmp_path):
     gate = tmp_path / "gate"
     program = f"""
-import os, sys, time
-sys.stdout.write("1 of 2\\r")
-sys.stdout.flush()
-while not os.path.exists({str(gate)!r}):
-    time.sleep(0.02)
-sys.stdout.write("2 of 2\\r\\nend\\r")
-sys.stdout.flush()
-time.sleep(0.2)  # The launcher has read the carriage return.
-print()
-"""
-    words = ["--ps", "0", "--workers", "1", "--log-dir", str(tmp_path)]
-    command = ["--", sys.executable, "-c", program]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tw_launch", *words, *command],
-        stdout=subprocess.PIPE,
-    )
-    watch = threading.Timer(60, process.kill)
-    watch.start()
-    try:
-        first = process.stdout.read(len(b"[worker 0] 1 of 2\r"))
-        gate.touch()
-        rest = process.stdout.read()
-    finally:
-        watch.cancel()
-        process.kill()
-        process.wait()
-    assert first == b"[worker 0] 1 of 2\r"
-    assert rest == b"[worker 0] 2 of 2\r\n[worker 0] end\r\n"
+    sys.stdout.write("1 of 2\\r")
+    sys.stdout.flush()
+    while not os.path.exists({str(gate)!r}):
+        time.sleep(0.02)
+    sys.stdout.write("2 of 2\\r\\nend\\r")
+    sys.stdout.flush()
+    time.sleep(0.2)  # The launcher has read the carriage return.
+    print()
+    """
+    options = ("--ps", "0", "--workers", "1", "--log-dir", str(tmp_path))
+    process = launch(program, *options)
+    process.wait_for("1 of 2\r")
+    gate.touch()
+    _, out, _ = finish(process)
+    assert out == "[worker 0] 1 of 2\r[worker 0] 2 of 2\r\n[worker 0] end\r\n"
     log = (tmp_path / "worker-0.0.log").read_bytes()
     assert log == b"1 of 2\r2 of 2\r\nend\r\n"
 
 
 def test_a_progress_bar_is_one_of_the_last_lines():
-    program = "import sys; print('a'); print(*range(99), sep='\\r'); sys.exit(3)"
-    status, _, err = run_bytes(program, "--workers", "1")
-    said = err.decode().partition("its last lines:\n")[2].splitlines()
+    program = "print('a'); print(*range(99), sep='\\r'); sys.exit(3)"
+    status, _, err = finish(launch(program, "--ps", "0", "--workers", "1"))
     assert status == 3
+    said = err.partition("its last lines:\n")[2].splitlines()
     assert said == ["[tw-launch]   a", "[tw-launch]   98"]
 
 
 def test_a_long_line_is_not_cut():
-    line = "\u00fc" * 200_000
-    program = f"for _ in range(3): print({line[0]!r} * {len(line)}, flush=True)"
-    status, out, _ = run_bytes(program, "--workers", "2")
+    program = "for _ in range(3): print('\u00fc' * 200_000, flush=True)"
+    status, out, _ = finish(launch(program, "--ps", "0"))
     assert status == 0
-    lines = sorted(out.decode().splitlines())
+    line = "\u00fc" * 200_000
+    lines = sorted(out.splitlines())
     assert lines == [f"[worker {n}] {line}" for n in (0, 0, 0, 1, 1, 1)]
 
 

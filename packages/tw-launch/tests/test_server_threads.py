@@ -1,12 +1,14 @@
-"""When a server's idle threads sleep at once.
+"""What servers and sessions of a task are set to.
 
 Private functions are imported, as a server does not show its settings.
 """
 
 import pytest
+import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tw_launch
 from tw_launch._servers import server_config, shares_processors
 
 LOCAL = {"ps": ("localhost:1",), "worker": ("localhost:2", "localhost:3")}
@@ -41,3 +43,20 @@ def test_threads_sleep_where_a_task_has_no_processor_to_spare(tasks, sleeps):
     addresses = {"worker": tuple(f"h:{n}" for n in range(tasks))}
     config = server_config(addresses, "h:0")
     assert config.experimental.disable_thread_spinning is sleeps
+
+
+def test_a_session_sees_the_servers_and_its_own_task_only():
+    task = tw_launch.TaskConfig({"worker": ("a:1", "b:1"), "ps": ("c:1",)}, "worker", 1)
+    given = tf.compat.v1.ConfigProto(log_device_placement=True)
+    config = tw_launch.with_device_filters(given, task)
+    assert list(config.device_filters) == ["/job:ps", "/job:worker/task:1"]
+    assert config.log_device_placement
+    own = tf.compat.v1.ConfigProto(device_filters=["/job:x"])
+    assert tw_launch.with_device_filters(own, task) is own
+    assert tw_launch.with_device_filters(None, None) is None
+
+
+def test_an_evaluator_has_no_server():
+    task = tw_launch.TaskConfig({"worker": ("a:1",)}, "evaluator", 0)
+    with pytest.raises(ValueError, match="evaluator 0 is no part of the cluster"):
+        tw_launch.start_server(task)

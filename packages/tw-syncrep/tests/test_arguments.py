@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tw_launch
 from tw_syncrep import SyncReplicasOptimizer
 from tw_syncrep._protocol.run_table import ReplicaField, make_run_table, replica_keys
 
@@ -43,11 +42,6 @@ def test_the_start_has_the_waits_timeout_by_default():
     assert make().wait_timeout_s == 600
 
 
-def test_a_missing_global_step_is_refused():
-    with pytest.raises(ValueError, match="Global step is required to check staleness"):
-        make().apply_gradients([pair()])
-
-
 def test_the_global_step_of_the_graph_is_the_default():
     made = v1.train.get_or_create_global_step()
     train_op = make().apply_gradients([pair()])
@@ -61,25 +55,6 @@ def test_variables_of_unknown_shape_are_named():
     v = tf.Variable(tf.zeros([2]), shape=[None], name="u2") if v.shape.rank else v
     with pytest.raises(ValueError, match="fully known shapes; got u2"):
         make().apply_gradients([(tf.ones([2]), v)], global_step=step())
-
-
-def test_reference_variables_are_named():
-    v = v1.get_variable("ref", [2], use_resource=False)
-    with pytest.raises(
-        TypeError, match=r"Only resource variables are supported; got ref:0"
-    ):
-        make().apply_gradients([(tf.ones([2]), v)], global_step=step())
-
-
-@pytest.mark.parametrize("name", ["get_chief_queue_runner", "get_init_tokens_op"])
-def test_what_needs_the_graph_is_refused_before_it(name):
-    with pytest.raises(ValueError, match="call apply_gradients"):
-        getattr(make(), name)()
-
-
-def test_the_hook_is_refused_before_the_graph():
-    with pytest.raises(ValueError, match="should be called before using the hook"):
-        make().make_session_run_hook(True).begin()
 
 
 def test_counts_may_be_numpys():
@@ -105,12 +80,11 @@ def test_initial_tokens_are_as_many_as_asked_for_or_needed(
         np.testing.assert_array_equal(session.run(tokens), want)
 
 
-@pytest.mark.parametrize("aggregate, total, given", [(4, 2, 1), (2, 2, -2)])
-def test_too_few_tokens_are_refused(aggregate, total, given):
-    opt = make(aggregate, total_num_replicas=total, replica_index=0)
+def test_too_few_tokens_are_refused():
+    opt = make(4, total_num_replicas=2, replica_index=0)
     opt.apply_gradients([pair()], global_step=step())
-    with pytest.raises(ValueError, match=rf"Too few tokens .* {given} \(given\)"):
-        opt.get_init_tokens_op(given)
+    with pytest.raises(ValueError, match=r"Too few tokens .* 1 \(given\)"):
+        opt.get_init_tokens_op(1)
 
 
 def test_uninitialized_variables_are_named():
@@ -122,24 +96,6 @@ def test_uninitialized_variables_are_named():
         session.run(step().initializer)
         with pytest.raises(RuntimeError, match="no value: first, second"):
             hook.after_create_session(session, tf.train.Coordinator())
-
-
-def test_a_session_sees_the_servers_and_its_own_task_only():
-    task = tw_launch.TaskConfig({"worker": ("a:1", "b:1"), "ps": ("c:1",)}, "worker", 1)
-    config = tw_launch.with_device_filters(
-        v1.ConfigProto(log_device_placement=True), task
-    )
-    assert list(config.device_filters) == ["/job:ps", "/job:worker/task:1"]
-    assert config.log_device_placement
-    own = v1.ConfigProto(device_filters=["/job:x"])
-    assert tw_launch.with_device_filters(own, task) is own
-    assert tw_launch.with_device_filters(None, None) is None
-
-
-def test_an_evaluator_has_no_server():
-    task = tw_launch.TaskConfig({"worker": ("a:1",)}, "evaluator", 0)
-    with pytest.raises(ValueError, match="evaluator 0 is no part of the cluster"):
-        tw_launch.start_server(task)
 
 
 def above(op):

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from harness.replica_threads import run_replicas
-from syncrep_given import run, sgd, steps, vector
+from syncrep_given import run, sgd, vector
 
-import tw_syncrep
 from tw_syncrep import SyncReplicasOptimizer
 
 v1 = tf.compat.v1
@@ -23,15 +22,6 @@ def test_a_step_applies_the_mean_of_the_replicas_gradients():
     assert step == 4
     np.testing.assert_array_equal(values[0], [-8.0] * 3)
     assert status.dropped == 0
-
-
-def test_no_first_step_is_wasted():
-    def grads(r):
-        return [(tf.fill([3], 1.0), vector())]
-
-    step, values, _ = run(grads, count=1)
-    assert step == 1
-    np.testing.assert_array_equal(values[0], [-1.0] * 3)
 
 
 def test_gradients_of_many_sizes_servers_and_dtypes_arrive_where_they_belong():
@@ -99,27 +89,6 @@ def test_compression_rounds_what_is_pushed_and_nothing_else():
     np.testing.assert_array_equal(values[0], [2.0**-10 - 1] * 3)
     _, values, _ = run(grads)
     np.testing.assert_array_equal(values[0], [2.0**-10 - 1 - 2.0**-12] * 3)
-
-
-def test_parameters_pulled_together_are_those_on_the_server():
-    def build(task):
-        with tw_syncrep.pulled_together(task):
-            v = vector(value=3.0)
-        loss = tf.reduce_sum(v * v) / 2
-        opt = SyncReplicasOptimizer(sgd(0.5), 2, wait_timeout_s=30)
-        step = v1.train.get_or_create_global_step()
-        train = opt.minimize(loss, global_step=step)
-        hook = opt.make_session_run_hook(task.is_chief)
-        (master,) = v1.trainable_variables()
-        assert master.device == "/job:ps/task:0"
-        assert v.device == f"/job:worker/task:{task.index}"
-        return SimpleNamespace(
-            opt=opt, train=train, hooks=[hook], step=step, values=[master, v]
-        )
-
-    for (_, (master, copy)), _ in run_replicas(2, build, steps(2)):
-        np.testing.assert_array_equal(master, [0.75] * 3)
-        np.testing.assert_array_equal(copy, master)
 
 
 @pytest.mark.full("dtype1")

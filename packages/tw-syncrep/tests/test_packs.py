@@ -12,7 +12,6 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tw_syncrep import SyncReplicasOptimizer
 from tw_syncrep._parameters.packs import plan_packs, with_head
 from tw_syncrep._protocol.graph import share_out
 from tw_syncrep._transfer.payload import SyncOptions, make_payloads
@@ -126,12 +125,6 @@ def test_each_server_gets_one_payload():
         )
     assert list(payloads) == SERVERS
     assert [len(payload.packs) for payload in payloads.values()] == [2, 2]
-
-
-def test_a_negative_threshold_is_refused():
-    inner = tf.compat.v1.train.GradientDescentOptimizer(1.0)
-    with pytest.raises(ValueError, match=r"fuse_below_bytes must be at .* got -1"):
-        SyncReplicasOptimizer(inner, 1, fuse_below_bytes=-1)
 
 
 @given(st.integers(1, 30), st.integers(1, 30))

@@ -25,29 +25,24 @@ def built_replica(**settings):
     return opt.sync_graph.replica
 
 
-def test_the_replica_is_what_the_caller_says():
-    with tf.device("/job:worker/task:0"):
-        assert built_replica(replica_index=1) == 1
+def config(cluster, index):
+    return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
 
 
-def test_the_replica_is_the_task_of_the_current_device(monkeypatch):
-    with tf.device("/job:worker/task:1"):
-        assert built_replica() == 1
-
-
-def test_the_replica_counts_the_chief_of_the_cluster(monkeypatch):
-    config = {"chief": ["a:1"], "worker": ["b:1"]}
-    task = {"type": "worker", "index": 0}
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": config, "task": task}))
-    with tf.device("/job:worker/task:0"):
-        assert built_replica() == 1
-
-
-def test_the_replica_is_tf_configs_task_at_last(monkeypatch):
-    config = {"worker": ["a:1", "b:1"]}
-    task = {"type": "worker", "index": 1}
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": config, "task": task}))
-    assert built_replica() == 1
+@pytest.mark.parametrize(
+    ("device", "told", "given"),
+    [
+        ("/job:worker/task:0", "", 1),
+        ("/job:worker/task:1", "", None),
+        ("/job:worker/task:0", config({"chief": ["a:1"], "worker": ["b:1"]}, 0), None),
+        ("", config({"worker": ["a:1", "b:1"]}, 1), None),
+    ],
+    ids=["said", "the current device", "behind a chief", "TF_CONFIG"],
+)
+def test_a_replica_finds_that_it_is_the_second(monkeypatch, device, told, given):
+    monkeypatch.setenv("TF_CONFIG", told)
+    with tf.device(device):
+        assert built_replica(replica_index=given) == 1
 
 
 def test_an_unknown_replica_is_refused():

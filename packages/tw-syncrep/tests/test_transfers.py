@@ -1,4 +1,4 @@
-"""What crosses the network in a worker's step, on real processes and on threads."""
+"""What crosses the network in a worker's step, and what comes of it."""
 
 from types import SimpleNamespace
 
@@ -12,40 +12,6 @@ from syncrep_given import make
 import tw_syncrep
 
 v1 = tf.compat.v1
-SPEC = {
-    "kind": "towers",
-    "aggregate": 2,
-    "total": 2,
-    "quadratic": True,
-    "options": {"wait_timeout_s": 40},
-}
-
-
-def transfers_of_a_step(make_cluster, **changes):
-    """Names what each worker's step receives from other tasks or sends to them."""
-    tasks = make_cluster()
-    workers = tasks.train({**SPEC, **changes})
-    tasks.step_together([{"factor": 1.0}] * 2)
-    for worker in workers:
-        worker.say("transfers", {"factor": 1.0})
-    return [worker.expect("done") for worker in workers]
-
-
-@pytest.mark.full("True-2")
-@pytest.mark.parametrize("variables", [2, 20])
-@pytest.mark.parametrize("pulled", [True, False])
-@pytest.mark.each_choice
-def test_transfers_of_a_step(make_cluster, pulled, variables):
-    more = variables - 2  # besides w and b
-    found = transfers_of_a_step(make_cluster, pulled=pulled, more=more)
-    # Gradients with their ticket, and the reply; with it, all that has a copy.
-    for transfers in found:
-        assert len(transfers) == 2 + (0 if pulled else variables), transfers
-
-
-def test_tensorflows_step_needs_three_transfers_a_variable(make_cluster):
-    found = transfers_of_a_step(make_cluster, kind="tensorflow", more=18)
-    assert max(map(len, found)) >= 3 * 20
 
 
 BELOW = 64

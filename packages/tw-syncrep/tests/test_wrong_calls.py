@@ -156,6 +156,14 @@ OTHERS = {
         ({"compression": "no"}, TypeError, "tf.bfloat16; got 'no'"),
         ({"compression": tf.int32}, TypeError, "tf.bfloat16; got tf.int32"),
         ({"when_replica_leaves": "x"}, ValueError, "continue, end; got 'x'"),
+        (
+            {"replicas_to_aggregate": 2, "elastic": True, "min_replicas": 3},
+            *(ValueError, "min_replicas=3 is more than"),
+        ),
+        (
+            {"elastic": True, "wait_timeout_s": None},
+            *(ValueError, "elastic=True needs a wait_timeout_s"),
+        ),
     ],
     ".wait_timeout_s": [
         (0, ValueError, f"{TIME} wait_timeout_s=0"),
@@ -271,8 +279,9 @@ def placed(strategy):
         return weight()
 
 
-def unbegun():
-    return SyncReplicasHook(shared()[1], True)
+def reference():
+    v1.train.get_or_create_global_step()
+    return v1.get_variable("ref", [2], use_resource=False)
 
 
 FIRST = "call apply_gradients() or minimize() first"
@@ -293,6 +302,25 @@ STATES = {
         (lambda: shared()[2].after_run(None, None), RuntimeError, "called before"),
     ],
     f"{HOOK}.end": [(lambda: shared()[2].end(None), RuntimeError, "called before")],
+    f"{HOOK}.begin": [
+        (
+            lambda: optimizer().make_session_run_hook(True).begin(),
+            *(ValueError, "should be called before using the hook"),
+        ),
+    ],
+    f"{CLASS}.apply_gradients": [
+        (
+            lambda: optimizer().apply_gradients([(tf.ones([2]), weight())]),
+            *(ValueError, "Global step is required to check staleness"),
+        ),
+        (
+            lambda: optimizer().apply_gradients([(tf.ones([2]), reference())]),
+            *(TypeError, "Only resource variables are supported; got ref:0"),
+        ),
+    ],
+    f"{CLASS}.get_chief_queue_runner": [
+        (lambda: optimizer().get_chief_queue_runner(), ValueError, FIRST),
+    ],
     f"{CLASS}.get_init_tokens_op": [
         (lambda: optimizer().get_init_tokens_op(), ValueError, FIRST),
     ],
