@@ -28,10 +28,6 @@ def all_say(found, now_s, *entered, completed=None):
         found.hear(rank, Report(entered=count, completed=done), now_s)
 
 
-def test_nobody_is_missing_at_first():
-    assert attendance().find_missing(9.9) == {}
-
-
 def test_silent_ranks_are_missing_from_the_deadline_on():
     found = attendance()
     found.hear(1, Report(), 5.0)
@@ -68,15 +64,6 @@ def test_who_stays_behind_and_falls_silent_has_the_short_deadline():
     assert found.find_missing(11.0) == {1: "has been silent for 10.0 s"}
 
 
-def test_who_comes_late_is_not_warned_of_any_more():
-    found = attendance(2)
-    all_say(found, 1.0, 6, 5)
-    all_say(found, 9.0, 6, 5)
-    assert list(found.find_slow(9.0)) == [1]
-    all_say(found, 9.5, 6, 6)
-    assert found.find_slow(9.5) == {}
-
-
 def test_the_first_collective_has_a_deadline_of_its_own():
     found = attendance()
     for now_s in (1.0, 50.0, 99.0, 100.9):
@@ -98,7 +85,9 @@ def test_who_has_just_traced_has_the_longer_deadline():
 def test_who_catches_up_starts_anew():
     found = attendance(2)
     all_say(found, 0.0, 3, 1)
+    assert list(found.find_slow(8.9)) == [1]
     all_say(found, 9.0, 3, 2)  # Still behind, but it moves.
+    assert found.find_slow(9.0) == {}
     all_say(found, 48.0, 3, 2)
     assert found.find_missing(48.0) == {}
     all_say(found, 49.0, 3, 2)
@@ -252,15 +241,6 @@ def test_ranks_that_speak_and_move_are_never_missing(moves):
             assert stuck or found.find_missing(now_s) == {}
 
 
-@given(st.integers(0, 2), st.floats(10.0, 1e6))
-def test_one_that_falls_silent_is_found_and_only_that_one(victim, later_s):
-    found = attendance()
-    all_say(found, 0.0, 3, 3, 3)
-    for rank in {0, 1, 2} - {victim}:
-        found.hear(rank, Report(entered=3, completed=3), later_s)
-    assert list(found.find_missing(later_s)) == [victim]
-
-
 def test_the_sentence_names_all():
     text = describe_missing({2: "is gone", 0: "is silent"}, ["a", "b", "c"], own=1)
     assert text == (
@@ -274,11 +254,6 @@ def test_the_warning_names_all_and_says_how_long_they_are_waited_for():
         "rank 0 of 2 reports a stall: rank 1 (b) is late. A rank that answers is "
         "waited for up to 600 s."
     )
-
-
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_attendance_knows_every_rank(size):
-    assert len(attendance(size).ranks) == size
 
 
 def test_what_every_rank_is_inside_of_is_told_with_when_it_last_moved():

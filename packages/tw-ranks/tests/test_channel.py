@@ -47,7 +47,12 @@ KINDS = {
     Exchange: st.builds(
         Exchange,
         st.text(),
-        st.lists(st.builds(TensorSpec, st.text(), st.text(), st.none())).map(tuple),
+        st.lists(
+            st.builds(
+                *(TensorSpec, st.text(), st.text()),
+                st.none() | st.lists(st.none() | INT, max_size=3).map(tuple),
+            )
+        ).map(tuple),
     ),
 }
 JSON = st.recursive(
@@ -107,19 +112,6 @@ def test_what_json_does_not_hold_is_refused(line):
 def test_what_is_no_whole_number_of_64_bits_is_refused(number):
     with pytest.raises(ValueError, match="what came is no int: "):
         read_as(int, number)
-
-
-def test_tuples_of_another_length_and_tables_of_other_keys_are_refused():
-    for hint, value in [
-        (tuple[int, int], [1]),
-        (dict[str, int], {"x": "y"}),
-        (tuple[int, ...], {}),
-        (Report, []),
-        (Report, {**asdict(Report()), "more": 1}),
-        (Report, {"entered": 1}),
-    ]:
-        with pytest.raises(ValueError):
-            read_as(hint, value)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tw_ranks._side_channel._coordinator import Coordinator
 from tw_ranks._side_channel._introduction import Introduction
 from tw_ranks._side_channel._member import Member
 
-LIMITS = Deadlines(timeout_s=3.0, first_timeout_s=30.0)
+LIMITS = Deadlines(timeout_s=2.0, first_timeout_s=30.0)
 ON_LINUX = pytest.mark.skipif(
     not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux alone"
 )
@@ -140,7 +140,7 @@ def test_what_is_said_in_an_outage_comes_once():
         network.cut()
         for member in members:
             member.tell("a step")
-        time.sleep(1.5)
+        time.sleep(1.0)
         network.heal()
         for member in members:
             member.wait_for("a step")
@@ -163,11 +163,11 @@ def test_of_a_rank_that_gave_up_in_an_outage_this_is_told():
     """Its deadline has passed, rank 0's has not yet."""
     with ranks(2) as (members, [network]):
         network.cut()
-        time.sleep(1.5)
-        members[1]._give_up_rank_0(1.5)
+        time.sleep(1.0)
+        members[1]._give_up_rank_0(1.0)
         network.heal()
         told = members[0].wait_for_missing(20.0)[1]
-    assert "has given up, as it heard nothing from rank 0 for 1.5 s" in told
+    assert "has given up, as it heard nothing from rank 0 for 1.0 s" in told
     assert "it was silent for " in told
 
 
@@ -297,14 +297,6 @@ def test_a_failed_collective_names_the_two_that_do_not_reach_each_other(monkeypa
             2: "waits for rank 1: host1 does not answer host2 (127.0.0.1:2: "
             "Connection refused)",
         }
-
-
-def test_who_is_reached_by_nobody_is_named_alone(monkeypatch):
-    faults = {(2, 1): "Connection refused", (0, 1): "timed out"}
-    for missing in fail_between_ranks(monkeypatch, faults):
-        assert list(missing) == [1]
-        assert "is not reached by rank 0: host1 does not answer host0 (" in missing[1]
-        assert "is not reached by rank 2: host1 does not answer host2 (" in missing[1]
 
 
 def test_a_collective_that_fails_though_all_are_reached_names_nobody(monkeypatch):

@@ -36,7 +36,7 @@ def trace(make_cluster, spec, *, rounds):
 
 
 # The others are below, where rounds that leave a replica out have these, too.
-@pytest.mark.full("adam", "sparse")
+@pytest.mark.full("sparse")
 @pytest.mark.parametrize("case", ["momentum and averages", "adam", "sparse"])
 def test_two_replicas_have_tensorflows_numbers(make_cluster, case):
     spec = {"aggregate": 2, "total": 2, **CASES[case]}

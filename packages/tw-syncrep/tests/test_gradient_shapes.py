@@ -117,6 +117,10 @@ RUNS = {
 }
 
 
+def sizes(shape):
+    return re.escape(f"[{','.join(map(str, shape))}]")
+
+
 @pytest.mark.parametrize("case", RUNS)
 def test_shapes_that_only_a_run_knows_are_compared_in_it(case):
     def pairs():
@@ -132,36 +136,28 @@ def test_shapes_that_only_a_run_knows_are_compared_in_it(case):
     fails_in_its_step(pairs, f"(?s)check_gradient_shape/tower0/({named})")
 
 
-def sizes(shape):
-    return re.escape(f"[{','.join(map(str, shape))}]")
-
-
-ROWS = {
-    "wider": ([2, 3], [2]),
-    "more than indices": ([3, 2], [2]),
-    "fewer than indices": ([1, 2], [2]),
-    "flat": ([4], [2]),
-    "at indices of rank 2": ([2, 2], [2, 1]),
-}
-
-
 MISFITS = {
-    "wider": r"(?s)tower0/table.*\[2,3\] is not .* shape \[\?,2\]",
-    "flat": r"(?s)tower0/table.*\[4\] is not compatible",
-    "at indices of rank 2": r"\[2,1\] is not compatible with expected shape \[\?\]",
+    "wider": ([2, 3], [2], r"(?s)tower0/table.*\[2,3\] is not .* shape \[\?,2\]"),
+    "more than indices": ([3, 2], [2], "table:0 must have one row per index"),
+    "fewer than indices": ([1, 2], [2], "table:0 must have one row per index"),
+    "flat": ([4], [2], r"(?s)tower0/table.*\[4\] is not compatible"),
+    "at indices of rank 2": (
+        *([2, 2], [2, 1]),
+        r"\[2,1\] is not compatible with expected shape \[\?\]",
+    ),
 }
 
 
-@pytest.mark.parametrize("case", ROWS)
+@pytest.mark.parametrize("case", MISFITS)
 def test_rows_that_only_a_run_knows_are_compared_in_it(case):
-    values, indices = ROWS[case]
+    values, indices, message = MISFITS[case]
 
     def pairs():
         at = v1.placeholder_with_default(tf.zeros(indices, tf.int64), None)
         rows = tf.IndexedSlices(unknown(np.ones(values)), at)
         return [(rows, variable("table", [4, 2]))]
 
-    fails_in_its_step(pairs, MISFITS.get(case, "table:0 must have one row per index"))
+    fails_in_its_step(pairs, message)
 
 
 SHAPES = [[], [1], [3], [2, 3], [15], [16], [17], [5, 7]]

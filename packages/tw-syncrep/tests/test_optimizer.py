@@ -36,10 +36,9 @@ def test_gradients_of_many_sizes_servers_and_dtypes_arrive_where_they_belong():
             pairs.append((grad, v))
         return pairs
 
-    for below in (0, 16, 1 << 20):
-        _, values, _ = run(grads, fuse_below_bytes=below)
-        for n, value in enumerate(values):
-            np.testing.assert_array_equal(value, -(np.arange(n + 1) + 10 * n + 1))
+    _, values, _ = run(grads, fuse_below_bytes=16)
+    for n, value in enumerate(values):
+        np.testing.assert_array_equal(value, -(np.arange(n + 1) + 10 * n + 1))
 
 
 def test_an_unused_variable_passes_to_the_inner_optimizer_as_none():
@@ -58,11 +57,6 @@ def rows(replica):
     return [
         (tf.IndexedSlices(values, tf.constant(indices), tf.constant([4, 2])), table)
     ]
-
-
-def test_sparse_means_divide_by_the_replicas_as_dense_ones_do():
-    _, values, _ = run(rows)
-    np.testing.assert_array_equal(values[0][:, 0], [-1.0, -5.0, 0.0, 0.0])
 
 
 def test_sparse_means_by_row_divide_by_the_replicas_that_touched_a_row():

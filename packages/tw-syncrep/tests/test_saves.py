@@ -10,7 +10,7 @@ from syncrep_given import make, vector
 
 from tw_syncrep._session import holding
 
-SAVES = 25
+SAVES = 12
 SIZE = 300_000
 
 

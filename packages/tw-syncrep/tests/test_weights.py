@@ -91,18 +91,6 @@ def test_nobody_with_weight_gives_means_of_zero():
     np.testing.assert_array_equal(values[0], [5.0] * 3)
 
 
-def test_sparse_gradients_are_weighed():
-    def grads(replica):
-        table = v1.get_variable("table", [4, 2], initializer=v1.zeros_initializer())
-        values = tf.constant([[4.0, 4.0], [8.0, 8.0]])
-        indices = tf.constant([[0, 1], [1, 1]][replica])
-        return [(tf.IndexedSlices(values, indices, tf.constant([4, 2])), table)]
-
-    _, values, _ = run(grads, weight_of=lambda r: [6, 2][r])
-    want = [-(6 * 4) / 8, -(6 * 8 + 2 * 12) / 8, 0, 0]
-    np.testing.assert_array_equal(values[0][:, 0], want)
-
-
 def test_a_dropped_gradient_does_not_weigh():
     """Replica 2 comes too late to the round that the others make."""
     started, over = threading.Barrier(3), threading.Event()
