@@ -312,17 +312,6 @@ def test_other_versions_are_refused_on_every_machine(launches):
         assert re.search(said, process.err)
 
 
-def test_other_options_are_refused_on_every_machine(launches):
-    processes = [
-        launches.start(0, "pass", "--max-restarts", "1"),
-        launches.start(1, "pass"),
-    ]
-    assert launches.finish() == [2, 2]
-    for process in processes:
-        said = "(127.0.0.1) has --max-restarts 1, but node 1 (127.0.0.2) has"
-        assert said in process.err
-
-
 def test_who_cannot_take_part_is_turned_away_and_the_run_begins(launches, tmp_path):
     program = f"""
     print("pid", os.getpid(), flush=True)

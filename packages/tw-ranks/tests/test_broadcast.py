@@ -111,27 +111,6 @@ def test_variables_that_differ_in_path_alone_are_paired_by_position(ranks, mode)
         assert sums == [[6.0] * 3] * 2
 
 
-@pytest.mark.parametrize(
-    ("own", "theirs"),
-    [
-        (["x/kernel", "x/bias"], ["a/x/bias", "a/x/kernel"]),
-        (["p/kernel", "q/kernel"], ["q/kernel", "p/kernel"]),
-    ],
-)
-def test_variables_in_another_order_are_refused(processes, own, theirs):
-    group = Ranks(processes, 2).joined()
-    try:
-        calls = [("eager", names) for names in (own, theirs)]
-        for rank, call in zip(group.all, calls, strict=True):
-            rank.say("exchange_renamed", *call)
-        told = rf"tensor 0 of 'a broadcast' is {own[0]}:0 .* on rank 0 and {theirs[0]}"
-        for rank in group.all:
-            with pytest.raises(Raised, match=told):
-                rank.hear()
-    finally:
-        group.end()
-
-
 def test_a_root_that_is_no_rank_is_refused(ranks):
     for rank in ranks.all:
         rank.say("exchange_variables", "eager", [np.zeros([2])], 3)

@@ -15,8 +15,6 @@ from dataclasses import asdict, replace
 
 import pytest
 from harness.rank_faults import NOISES, send_raw
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tw_launch._channel import LineSocket
 from tw_ranks._agreement import Exchange
@@ -219,50 +217,6 @@ def test_what_strangers_send_ends_no_run(when):
             agree = stack.enter_context(joined(address))
         first = agree()
         assert agree() == [first[0] + 1] * 2
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner)
-    ),
-    max_leaves=6,
-)
-NUMBERS = st.sampled_from([-1, 2, 1 << 63, 1 << 64, 10**400, 1e308, float("nan")])
-
-
-@st.composite
-def greetings(draw):
-    """A greeting of which a field, or the whole, is wrong; or of a taken rank."""
-    fields = asdict(of_run(draw(st.sampled_from([0, 1]))))
-    name = draw(st.sampled_from([*fields, "other"]))
-    fields[name] = draw(VALUES | NUMBERS)
-    return draw(st.sampled_from([{"do": "hello", "hello": fields}, fields]))
-
-
-NOISE = st.binary(max_size=200) | (greetings() | VALUES | NUMBERS).map(
-    lambda value: json.dumps(value).encode() + b"\n"
-)
-
-
-def test_random_noise_ends_no_run():
-    with listening() as address, joined(address) as agree:
-        numbers = iter(range(1_000_000))
-
-        @settings(
-            max_examples=120,
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow],
-        )
-        @given(st.lists(st.lists(NOISE, max_size=3), min_size=1, max_size=4))
-        def check(connections):
-            opened = [send_raw(address, *parts) for parts in connections]
-            number = next(numbers)
-            assert agree() == [number, number]
-            for one in opened:
-                one.close()
-
-        check()
 
 
 def test_random_messages_of_a_rank_end_no_other_connection():

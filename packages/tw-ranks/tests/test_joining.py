@@ -4,14 +4,12 @@ import contextlib
 import inspect
 import json
 import socket
-import time
-from multiprocessing import connection
 
 import pytest
 import tensorflow as tf
 from harness.ports import find_free_ports
 from harness.processes import wait_until
-from harness.rank_faults import NOISES, run_drill
+from harness.rank_faults import run_drill
 from harness.ranks import Raised
 
 import tw_ranks
@@ -37,15 +35,6 @@ def test_ranks_know_their_numbers(make_ranks):
     for text in ranks.call("join_again"):
         assert text.startswith("join: this process has joined a group already")
     ranks.call("leave")
-
-
-def test_tf_config_tells_the_ranks(make_ranks):
-    ports = find_free_ports(3)
-    addresses = [f"127.0.0.1:{port}" for port in ports]
-    ranks = make_ranks(3, tf_config={"chief": addresses[:1], "worker": addresses[1:]})
-    ranks.joined()
-    assert [told["rank"] for told in ranks.call("place")] == [0, 1, 2]
-    assert ranks.call("step_until", 2) == [6, 6, 6]
 
 
 def test_a_launcher_tells_the_ranks(make_ranks):
@@ -140,28 +129,10 @@ def test_two_of_rank_0_are_refused(make_ranks):
         second.all[0].hear()
 
 
-def test_two_of_another_rank_are_refused(make_ranks):
-    both = make_ranks(3, renumbered={2: 1}).all[1:]
-    refused = connection.wait([rank.pipe for rank in both], 60)
-    (later,) = [rank for rank in both if rank.pipe in refused]
-    with pytest.raises(
-        Raised, match=r"process \d+ and .*, process \d+ both are rank 1"
-    ):
-        later.hear()
-
-
 def _answers(host, port):
     with contextlib.suppress(OSError), socket.create_connection((host, port), 1.0):
         return True
     return False
-
-
-def test_other_sizes_are_refused(make_ranks):
-    ranks = make_ranks(2, start_timeout_s=5.0, resized={1: 3})
-    with pytest.raises(Raised, match=r"rank 0 expects 2 ranks, rank 1 .* 3"):
-        ranks.all[1].hear()
-    with pytest.raises(Raised, match=r"rank 1 did not come within 5 s"):
-        ranks.all[0].hear()
 
 
 def test_other_versions_are_refused(make_ranks):
@@ -196,56 +167,8 @@ def test_a_child_forked_before_the_first_op_takes_no_rank(make_ranks):
     assert ranks.call("step_until", 2) == [4, 4]
 
 
-def test_noise_at_the_coordinators_port_is_survived(make_ranks):
-    [port] = find_free_ports(1)
-    ranks = make_ranks(2, address=f"127.0.0.1:{port}", absent=[1], start_timeout_s=30.0)
-    for noise in NOISES:
-        with _connected(port) as client, contextlib.suppress(OSError):
-            client.sendall(noise)  # It is dropped as soon as it is recognized.
-    with _connected(port) as silent:  # Says nothing.
-        ranks.come(1)
-        ranks.joined()
-        assert ranks.call("step_until", 2) == [4, 4]
-        silent.sendall(json.dumps({"hello": {}}).encode() + b"\n")
-        assert ranks.call("step_until", 2) == [4, 4]
-
-
 def test_strangers_are_not_noticed_while_all_train(processes):
     assert not run_drill(processes, "processes: rank 0 strangers, function").failure
-
-
-def _connected(port):
-    end = time.monotonic() + 20
-    while True:
-        try:
-            return socket.create_connection(("127.0.0.1", port), 5)
-        except OSError:
-            assert time.monotonic() < end
-            time.sleep(0.05)
-
-
-def test_two_jobs_at_one_address_do_not_mix(make_ranks):
-    address = f"localhost:{find_free_ports(1)[0]}"
-    here, there = (
-        {rank: {"TW_RUN_ID": "", "SLURM_JOB_ID": job} for rank in (0, 1)}
-        for job in ("11", "12")
-    )
-    # The other job's rank comes first, and again when this one trains.
-    others = make_ranks(2, address=address, absent=[0, 1], environment=there)
-    early = others.come(1)
-    ranks = make_ranks(2, address=address, absent=[1], environment=here)
-    refused = r"is of SLURM_JOB_ID=12.* but rank 0 \(.*\) is of SLURM_JOB_ID=11"
-    with pytest.raises(Raised, match=refused) as raised:
-        early.hear()
-    assert raised.value.kind == "ValueError"
-    assert "give each job a coordinator address of its own" in raised.value.text
-    ranks.come(1)
-    ranks.joined()
-    for rank in ranks.all:
-        rank.say("step_until", 40)
-    with pytest.raises(Raised, match=refused):
-        others.come(1).hear()
-    assert [rank.hear() for rank in ranks.all] == [80, 80]
 
 
 def test_ports_that_are_still_taken_are_waited_for(make_ranks):

@@ -206,20 +206,6 @@ def test_a_program_that_ends_before_the_first_collective_is_named_at_once(
         assert raised.value.missing == [victim]
 
 
-def test_a_rank_that_left_is_named_at_once(make_ranks):
-    ranks = make_ranks(3, timeout_s=30.0).joined()
-    assert ranks.call("step_until", 3) == [9, 9, 9]
-    ranks.all[1].say("leave")
-    ranks.all[1].hear()
-    for rank in (ranks.all[0], ranks.all[2]):
-        rank.say("step_until", 1)
-    for rank in (ranks.all[0], ranks.all[2]):
-        with pytest.raises(
-            Raised, match=r"rank 1 \(.* has ended, and others wait for it"
-        ):
-            rank.hear(20)
-
-
 def test_rank_0_may_leave_first(make_ranks):
     ranks = make_ranks(2, timeout_s=3.0).joined()
     assert ranks.call("step_until", 3) == [6, 6]

@@ -146,9 +146,3 @@ def test_ranks_of_other_engines_refuse_each_other(make_ranks):
     ranks.come(1)
     with pytest.raises(Raised, match=r"has the engine tensorflow, rank 1 .* nccl"):
         ranks.all[1].hear()  # Rank 0 goes on waiting for one that fits.
-
-
-def test_what_cannot_be_is_refused(make_ranks):
-    [rank] = make_ranks(1, engine="nccl").all
-    with pytest.raises(Raised, match=r"engine=.nccl. cannot be: NCCL is for GPUs"):
-        rank.hear()

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import tensorflow as tf
-from harness.replica_threads import run_replicas
+from harness.replica_threads import new_container, run_replicas, start_by_hand
 
 from tw_syncrep import SyncReplicasOptimizer
 
@@ -61,3 +61,33 @@ def run(grads_of, *, count=1, replicas=2, **options):
     )
     (step, values), status = results[0]
     return int(step), values, status
+
+
+class ByHand:
+    """Replicas without hooks, which run what hooks run."""
+
+    def __init__(self, replicas, build):
+        container = new_container()
+        self.models, self.sessions = zip(
+            *(start_by_hand(r, build, container=container) for r in range(replicas)),
+            strict=True,
+        )
+
+    def graph(self, replica):
+        return self.models[replica].opt.sync_graph
+
+    def do(self, what, replica, **fed):
+        ops = self.graph(replica).ops
+        feed = {getattr(ops, name): value for name, value in fed.items()}
+        return self.sessions[replica].run(getattr(ops, what), feed)
+
+    def session(self, replica):
+        """Returns the number of the replica's session."""
+        return self.sessions[replica].run(self.graph(replica).session)
+
+    def status(self):
+        return self.models[0].opt.status(self.sessions[0])
+
+    def position(self):
+        status = self.status()
+        return status.round_number, status.incarnation

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from harness.processes import wait_until
-from harness.replica_threads import new_container, run_replicas, start_by_hand
-from syncrep_given import make, vector
+from harness.replica_threads import new_container, run_replicas
+from syncrep_given import ByHand, make, vector
 
 from tw_syncrep import ReplicaReplacedError
 
@@ -119,45 +119,16 @@ def build(task, **options):
     return make(task, lambda _: [(grad, vector())], aggregate=3, **options)
 
 
-class ByHand:
-    """Three replicas without hooks, which run what hooks run."""
-
-    def __init__(self):
-        container = new_container()
-
-        def elastic(task):
-            return build(task, elastic=True)
-
-        self.models, self.sessions = zip(
-            *(start_by_hand(r, elastic, container=container) for r in range(3)),
-            strict=True,
-        )
-        self.do("open", 0)
-        for replica in (1, 2):
-            self.do("join", replica)
-
-    def graph(self, replica):
-        return self.models[replica].opt.sync_graph
-
-    def do(self, what, replica, **fed):
-        ops = self.graph(replica).ops
-        feed = {getattr(ops, name): value for name, value in fed.items()}
-        return self.sessions[replica].run(getattr(ops, what), feed)
-
-    def session(self, replica):
-        """Returns the number of the replica's session."""
-        return self.sessions[replica].run(self.graph(replica).session)
-
-    def status(self):
-        return self.models[0].opt.status(self.sessions[0])
-
-    def position(self):
-        status = self.status()
-        return status.round_number, status.incarnation
+def opened():
+    """Three replicas of an elastic run."""
+    replicas = ByHand(3, lambda task: build(task, elastic=True))
+    for replica, what in enumerate(("open", "join", "join")):
+        replicas.do(what, replica)
+    return replicas
 
 
 def test_an_older_process_does_not_get_its_number_back():
-    replicas = ByHand()
+    replicas = opened()
     left_behind, life = replicas.do("draw", 1), replicas.do("draw", 1)
     replicas.do("join", 1, life=life)
     first = replicas.session(1)
@@ -184,7 +155,7 @@ def test_an_older_process_does_not_get_its_number_back():
 
 
 def test_while_a_chief_restores_nobody_else_changes_the_variables():
-    replicas = ByHand()
+    replicas = opened()
     before = replicas.status()
     graph = replicas.graph(0)
     feed = {graph.incarnation: before.incarnation}
@@ -260,7 +231,7 @@ def test_a_process_that_was_replaced_ends_by_itself(number, elastic):
 
 
 def test_only_who_has_not_arrived_for_this_round_is_evicted():
-    replicas = ByHand()
+    replicas = opened()
     round_number, incarnation = position = replicas.position()
     for stale in ((round_number, incarnation - 1), (round_number + 1, incarnation)):
         replicas.do("evict", 1, position=stale, whom=[0, 0, 1])
@@ -288,7 +259,7 @@ def test_only_who_has_not_arrived_for_this_round_is_evicted():
 
 
 def test_of_several_that_take_over_the_first_does():
-    replicas = ByHand()
+    replicas = opened()
     position = replicas.position()
     whom = [1, 0, 0]
     incarnation, has_begun = replicas.do("take_over", 1, position=position, whom=whom)

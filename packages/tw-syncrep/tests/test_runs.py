@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from harness.processes import wait_until
-from harness.replica_threads import new_container, run_replicas, start_by_hand
-from syncrep_given import make, steps, vector
+from harness.replica_threads import new_container, run_replicas
+from syncrep_given import ByHand, make, steps, vector
 
 from tw_syncrep import StartTimeoutError
 
@@ -71,29 +71,8 @@ def test_a_replica_whose_run_ends_before_its_first_step_stops():
     assert run_replicas(2, build, drive) == [True, True]
 
 
-class ByHand:
-    """Two replicas without hooks, which run what hooks run."""
-
-    def __init__(self, **options):
-        container = new_container()
-        self.models, self.sessions = zip(
-            *(
-                start_by_hand(r, lambda t: build(t, **options), container=container)
-                for r in BOTH
-            ),
-            strict=True,
-        )
-
-    def do(self, what, replica):
-        ops = self.models[replica].opt.sync_graph.ops
-        self.sessions[replica].run(getattr(ops, what))
-
-    def status(self):
-        return self.models[0].opt.status(self.sessions[0])
-
-
 def test_marks_of_an_ended_run_do_not_count_in_the_next():
-    replicas = ByHand()
+    replicas = ByHand(2, build)
     replicas.do("open", 0)
     replicas.do("join", 1)
     assert replicas.status().joined == BOTH
@@ -110,7 +89,7 @@ def test_marks_of_an_ended_run_do_not_count_in_the_next():
 
 
 def test_a_replica_that_joins_between_two_runs_joins_the_next():
-    replicas = ByHand()
+    replicas = ByHand(2, build)
     replicas.do("open", 0)
     replicas.do("close", 0)
     replicas.do("join", 1)
@@ -120,7 +99,7 @@ def test_a_replica_that_joins_between_two_runs_joins_the_next():
 
 
 def test_a_chief_that_restarts_finds_the_replicas_that_joined_and_left():
-    replicas = ByHand()
+    replicas = ByHand(2, build)
     replicas.do("open", 0)
     replicas.do("join", 1)
     replicas.do("open", 0)
@@ -131,7 +110,7 @@ def test_a_chief_that_restarts_finds_the_replicas_that_joined_and_left():
 
 
 def test_a_replica_that_ends_all_late_does_not_end_the_next_run():
-    replicas = ByHand()
+    replicas = ByHand(2, build)
     replicas.do("open", 0)
     replicas.do("join", 1)
     replicas.do("close", 0)

@@ -3,14 +3,10 @@
 The private class is imported, as its clock must be a fake: waits take minutes.
 """
 
-import itertools
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import tensorflow as tf
-from harness.replica_threads import new_container, start_by_hand
-from syncrep_given import make, vector
 
 from tw_core.internal import Recorder
 from tw_syncrep import StartTimeoutError
@@ -129,33 +125,3 @@ def test_a_replica_that_joins_again_looks_again_soon():
     first, again = cluster.joined_at
     assert first == 0 and 30 <= again <= 31
     assert passed_at == pytest.approx(again + 0.05)
-
-
-def test_replicas_of_a_cluster_pass_once_all_have_joined():
-    def build(task):
-        return make(task, lambda _: [(tf.ones([3]), vector())])
-
-    container, pauses = new_container(), []
-    models, sessions = zip(
-        *(start_by_hand(r, build, container=container) for r in (0, 1)), strict=True
-    )
-    graphs = [model.opt.sync_graph for model in models]
-    other = StartBarrier(graphs[1], sessions[1], events=Recorder("replica 1"))
-    clock = itertools.count()
-
-    def sleep(seconds):
-        pauses.append(seconds)
-        if len(pauses) == 3:
-            other.join(graphs[1].ops.join)
-
-    chief = StartBarrier(
-        graphs[0],
-        sessions[0],
-        events=Recorder("replica 0"),
-        clock=clock.__next__,
-        sleep=sleep,
-    )
-    chief.join(graphs[0].ops.open)
-    chief.wait(sessions[0], timeout_s=60)
-    assert pauses == pytest.approx([1 / 8, 2 / 8, 3 / 8])
-    other.wait(sessions[1], timeout_s=60)

@@ -128,14 +128,14 @@ def set_clock(monkeypatch):
     return lambda seconds: ahead.__setitem__(0, seconds)
 
 
-def build(task, **options):
+def build(task):
     def grads(_):
         return [(tf.ones([3]), vector())]
 
-    return make(task, grads, wait_timeout_s=4.0, start_timeout_s=40.0, **options)
+    return make(task, grads, wait_timeout_s=4.0, start_timeout_s=40.0)
 
 
-def drive_first(set_clock, ahead_s, away_s):
+def drive_first(set_clock, ahead_s):
     """Drives two replicas; while the second is away the clock is set."""
     both_trained = threading.Barrier(2)
     goes_on = threading.Event()
@@ -144,18 +144,15 @@ def drive_first(set_clock, ahead_s, away_s):
         session.run(model.train)
         both_trained.wait(40)
         if replica == 1:
-            goes_on.wait(away_s)
-            if away_s > 30:
-                return None
-        else:
-            threading.Timer(1.5, set_clock, [ahead_s]).start()
+            goes_on.wait(50)
+            return None
+        threading.Timer(1.0, set_clock, [ahead_s]).start()
         try:
-            session.run(model.train)
-        except ReplicaTimeoutError as error:
-            return {"error": error}
+            with pytest.raises(ReplicaTimeoutError) as raised:
+                session.run(model.train)
         finally:
             goes_on.set()
-        return {"status": model.opt.status(session)}
+        return raised.value
 
     return drive
 
@@ -165,18 +162,9 @@ def drive_first(set_clock, ahead_s, away_s):
 def test_a_wait_for_a_lost_replica_is_bounded_though_the_servers_clock_is_set(
     set_clock, ahead_s
 ):
-    ended, _ = run_replicas(2, build, drive_first(set_clock, ahead_s, away_s=50))
-    error = ended["error"]
+    error, _ = run_replicas(2, build, drive_first(set_clock, ahead_s))
     assert error.missing == (1,)
     assert 4 <= error.waited_s < 30
-
-
-@pytest.mark.full
-def test_no_replica_is_evicted_because_the_servers_clock_is_set_forward(set_clock):
-    drive = drive_first(set_clock, HOUR_S, away_s=3)
-    for ended in run_replicas(2, lambda task: build(task, elastic=True), drive):
-        status = ended["status"]
-        assert (status.evictions, status.step) == (0, 2)
 
 
 @pytest.mark.parametrize("ahead_s", [-HOUR_S, HOUR_S])

@@ -484,7 +484,7 @@ def shifted(metadata, task, seconds):
                 node.scheduled_micros += round(1e6 * seconds)
 
 
-@pytest.mark.parametrize("wrong_by", [0.0, 3.0, -500.0])
+@pytest.mark.parametrize("wrong_by", [3.0, -500.0])
 def test_a_clusters_clocks_are_aligned(cluster_session, monkeypatch, wrong_by):
     session, step = cluster_session
     run = session.run
