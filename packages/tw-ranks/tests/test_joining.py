@@ -102,12 +102,12 @@ def test_ranks_whose_place_only_mpi_knows_are_refused_over_another_engine(monkey
 
 
 def test_who_does_not_come_is_named(make_ranks):
-    ranks = make_ranks(4, start_timeout_s=3.0, absent=[1, 3])
+    ranks = make_ranks(4, start_timeout_s=2.0, absent=[1, 3])
     for rank in ranks.all:
         with pytest.raises(Raised) as raised:
             rank.hear()
         assert raised.value.kind == "StartTimeoutError"
-        assert "ranks 1, 3 did not come within 3 s" in raised.value.text
+        assert "ranks 1, 3 did not come within 2 s" in raised.value.text
         assert raised.value.missing == [1, 3]
         assert "arrived   rank 0, rank 2\n" in raised.value.report
         assert "missing   rank 3: has not come" in raised.value.report
@@ -181,7 +181,7 @@ def test_ports_that_are_still_taken_are_waited_for(make_ranks):
     held = [socket.create_server(("", port)) for port in ports]
     ranks = make_ranks(2, tf_config={"worker": addresses}, start_timeout_s=40.0)
     for rank in ranks.all:
-        assert not rank.pipe.poll(2), rank.hear()
+        assert not rank.pipe.poll(1), rank.hear()
     for listener in held:
         listener.close()
     ranks.joined()
@@ -227,7 +227,7 @@ def test_a_coordinator_elsewhere_is_refused(make_ranks):
 
 def test_names_that_are_not_known_yet_are_waited_for(make_ranks):
     [port] = find_free_ports(1)
-    ranks = make_ranks(2, address=f"localhost:{port}", resolves_in_s=2.0).joined()
+    ranks = make_ranks(2, address=f"localhost:{port}", resolves_in_s=1.0).joined()
     assert ranks.call("step_until", 2) == [4, 4]
 
 

@@ -16,52 +16,34 @@ from tw_ranks._joining.launchers import (
 from tw_ranks._joining.seats import Seat, find_seat
 from tw_ranks._side_channel._introduction import find_run
 
+
+def env(text):
+    """Reads an environment as the command ``env`` prints it."""
+    return dict(pair.split("=", 1) for pair in text.split())
+
+
 # Of two processes on one machine, the second's, without what is the same elsewhere.
-MPICH = {
-    "HYDI_CONTROL_FD": "7",
-    "MPI_LOCALNRANKS": "2",
-    "MPI_LOCALRANKID": "1",
-    "PMI_FD": "11",
-    "PMI_HOSTNAME": "node1",
-    "PMI_RANK": "1",
-    "PMI_SIZE": "2",
-}
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    "OMPI_COMM_WORLD_NODE_RANK": "1",
-    "OMPI_COMM_WORLD_RANK": "1",
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "OMPI_MCA_ess_base_jobid": "372506625",
-    "OMPI_UNIVERSE_SIZE": "2",
-    "PMIX_ID": "372506625.1",
-    "PMIX_NAMESPACE": "372506625",
-    "PMIX_RANK": "1",
-}
-BATCH = {
-    "SLURM_JOB_ID": "2",
-    "SLURM_JOB_NODELIST": "node1",
-    "SLURM_LOCALID": "0",
-    "SLURM_NNODES": "1",
-    "SLURM_NODEID": "0",
-    "SLURM_NODELIST": "node1",
-    "SLURM_NPROCS": "2",
-    "SLURM_NTASKS": "2",
-    "SLURM_PROCID": "0",
-    "SLURM_TASKS_PER_NODE": "2",
-}
+MPICH = env("""
+    HYDI_CONTROL_FD=7 MPI_LOCALNRANKS=2 MPI_LOCALRANKID=1 PMI_FD=11
+    PMI_HOSTNAME=node1 PMI_RANK=1 PMI_SIZE=2
+""")
+OPEN_MPI = env("""
+    OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2
+    OMPI_COMM_WORLD_NODE_RANK=1 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2
+    OMPI_MCA_ess_base_jobid=372506625 OMPI_UNIVERSE_SIZE=2 PMIX_ID=372506625.1
+    PMIX_NAMESPACE=372506625 PMIX_RANK=1
+""")
+BATCH = env("""
+    SLURM_JOB_ID=2 SLURM_JOB_NODELIST=node1 SLURM_LOCALID=0 SLURM_NNODES=1
+    SLURM_NODEID=0 SLURM_NODELIST=node1 SLURM_NPROCS=2 SLURM_NTASKS=2 SLURM_PROCID=0
+    SLURM_TASKS_PER_NODE=2
+""")
 SALLOC = {name: BATCH[name] for name in BATCH if name[6:] not in ("PROCID", "LOCALID")}
-SRUN = {
-    **BATCH,
-    "SLURM_LOCALID": "1",
-    "SLURM_PROCID": "1",
-    "SLURM_STEPID": "0",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NODELIST": "node1",
-    "SLURM_STEP_NUM_NODES": "1",
-    "SLURM_STEP_NUM_TASKS": "2",
-    "SLURM_STEP_TASKS_PER_NODE": "2",
-}
+SRUN = BATCH | env("""
+    SLURM_LOCALID=1 SLURM_PROCID=1 SLURM_STEPID=0 SLURM_STEP_ID=0
+    SLURM_STEP_NODELIST=node1 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=2
+    SLURM_STEP_TASKS_PER_NODE=2
+""")
 SRUN_PMI2 = {**SRUN, "PMI_JOBID": "2.0", "PMI_RANK": "1", "PMI_SIZE": "2"}
 SRUN_PMIX = {**SRUN, "PMIX_NAMESPACE": "slurm.pmix.2.0", "PMIX_RANK": "1"}
 SRUN_NODES = {
@@ -71,43 +53,28 @@ SRUN_NODES = {
     "SLURM_STEP_NODELIST": "gpu[07-08,11]",
     "SLURM_STEP_NUM_TASKS": "6",
 }
-TORCHRUN = {
-    "GROUP_RANK": "0",
-    "GROUP_WORLD_SIZE": "1",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "2",
-    "MASTER_ADDR": "localhost",
-    "MASTER_PORT": "36889",
-    "RANK": "1",
-    "TORCHELASTIC_RESTART_COUNT": "0",
-    "TORCHELASTIC_RUN_ID": "4174e3a4",
-    "TORCHELASTIC_USE_AGENT_STORE": "True",
-    "WORLD_SIZE": "2",
-}
+TORCHRUN = env("""
+    GROUP_RANK=0 GROUP_WORLD_SIZE=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2
+    MASTER_ADDR=localhost MASTER_PORT=36889 RANK=1 TORCHELASTIC_RESTART_COUNT=0
+    TORCHELASTIC_RUN_ID=4174e3a4 TORCHELASTIC_USE_AGENT_STORE=True WORLD_SIZE=2
+""")
 TORCHRUN_NODES = {**TORCHRUN, "MASTER_ADDR": "node1", "RANK": "3", "WORLD_SIZE": "4"}
 BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "2222"}
-HOROVODRUN = {
-    "HOROVOD_GLOO_RENDEZVOUS_PORT": "41000",
-    "HOROVOD_LOCAL_RANK": "1",
-    "HOROVOD_LOCAL_SIZE": "2",
-    "HOROVOD_RANK": "1",
-    "HOROVOD_SIZE": "2",
-}
+HOROVODRUN = env("""
+    HOROVOD_GLOO_RENDEZVOUS_PORT=41000 HOROVOD_LOCAL_RANK=1 HOROVOD_LOCAL_SIZE=2
+    HOROVOD_RANK=1 HOROVOD_SIZE=2
+""")
 INDEXED_JOB = {
     "HOSTNAME": "train-1",
     "JOB_COMPLETION_INDEX": "1",
     "TW_SERVICE": "workers",
     "TW_SIZE": "2",
 }
-TRAINER = {  # Its pods are those of an Indexed Job; the cores are counted.
-    "HOSTNAME": "digits-node-0-1",
-    "JOB_COMPLETION_INDEX": "1",
-    "PET_MASTER_ADDR": "digits-node-0-0.digits",
-    "PET_MASTER_PORT": "29500",
-    "PET_NNODES": "2",
-    "PET_NODE_RANK": "1",
-    "PET_NPROC_PER_NODE": "8",
-}
+TRAINER = env("""
+    HOSTNAME=digits-node-0-1 JOB_COMPLETION_INDEX=1
+    PET_MASTER_ADDR=digits-node-0-0.digits PET_MASTER_PORT=29500 PET_NNODES=2
+    PET_NODE_RANK=1 PET_NPROC_PER_NODE=8
+""")
 TF_CONFIG = json.dumps(
     {
         "cluster": {"worker": ["10.0.0.1:53435", "10.0.0.2:32883"]},

@@ -94,7 +94,7 @@ def test_who_traces_for_longer_than_the_deadline_is_not_missing(make_ranks, slow
 
 
 def test_who_never_comes_is_missing_after_the_first_steps_deadline(make_ranks):
-    first_s = 2.5 * TIMEOUT_S
+    first_s = 1.5 * TIMEOUT_S
     ranks = make_ranks(2, timeout_s=TIMEOUT_S, first_timeout_s=first_s).joined()
     began_s = time.monotonic()
     ranks.all[0].say("trace_for", 0.0, 0.0)
@@ -134,7 +134,7 @@ def test_who_stops_when_all_have_come_is_named(make_ranks):
 
 
 def test_who_takes_long_to_start_its_runtime_is_not_missing(make_ranks):
-    ranks = make_ranks(3, timeout_s=TIMEOUT_S, starts_in_s={0: 3.0, 2: 5.0}).joined()
+    ranks = make_ranks(3, timeout_s=TIMEOUT_S, starts_in_s={0: 2.5, 2: 3.5}).joined()
     assert ranks.call("step_until", 2) == [6, 6, 6]
 
 
@@ -207,12 +207,12 @@ def test_a_program_that_ends_before_the_first_collective_is_named_at_once(
 
 
 def test_rank_0_may_leave_first(make_ranks):
-    ranks = make_ranks(2, timeout_s=3.0).joined()
+    ranks = make_ranks(2, timeout_s=2.0).joined()
     assert ranks.call("step_until", 3) == [6, 6]
     ranks.all[0].say("leave")
     ranks.all[0].hear()
     ranks.all[0].kill()
-    time.sleep(4)  # Longer than the deadline: nobody waits for anything.
+    time.sleep(2.5)  # Longer than the deadline: nobody waits for anything.
     ranks.all[1].say("place")
     assert ranks.all[1].hear()["rank"] == 1
     ranks.all[1].say("step_until", 1)

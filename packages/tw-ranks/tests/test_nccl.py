@@ -44,12 +44,16 @@ def test_every_collective_of_a_step_is_nccls_and_chained(make):
         assert {scope[:7] for scope in told["scopes"]} == {"by_nccl"}
 
 
-def test_the_ring_takes_no_tokens(make):
-    for told in make(engine="tensorflow").call("rank_engines:train", 2):
+def test_the_ring_takes_no_tokens_and_sends_whole_numbers_of_32_bits_as_64(make):
+    ranks = make(engine="tensorflow")
+    for told in ranks.call("rank_engines:train", 2):
         check_results(told)
         assert told["engine"] == "tensorflow"
         assert set(told["hints"]) == {("auto", 0)}
         assert {scope[:13] for scope in told["scopes"]} == {"by_tensorflow"}
+    assert ranks.call("rank_engines:add_whole_numbers") == [([3, 3], "int32")] * 2
+    assert ranks.call("rank_engines:sent", True) == [["int64"]] * 2  # to GPUs
+    assert ranks.call("rank_engines:sent", False) == [["int32"]] * 2
 
 
 def test_wrong_sums_of_nccl_fall_back_to_the_ring(make):
@@ -89,13 +93,6 @@ def test_ranks_with_gpus_of_their_own_use_nccl(make, uuids):
     for told in ranks.call("rank_engines:train", 1):
         check_results(told, steps=1)
         assert told["engine"] == "nccl"
-
-
-def test_whole_numbers_of_32_bits_are_sent_to_gpus_as_64(make_ranks):
-    ranks = make_ranks(2).joined()
-    assert ranks.call("rank_engines:add_whole_numbers") == [([3, 3], "int32")] * 2
-    assert ranks.call("rank_engines:sent", True) == [["int64"]] * 2
-    assert ranks.call("rank_engines:sent", False) == [["int32"]] * 2
 
 
 @pytest.mark.parametrize(

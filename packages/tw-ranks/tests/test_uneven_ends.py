@@ -63,11 +63,10 @@ BATCHES = [
     ("mode", "wire"),
     [("function", None), ("function", "bfloat16"), ("eager", None), ("session", None)],
 )
-def test_a_rank_without_any_batch_takes_part(make_ranks, mode, wire):
-    group = make_ranks(3, timeout_s=30.0, first_timeout_s=60.0).joined()
+def test_a_rank_without_any_batch_takes_part(ranks, mode, wire):
     calls = [(own, mode, wire) for own in BATCHES]
     for own, (results, taken) in zip(
-        BATCHES, group.call_each("reduce_unevenly", calls), strict=True
+        BATCHES, ranks.call_each("reduce_unevenly", calls), strict=True
     ):
         assert len(results) == len(own)
         assert taken == 4 - len(own)

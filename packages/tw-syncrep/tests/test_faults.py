@@ -214,7 +214,7 @@ def test_a_replica_that_does_not_start_is_named(make_cluster):
 
 def test_a_replica_without_a_chief_is_refused(make_cluster):
     tasks = make_cluster()
-    options = {**OPTIONS, "start_timeout_s": 3}
+    options = {**OPTIONS, "start_timeout_s": 2}
     worker = tasks.start("worker", 1, "train", {**SPEC, "options": options})
     worker.expect("built")
     worker.say("go")

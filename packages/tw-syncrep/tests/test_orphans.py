@@ -31,7 +31,7 @@ def leave_behind(session, fetches, feed=None):
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    time.sleep(1.0)
+    time.sleep(0.5)
     assert thread.is_alive(), "the call does not wait"
     return thread
 
