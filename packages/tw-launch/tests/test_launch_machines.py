@@ -425,21 +425,6 @@ def test_a_tasks_output_is_whole_when_its_machine_ends(launches):
         assert process.out.count("line") == 2000
 
 
-def test_a_stubborn_task_of_another_machine_is_killed_after_its_grace(launches):
-    program = """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    print("pid", os.getpid(), flush=True)
-    time.sleep(1)
-    if index == 0:
-        sys.exit(3)
-    time.sleep(60)
-    """
-    processes = [launches.start(n, program, "--grace", "1") for n in (0, 1)]
-    pids = [int(process.wait_for(PID)[1]) for process in processes]
-    assert launches.finish() == [3, 3]
-    assert not any(map(is_alive, pids))
-
-
 def test_a_port_that_is_about_to_be_free_is_waited_for(launches):
     host, _, port = launches.coordinator.rpartition(":")
     with socket.create_server((host, int(port))):

@@ -1,6 +1,5 @@
 """tw-launch on one machine: restarts of all tasks, log files, summaries, modules."""
 
-import json
 import os
 import re
 import signal
@@ -15,36 +14,6 @@ from tw_launch import main
 from tw_launch._launcher import plan
 
 GROUP = ("--ps", "0", "--restart", "group", "--restart-delay", "0")
-
-
-def test_all_are_ended_and_started_again_on_fresh_ports_when_one_dies(tmp_path):
-    program = """
-    os.makedirs(f"told.{start}", exist_ok=True)
-    with open(f"{job}-{index}", "w") as file:
-        json.dump([os.getpid(), config["cluster"]], file)
-    os.rename(f"{job}-{index}", f"told.{start}/{job}-{index}")
-    while len(os.listdir(f"told.{start}")) < 3:
-        time.sleep(0.02)
-    if start == 0 and index == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    if start == 0 or job == "ps":
-        time.sleep(60)
-    """
-    options = ("--restart", "group", "--restart-delay", "0", "--max-restarts", "2")
-    status, _, err = finish(launch(program, "--ps", "1", *options, cwd=tmp_path))
-    assert status == 0, err
-    assert "worker 1 failed with status 137; restart 1 of 2, of all tasks" in err
-    assert "first task that failed" not in err
-    tasks = ("ps-0", "worker-0", "worker-1")
-    told = [
-        [json.loads((tmp_path / f"told.{start}" / task).read_text()) for task in tasks]
-        for start in (0, 1)
-    ]
-    clusters = [[cluster for _, cluster in one] for one in told]
-    assert clusters[0] == [clusters[0][0]] * 3
-    assert clusters[1] == [clusters[1][0]] * 3
-    assert clusters[0][0] != clusters[1][0]
-    assert not any(is_alive(pid) for one in told for pid, _ in one)
 
 
 def test_a_group_that_fails_too_often_ends_with_the_last_first_failure(tmp_path):

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
 import pytest
+from harness.relays import Relay
 
 from tw_launch._addresses import join_address
 from tw_launch._channel import LineSocket
@@ -29,61 +30,39 @@ ON_LINUX = pytest.mark.skipif(
 )
 
 
-class Network:
+class Network(Relay):
     """What is between a rank and rank 0: takes packets for a while, as if cut.
 
     As TCP does, it brings what was sent on an old connection only as long after the cut
     as that was; connections that are made in the cut do not come about.
     """
 
-    def __init__(self, target):
-        self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = self._listener.getsockname()
-        self._is_cut = threading.Event()
-        self._slow_until_s, self._cut_s = 0.0, 0.0
-        self._open = [self._listener]
-        threading.Thread(target=self._accept, daemon=True).start()
+    _slow_until_s = _cut_s = 0.0
 
     def cut(self):
         self._cut_s = time.monotonic()
-        self._is_cut.set()
+        super().cut()
 
     def heal(self):
         now_s = time.monotonic()
         self._slow_until_s = now_s + (now_s - self._cut_s)
-        self._is_cut.clear()
+        super().heal()
 
-    def close(self):
-        for one in self._open:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+    def _serve(self, taken):
+        if self._is_open.is_set():
+            super()._serve(taken)
+        else:
+            self._ends.append(taken)  # As good as a lost SYN: never answered.
 
-    def _accept(self):
+    def _pass_on(self, source, sink):
+        began_s = time.monotonic()
         with contextlib.suppress(OSError):
-            while True:
-                near = self._listener.accept()[0]
-                if self._is_cut.is_set():
-                    self._open.append(near)  # As good as a lost SYN: never answered.
-                    continue
-                far = socket.create_connection(self._target, 10)
-                self._open += near, far
-                began_s = time.monotonic()
-                for one, other in ((near, far), (far, near)):
-                    threading.Thread(
-                        target=self._carry, args=(one, other, began_s), daemon=True
-                    ).start()
-
-    def _carry(self, one, other, began_s):
-        with contextlib.suppress(OSError):
-            while data := one.recv(1 << 16):
-                while self._is_cut.is_set() or (
-                    began_s < self._cut_s and time.monotonic() < self._slow_until_s
-                ):
-                    time.sleep(0.02)
-                other.sendall(data)
-            other.shutdown(socket.SHUT_WR)
+            while data := source.recv(1 << 16):
+                self._is_open.wait()
+                if began_s < self._cut_s:
+                    time.sleep(max(0.0, self._slow_until_s - time.monotonic()))
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
 
 
 def introduction(rank, size=2, port=0):
@@ -97,10 +76,10 @@ def ranks(size, addresses=None, limits=LIMITS, ports=None):
     """Yields the members of a group whose rank 0 listens at the last address."""
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
-    networks = [Network(address) for _ in range(size - 1)]
+    networks = [Network(address[1]) for _ in range(size - 1)]
     own = [introduction(rank, size, (ports or {}).get(rank, 0)) for rank in range(size)]
     coordinator = Coordinator(listener, size, limits, own=own[0])
-    places = [address, *(network.address for network in networks)]
+    places = [address, *(("localhost", network.port) for network in networks)]
     with ThreadPoolExecutor(size) as pool:
         members = list(
             pool.map(
@@ -119,7 +98,7 @@ def ranks(size, addresses=None, limits=LIMITS, ports=None):
             member.leave(timeout_s=1.0)
         coordinator.stop(timeout_s=5.0)
         for network in networks:
-            network.close()
+            network.end()
     assert not [t for t in threading.enumerate() if t.name.startswith("tw-syncrep")]
 
 

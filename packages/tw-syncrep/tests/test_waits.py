@@ -545,101 +545,89 @@ def test_a_reply_is_overdue_from_when_it_could_have_come(case):
     assert found == pytest.approx(want)
 
 
-def monitor_of(faults, **settings):
-    clock = Clock()
-    settings = {"servers": {"ps 0": "h:1"}, "timeout_s": 5.0, **settings}
-    return clock, ServerMonitor(
-        "a step", clock=clock, probe=lambda _: dict(faults), **settings
-    )
+class Watch:
+    """A monitor of servers whose clock and whose probe are fakes."""
+
+    def __init__(self, faults, **settings):
+        settings = {"servers": {"ps 0": "h:1"}, "timeout_s": 5.0, **settings}
+        self.clock = Clock()
+        self.monitor = ServerMonitor(
+            "a step", clock=self.clock, probe=lambda _: dict(faults), **settings
+        )
+
+    def at(self, *times):
+        """Checks at these times; returns in how many seconds to check again."""
+        for self.clock.now in times:
+            pause_s = self.monitor.check()
+        return pytest.approx(pause_s)
+
+
+SILENT = {"ps 0": "ps 0 (h:1) does not answer"}
 
 
 def test_servers_may_be_silent_for_the_timeout_and_no_longer():
-    faults = {"ps 0": "ps 0 (h:1) cannot be reached"}
-    clock, monitor = monitor_of(faults)
-    clock.now = 20.0
-    assert monitor.check() == 0.5
+    watch = Watch(SILENT)
+    assert watch.at(20.0) == 0.5
     # It may have been silent since half a second before; a probe takes 0.4 s.
-    clock.now = 24.0
-    assert monitor.check() == pytest.approx(0.1)
-    clock.now = 24.5
-    with pytest.raises(
-        ServerLostError, match=r"a step has waited 24.5 s.*5.0 s.*h:1"
-    ) as e:
-        monitor.check()
-    assert e.value.servers == ("ps 0 (h:1) cannot be reached",)
+    assert watch.at(24.0) == 0.1
+    says = r"a step has waited 24.5 s.*5.0 s.*h:1"
+    with pytest.raises(ServerLostError, match=says) as raised:
+        watch.at(24.5)
+    assert raised.value.servers == ("ps 0 (h:1) does not answer",)
 
 
 def test_servers_that_answer_again_get_the_whole_timeout_again():
-    faults = {"ps 0": "ps 0 (h:1) cannot be reached"}
-    clock, monitor = monitor_of(faults)
-    monitor.check()
-    clock.now = 4.0
-    text = faults.pop("ps 0")
-    monitor.check()
-    faults["ps 0"] = text
-    clock.now = 6.0
-    assert monitor.check() == 0.5
+    faults = dict(SILENT)
+    watch = Watch(faults)
+    watch.at(0.0)
+    faults.clear()
+    watch.at(4.0)
+    faults.update(SILENT)
+    assert watch.at(6.0) == 0.5
 
 
 def test_without_addresses_an_unanswered_question_ends_the_wait():
-    _clock, monitor = monitor_of({}, servers={}, unanswered=lambda: True)
+    watch = Watch({}, servers={}, unanswered=lambda: True)
     with pytest.raises(ServerLostError, match="the one that holds the global step"):
-        monitor.check()
+        watch.at(0.0)
 
 
 def test_with_addresses_an_unanswered_question_is_a_silence_that_has_to_last():
     is_unanswered = True
-    clock, monitor = monitor_of({}, unanswered=lambda: is_unanswered)
-    clock.now = 20.0
-    assert monitor.check() == 0.5
-    clock.now = 24.0
-    assert monitor.check() == pytest.approx(0.1)
+    watch = Watch({}, unanswered=lambda: is_unanswered)
+    assert watch.at(20.0) == 0.5
+    assert watch.at(24.0) == 0.1
     is_unanswered = False
-    monitor.check()
+    watch.at(24.0)
     is_unanswered = True
-    clock.now = 26.0
-    assert monitor.check() == 0.5
-    clock.now = 30.5
+    assert watch.at(26.0) == 0.5
     with pytest.raises(ServerLostError, match=r"not answered for 5.0 s.*global step"):
-        monitor.check()
+        watch.at(30.5)
 
 
 def test_without_a_timeout_nothing_ends_the_wait():
-    clock, monitor = monitor_of({"ps 0": "gone"}, timeout_s=None)
-    monitor.check()
-    clock.now = 1e6
-    assert monitor.check() == 0.5
+    assert Watch(SILENT, timeout_s=None).at(0.0, 1e6) == 0.5
 
 
 def test_a_start_is_bounded_though_servers_answer():
-    clock, monitor = monitor_of({}, limit_s=3.0)
-    monitor.check()
-    clock.now = 3.0
+    watch = Watch({}, limit_s=3.0)
+    watch.at(0.0)
     with pytest.raises(StartTimeoutError, match="all parameter servers answer"):
-        monitor.check()
+        watch.at(3.0)
 
 
 def test_making_a_session_anew_is_bounded_though_servers_answer():
-    faults, since = {}, [None]
-    clock, monitor = monitor_of(
-        faults, remade_since=lambda: since[0], own="worker 0 at h:2"
-    )
-    clock.now = 20.0
-    monitor.check()  # The step computes.
-    since[0] = 20.0
-    clock.now = 23.0
-    faults["ps 0"] = "ps 0 (h:1) does not answer"
-    monitor.check()
+    faults, since = {}, None
+    watch = Watch(faults, remade_since=lambda: since, own="worker 0 at h:2")
+    watch.at(20.0)  # The step computes.
+    since = 20.0
+    faults.update(SILENT)
+    watch.at(23.0)
     faults.clear()
-    clock.now = 24.0
-    monitor.check()  # A server that restarts has the whole timeout for the rest.
-    clock.now = 28.9
-    monitor.check()
-    clock.now = 29.0
-    with pytest.raises(
-        SyncTimeoutError, match=r"lost its session and made it anew.* for 5.0 s"
-    ) as raised:
-        monitor.check()
+    watch.at(24.0, 28.9)  # A server that restarts has the whole timeout for the rest.
+    says = r"lost its session and made it anew.* for 5.0 s"
+    with pytest.raises(SyncTimeoutError, match=says) as raised:
+        watch.at(29.0)
     assert "they do not reach worker 0 at h:2: look at its port" in str(raised.value)
 
 
@@ -666,95 +654,64 @@ def test_a_session_that_fails_again_soon_is_still_being_made():
     assert calls.remade_since == clock.now
 
 
+TWO = {"ps 0": "h:1", "ps 1": "h:2"}
+REFUSES = f"ps 0 cannot be reached ({os.strerror(errno.ECONNREFUSED)})"
+OTHER = {"ps 1": "ps 1 does not answer"}
+
+
 @pytest.mark.parametrize(
     ("faults", "limit_s"),
-    [
-        ({"ps 0": "ps 0 does not answer", "ps 1": "ps 1 does not answer"}, 12.0),
-        ({"ps 0": "ps 0 does not answer"}, 5.0),
-        (
-            {
-                "ps 0": f"ps 0 cannot be reached ({os.strerror(errno.ECONNREFUSED)})",
-                "ps 1": "ps 1 does not answer",
-            },
-            5.0,
-        ),
-    ],
+    [({**SILENT, **OTHER}, 12.0), (SILENT, 5.0), ({"ps 0": REFUSES, **OTHER}, 5.0)],
     ids=["none answers", "some answer", "one refuses"],
 )
 def test_a_replica_that_may_be_cut_off_waits_longer_where_others_go_on(faults, limit_s):
-    servers = {"ps 0": "h:1", "ps 1": "h:2"}
-    clock, monitor = monitor_of(
-        faults, servers=servers, patience_s=7.0, cross=lambda _: []
-    )
-    monitor.check()
-    clock.now = limit_s - 0.1
-    monitor.check()
-    clock.now = limit_s
+    watch = Watch(faults, servers=TWO, patience_s=7.0, cross=lambda _: [])
+    watch.at(0.0, limit_s - 0.1)
     with pytest.raises(ServerLostError, match="start it again, and it joins them") as e:
-        monitor.check()
+        watch.at(limit_s)
     assert ("cut off has 7 s more" in str(e.value)) == (limit_s == 12.0)
-    clock, monitor = monitor_of(faults, servers=servers, patience_s=None)
-    clock.now = 100.0
     if limit_s == 12.0:
-        assert monitor.check() == 0.5
+        assert Watch(faults, servers=TWO, patience_s=None).at(100.0) == 0.5
 
 
 def test_a_call_has_as_long_to_go_on_when_the_network_is_back():
-    faults = {"ps 0": "ps 0 (h:1) does not answer"}
-    clock, monitor = monitor_of(faults, patience_s=20.0, unanswered=lambda: True)
-    monitor.check()
+    faults = dict(SILENT)
+    watch = Watch(faults, patience_s=20.0, unanswered=lambda: True)
+    watch.at(0.0)
     faults.clear()  # TCP sends again what was lost, but not at once.
-    clock.now = 24.9
-    monitor.check()
-    clock.now = 25.0
+    watch.at(24.9)
     with pytest.raises(ServerLostError, match="the one that holds the global step"):
-        monitor.check()
+        watch.at(25.0)
 
 
 def test_servers_that_do_not_reach_each_other_for_the_timeout_are_named():
     parted, asked = [], []
 
     def cross(servers):
-        asked.append(clock.now)
+        asked.append(watch.clock.now)
         return list(parted)
 
-    servers = {"ps 0": "h:1", "ps 1": "h:2"}
-    clock, monitor = monitor_of({}, servers=servers, cross=cross)
-    for clock.now in (1.0, 2.5, 4.0, 5.0):
-        monitor.check()
+    watch = Watch({}, servers=TWO, cross=cross)
+    watch.at(1.0, 2.5, 4.0, 5.0)
     parted.append("ps 0 (h:1) and ps 1 (h:2)")
-    for clock.now in (6.0, 7.5, 9.9):
-        monitor.check()
-    clock.now = 10.0
-    with pytest.raises(
-        ServerLostError, match=r"do not reach each other: ps 0 \(h:1\) and ps 1"
-    ) as raised:
-        monitor.check()
+    watch.at(6.0, 7.5, 9.9)
+    says = r"do not reach each other: ps 0 \(h:1\) and ps 1"
+    with pytest.raises(ServerLostError, match=says) as raised:
+        watch.at(10.0)
     assert asked == [2.5, 5.0, 7.5, 9.9, 10.0]
-    assert raised.value.servers == (
-        "ps 0 (h:1) and ps 1 (h:2) do not reach each other",
-    )
+    (told,) = raised.value.servers
+    assert told == "ps 0 (h:1) and ps 1 (h:2) do not reach each other"
 
 
 def test_an_error_whose_cause_is_that_servers_are_parted_says_so():
     late = ReplicaTimeoutError("late")
-    servers = {"ps 0": "h:1", "ps 1": "h:2"}
-    _, monitor = monitor_of({}, servers=servers, cross=lambda _: ["one and other"])
-    assert "do not reach each other: one and other" in str(monitor.explain(late))
-    _, monitor = monitor_of({}, servers=servers, cross=lambda _: [])
-    assert monitor.explain(late) is late
-    _, monitor = monitor_of({}, cross=pytest.fail)
-    assert monitor.explain(late) is late
-
-
-def test_servers_of_one_cluster_reach_each_other_and_a_silent_one_is_not_parted():
-    from harness.replica_threads import local_cluster
-
-    one, other = local_cluster().addresses["ps"][:2]
-    assert find_parted({"ps 0": one, "ps 1": other}) == []
-    with socket.create_server(("localhost", 0)) as silent:
-        address = f"localhost:{silent.getsockname()[1]}"
-        assert find_parted({"ps 0": one, "ps 1": address}) == []
+    parted = Watch({}, servers=TWO, cross=lambda _: ["one and other"]).monitor
+    assert "do not reach each other: one and other" in str(parted.explain(late))
+    for watch in (
+        Watch({}, servers=TWO, cross=lambda _: []),
+        Watch({}, cross=pytest.fail),
+    ):
+        assert watch.monitor.explain(late) is late
 
 
 def test_a_session_whose_call_was_left_behind_makes_no_other():
@@ -785,14 +742,13 @@ def test_a_port_without_a_server_cannot_be_reached():
     assert find_faults({}) == {}
 
 
-def test_a_server_that_takes_connections_and_says_nothing_does_not_answer():
+def test_servers_answer_and_reach_each_other_unless_one_says_nothing():
+    from harness.replica_threads import local_cluster
+
+    one, other = local_cluster().addresses["ps"][:2]
+    assert find_fault(one, timeout_s=5) is None
+    assert find_parted({"ps 0": one, "ps 1": other}) == []
     with socket.create_server(("localhost", 0)) as silent:
         address = f"localhost:{silent.getsockname()[1]}"
         assert find_fault(address, timeout_s=0.1) == "does not answer within 0.1 s"
-
-
-def test_a_tensorflow_server_answers():
-    from harness.replica_threads import local_cluster
-
-    for address in local_cluster().addresses["ps"]:
-        assert find_fault(address, timeout_s=5) is None
+        assert find_parted({"ps 0": one, "ps 1": address}) == []
