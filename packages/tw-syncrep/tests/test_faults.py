@@ -27,6 +27,13 @@ def missing_in(report):
     return [line.split(None, 1)[1] for line in lines if line.startswith("  missing ")]
 
 
+def hear_error(worker, kind, within_s=20):
+    """Returns the message of a worker's error, and what it says of it besides."""
+    word, error, message, facts = worker.hear(within_s)
+    assert (word, error) == ("raised", kind)
+    return message, facts
+
+
 @pytest.fixture
 def try_out(make_cluster, processes, tmp_path):
     """Makes trials of drills; skips those with links where there can be none."""
@@ -105,46 +112,33 @@ def test_creating_a_session_is_bounded(make_cluster, fault, words):
     worker.expect("built")
     server.stop() if fault == "stopped" else server.kill()
     worker.say("go")
-    word, error, message, _ = worker.hear(20)
-    assert (word, error) == ("raised", "ServerLostError")
+    message, _ = hear_error(worker, "ServerLostError")
     assert "creating the session has waited" in message
     assert f"ps 0 ({tasks.addresses['ps'][0]}) {words}" in message
 
 
-def test_closing_a_session_with_a_stopped_parameter_server_is_bounded(make_cluster):
-    tasks = make_cluster(workers=1)
-    (worker,) = tasks.train({**SPEC, "aggregate": 1, "total": 1})
-    worker.ask("step", {"factor": 1.0})
-    tasks.servers[0].stop()
-    worker.say("end")
-    word, error, message, _ = worker.hear(20)
-    assert (word, error) == ("raised", "ServerLostError")
-    assert "closing the session has waited" in message
-
-
-@pytest.mark.full("in a call-True", "in a hook-True")
+# In the first call of its fetches TensorFlow registers the graph: nothing cancels that.
+@pytest.mark.full("end-True", "in a call-True", "in a hook-True")
 @pytest.mark.parametrize(
-    "where, with_addresses",
+    ("call", "with_addresses"),
     [
+        ("end", True),
         ("in a call", True),
         ("in a call", False),
         ("in a step function", True),
         ("in a hook", True),
     ],
 )
-def test_a_first_call_of_its_fetches_to_a_stopped_server_is_bounded(
-    make_cluster, where, with_addresses
-):
-    # TensorFlow registers the graph in it, which nothing cancels.
+def test_a_call_to_a_stopped_server_is_bounded(make_cluster, call, with_addresses):
     tasks = make_cluster(workers=1)
     spec = {**SPEC, "aggregate": 1, "total": 1, "addresses": with_addresses}
     (worker,) = tasks.train(spec)
     worker.ask("step", {"factor": 1.0})
     tasks.servers[0].stop()
-    worker.say("ask", where)
-    word, error, message, _ = worker.hear(20)
-    assert (word, error) == ("raised", "ServerLostError")
-    assert "a step has waited" in message
+    worker.say(*(("end",) if call == "end" else ("ask", call)))
+    message, _ = hear_error(worker, "ServerLostError")
+    what = "closing the session" if call == "end" else "a step"
+    assert f"{what} has waited" in message
 
 
 @pytest.mark.full
@@ -159,8 +153,9 @@ def test_a_wait_ends_with_the_unanswered_questions_where_addresses_are_unknown(
     tasks.servers[0].stop()
     workers[1].say("step", {"factor": 1.0})
     for worker in workers:
-        word, error, message, _ = worker.hear(OPTIONS["wait_timeout_s"] + 20)
-        assert (word, error) == ("raised", "ServerLostError")
+        message, _ = hear_error(
+            worker, "ServerLostError", OPTIONS["wait_timeout_s"] + 20
+        )
         assert "the one that holds the global step" in message
 
 
@@ -174,8 +169,7 @@ def test_a_server_that_is_back_is_not_lost_while_the_chief_stays_away(make_clust
     tasks.workers[0].kill()
     tasks.servers[0].kill()
     tasks.restart("ps", 0, "serve", {})
-    word, error, message, _ = worker.hear(60)
-    assert (word, error) == ("raised", "StartTimeoutError")
+    message, _ = hear_error(worker, "StartTimeoutError", 60)
     assert "the chief has not initialized the variables" in message
 
 
@@ -190,8 +184,7 @@ def test_a_step_that_waits_can_be_interrupted(make_cluster, is_stopped):
     if is_stopped:
         tasks.servers[0].stop()
     os.kill(worker.process.pid, signal.SIGINT)
-    word, error, *_ = worker.hear(10)
-    assert (word, error) == ("raised", "KeyboardInterrupt")
+    hear_error(worker, "KeyboardInterrupt", 10)
 
 
 @pytest.mark.full
@@ -205,8 +198,7 @@ def test_a_replica_that_does_not_start_is_named(make_cluster):
     worker.say("go")
     worker.expect("created")
     worker.say("step", {"factor": 1.0})
-    word, error, message, facts = worker.hear(40)
-    assert (word, error) == ("raised", "StartTimeoutError")
+    message, facts = hear_error(worker, "StartTimeoutError", 40)
     assert facts["missing"] == (1,)
     assert facts["heard_s"][1] is None
     assert "Missing: 1 (never heard)" in message
@@ -218,6 +210,5 @@ def test_a_replica_without_a_chief_is_refused(make_cluster):
     worker = tasks.start("worker", 1, "train", {**SPEC, "options": options})
     worker.expect("built")
     worker.say("go")
-    word, error, message, _ = worker.hear(20)
-    assert (word, error) == ("raised", "StartTimeoutError")
+    message, _ = hear_error(worker, "StartTimeoutError")
     assert "the chief has not initialized the variables" in message
