@@ -23,19 +23,12 @@ _BLOCKS = 3
 
 @dataclass(frozen=True)
 class Work:
-    """What is trained, and by how many.
+    """What is trained, and by how many."""
 
-    Attributes:
-      workers: replicas; all of them are needed.
-      servers: parameter servers, each with as many variables.
-      variables: on each server; all of one dtype, and small.
-      is_pulled: whether parameters are read in packs.
-    """
-
-    workers: int
-    servers: int
-    variables: int = 2
-    is_pulled: bool = True
+    workers: int  # replicas; all of them are needed
+    servers: int  # for parameters, each with as many variables
+    variables: int = 2  # on each server; all of one dtype, and small
+    is_pulled: bool = True  # parameters are read in packs
 
     @property
     def name(self) -> str:
@@ -97,13 +90,9 @@ class CountedCluster:
     def __init__(
         self, context: Any, *, ps: int, workers: int, limit_s: int = 180
     ) -> None:
-        """Starts the servers.
+        """Starts the servers, by a context of ``multiprocessing``.
 
-        Args:
-          context: of ``multiprocessing``.
-          ps: parameter servers.
-          workers: at most as many can train.
-          limit_s: after which the parameter servers end in any case.
+        At most ``workers`` can train; after ``limit_s`` the servers end in any case.
         """
         ports = iter(find_free_ports(ps + workers))
         self.counter = CallCounter()
@@ -170,12 +159,8 @@ class CountedRun:
     """Replicas as threads that run steps when they are told."""
 
     def __init__(self, counted: CountedCluster, work: Work) -> None:
-        """Makes the sessions, and runs some steps until nothing is new to anyone.
-
-        Attributes:
-          table_server: name of the server that the run table is on.
-        """
-        self.table_server = ""
+        """Makes the sessions, and runs some steps until nothing is new to anyone."""
+        self.table_server = ""  # name of the server that the run table is on
         self._counted, self._work = counted, work
         self._gate = threading.Barrier(work.workers + 1)
         self._steps = 5
@@ -203,9 +188,6 @@ class CountedRun:
 
         Where a busy machine was late with the last call of a block, in that or the one
         before, the calls are no multiple of the steps: then another block is run.
-
-        Raises:
-          AssertionError: nor are they in any of them.
         """
         for _ in range(_BLOCKS):
             before = self._counted.counter.settled()

@@ -54,25 +54,18 @@ class Violation(Exception):
 class Setup:
     """What is explored.
 
-    Attributes:
-      servers: 1 or 2; the first has the run table.
-      aggregate: gradients that make a round; 1 is a run with one backup.
-      rounds: after which a replica makes no further step.
-      faults: how many of them there may be.
-      kinds: which: "crash", "gone" (a crash without a restart), "orphan", "lost call",
-        "restart", "save", "twin" (a process is replaced, and continues); "evict" and
-        "takeover" when nothing calls for it.
-      order: of several faults, the kind of each, where only this order is explored.
-      rules: of ``RULES``, those that are kept.
+    Kinds of faults are "crash", "gone" (a crash without a restart), "orphan", "lost
+    call", "restart", "save", "twin" (a process is replaced, and continues); "evict" and
+    "takeover" when nothing calls for it.
     """
 
-    servers: int = 1
-    aggregate: int = 2
-    rounds: int = 2
-    faults: int = 1
+    servers: int = 1  # or 2; the first has the run table
+    aggregate: int = 2  # gradients that make a round; 1 is a run with one backup
+    rounds: int = 2  # after which a replica makes no further step
+    faults: int = 1  # at most
     kinds: frozenset[str] = frozenset({"crash", "orphan", "lost call"})
-    order: tuple[str, ...] = ()
-    rules: frozenset[str] = RULES
+    order: tuple[str, ...] = ()  # of several faults, where only this one is explored
+    rules: frozenset[str] = RULES  # those that are kept
 
     @property
     def is_elastic(self) -> bool:
@@ -153,14 +146,9 @@ Moves = Iterator[tuple[str, World]]
 
 
 def explore(setup: Setup, *, at_most: int = 1_000_000) -> int:
-    """Visits every state that can be reached, those with few moves first.
+    """Visits every state that can be reached, those with few moves first; counts them.
 
-    Returns:
-      How many there are.
-
-    Raises:
-      Violation: with the moves that led to it.
-      RuntimeError: more states than ``at_most``.
+    Raises ``Violation`` with the moves that led to it.
     """
     processes = tuple(_new_process(World(processes=()), setup, n) for n in range(2))
     start = World(faults=setup.faults, processes=processes)
