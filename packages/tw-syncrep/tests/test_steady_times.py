@@ -152,7 +152,7 @@ def drive_first(set_clock, ahead_s):
                 session.run(model.train)
         finally:
             goes_on.set()
-        return raised.value
+        return [raised.value]
 
     return drive
 
@@ -162,7 +162,7 @@ def drive_first(set_clock, ahead_s):
 def test_a_wait_for_a_lost_replica_is_bounded_though_the_servers_clock_is_set(
     set_clock, ahead_s
 ):
-    error, _ = run_replicas(2, build, drive_first(set_clock, ahead_s))
+    (error,), _ = run_replicas(2, build, drive_first(set_clock, ahead_s))
     assert error.missing == (1,)
     assert 4 <= error.waited_s < 30
 

@@ -169,6 +169,7 @@ OTHERS = {
     f"{CLASS}.apply_gradients": [({"name": "a b"}, ValueError, "only, and begin w")],
     f"{CLASS}.get_init_tokens_op.num_tokens": [(-2, ValueError, "-2 (given) vs 0")],
     f"{CLASS}.status.session": [(FAR, ValueError, "got one of another graph")],
+    f"{CLASS}.status_line": [({"session": "s"}, TypeError, "got 's', which")],
     f"{HOOK}.optimizer": [
         (v1.train.AdamOptimizer(), TypeError, "a SyncReplicasOptimizer; got <tensorf"),
     ],
