@@ -34,7 +34,7 @@ from tw_reduce import (
 
 STAY_SPARSE = [name for name in REDUCERS if "collective" not in name]
 # On both sides of the elements (4,096) from which packs leave a tensor alone.
-SHAPES = [(), (3,), (2, 4), (5, 7), (1,), (0,), (4_095,), (64, 64), (130, 130)]
+SHAPES = [(), (3,), (2, 4), (0,), (4_095,), (64, 64), (130, 130)]
 OTHERS = [np.float64, np.float16, tf.bfloat16.as_numpy_dtype]
 
 
@@ -44,12 +44,12 @@ def reduce(mode, name, towers, change=lambda reducer: reducer):
 
 
 @each_mode
-@pytest.mark.parametrize("num_towers", [1, 3, 8])
+@pytest.mark.parametrize("num_towers", [1, 2, 5])
 @each_reducer
 def test_every_tower_gets_the_sums_and_means_of_numpy(mode, num_towers, name):
     floats = whole_numbers(num_towers, SHAPES)
     for dtype in OTHERS:
-        more = whole_numbers(num_towers, [(3,), (2, 5), (65, 64)], dtype)
+        more = whole_numbers(num_towers, [(2, 5), (65, 64)], dtype)
         floats = [[*own, *other] for own, other in zip(floats, more, strict=True)]
     ints = whole_numbers(num_towers, [(4,), (2, 2)], np.int32)
     towers = [[*own, *other] for own, other in zip(floats, ints, strict=True)]

@@ -101,12 +101,12 @@ def test_equal_weights_have_the_plain_means_bits(mode, name, weight):
     random = np.random.default_rng(1)
     towers = [
         [random.standard_normal(shape).astype(np.float32) for shape in SHAPES]
-        for _ in range(7)
+        for _ in range(3)
     ]
     want = MODES[mode](
-        partial(on_towers, lambda grads, _: mean(KINDS[name](7))(grads)), towers, []
+        partial(on_towers, lambda grads, _: mean(KINDS[name](3))(grads)), towers, []
     )
-    got = reduce(mode, name, towers, [weight] * 7)
+    got = reduce(mode, name, towers, [weight] * 3)
     for own, plain in zip(got, want, strict=True):
         for value, wanted in zip(own, plain, strict=True):
             np.testing.assert_array_equal(value, wanted)
