@@ -6,35 +6,27 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from session_builders import BUILDERS, pairs_of
 
 from tw_builders import (
-    AsyncMultiGPUBuilder,
     DataParallelBuilder,
-    SyncMultiGPUParameterServerBuilder,
     SyncMultiGPUReplicatedBuilder,
-    SyncMultiGPUShardedBuilder,
     apply_gradients,
     apply_shared_gradients,
     make_optimizers,
 )
-from tw_core import get_current_tower_context, towers
+from tw_core import towers
 from tw_core.testing import CPUS
 
 v1 = tf.compat.v1
 TWO = list(CPUS[:2])
-BUILDERS = {
-    "parameter server": partial(SyncMultiGPUParameterServerBuilder, ps_device="cpu"),
-    "replicated": partial(SyncMultiGPUReplicatedBuilder, average=True, mode="cpu"),
-    "sharded": partial(SyncMultiGPUShardedBuilder, average=True),
-    "asynchronous": AsyncMultiGPUBuilder,
-}
 each_builder = pytest.mark.parametrize("make", BUILDERS.values(), ids=BUILDERS)
 descend = partial(v1.train.GradientDescentOptimizer, 0.1)
 
 
 def tower_pairs():
     w = v1.get_variable("w", [2])
-    return [(tf.gradients(tf.reduce_sum(w**2), w)[0], w)]
+    return pairs_of(tf.reduce_sum(w**2), [w])
 
 
 @each_builder
@@ -57,21 +49,15 @@ def test_several_towers_may_share_a_device(make, caplog):
 
 
 @each_builder
-def test_eager_mode_is_refused(make):
-    with pytest.raises(RuntimeError, match="session graph; got eager mode"):
-        make(TWO).call_for_each_tower(tower_pairs)
-    with pytest.raises(RuntimeError, match="session graph; got eager mode"):
-        make(TWO).build([[], []], descend)
-
-
-@each_builder
-def test_a_tf_function_is_refused(make):
-    @tf.function
-    def traced():
+def test_what_is_not_a_session_graph_is_refused(make):
+    def in_towers():
         make(TWO).call_for_each_tower(tower_pairs)
 
+    for build in (in_towers, lambda: make(TWO).build([[], []], descend)):
+        with pytest.raises(RuntimeError, match="session graph; got eager mode"):
+            build()
     with pytest.raises(RuntimeError, match="session graph"):
-        traced()
+        tf.function(in_towers)()
 
 
 @each_builder
@@ -89,8 +75,7 @@ def test_replicas_that_share_variables_are_refused_by_name_and_tower():
 
         def tower():
             own = v1.get_variable("own", [2])
-            loss = tf.reduce_sum(w**2 + b**2 + own**2)
-            return list(zip(tf.gradients(loss, [w, b, own]), [w, b, own], strict=True))
+            return pairs_of(tf.reduce_sum(w**2 + b**2 + own**2), [w, b, own])
 
         built = SyncMultiGPUReplicatedBuilder(list(CPUS[:3]), True, "cpu")
         grads = built.call_for_each_tower(tower)
@@ -103,8 +88,7 @@ def test_replicas_that_share_variables_are_refused_by_name_and_tower():
     assert "own:0" not in str(error.value)
 
 
-@pytest.mark.parametrize("in_function", [False, True])
-def test_one_keras_model_for_two_towers_is_refused(in_function):
+def test_one_keras_model_for_two_towers_is_refused():
     ours, start = towers(list(CPUS[:3])), np.ones([3, 1], np.float32)
     one, other = (keras.Sequential([keras.layers.Dense(1)]) for _ in range(2))
     for model in (one, other):
@@ -117,10 +101,11 @@ def test_one_keras_model_for_two_towers_is_refused(in_function):
         grads = [[tf.ones([3, 1]), tf.ones([1])] for _ in models]
         apply_gradients(ours, grads, models, optimizers)
 
-    with pytest.raises(
-        ValueError, match=r"kernel:0 is one variable in towers \[0, 2\]"
-    ):
-        (tf.function(step, autograph=False) if in_function else step)()
+    for call in (step, tf.function(step, autograph=False)):
+        with pytest.raises(
+            ValueError, match=r"kernel:0 is one variable in towers \[0, 2\]"
+        ):
+            call()
     np.testing.assert_array_equal(one.get_weights()[0], start)
 
 
@@ -132,14 +117,11 @@ def test_towers_with_variables_of_their_own_are_refused_where_they_share(name):
             ValueError, match=r"w is a variable of their own in towers \[1\]"
         ):
             BUILDERS[name](TWO).build(grads, descend)
-
-
-def test_shared_gradients_refuse_variables_of_their_own():
-    first, second = tf.Variable([1.0], name="w"), tf.Variable([1.0], name="w")
-    with pytest.raises(ValueError, match=r"w is a variable of their own in towers"):
-        apply_shared_gradients(
-            [[(tf.ones(1), first)], [(tf.ones(1), second)]], descend()
-        )
+        first, second = (own[0][1] for own in grads)
+        with pytest.raises(ValueError, match="w is a variable of their own in towers"):
+            apply_shared_gradients(
+                [[(tf.ones(2), first)], [(tf.ones(2), second)]], descend()
+            )
 
 
 @each_builder
@@ -182,12 +164,3 @@ def test_towers_on_devices_that_are_not_there_are_refused():
         apply_gradients(ours, [[], []], [[], []], [descend(), descend()])
     with pytest.raises(ValueError, match=r"Unknown devices .*cpu:99"):
         make_optimizers(ours, descend)
-
-
-def test_a_context_is_current_in_every_tower():
-    with tf.Graph().as_default():
-        seen = DataParallelBuilder.call_for_each_tower(
-            TWO, lambda: get_current_tower_context().name
-        )
-    assert seen == ["tower0", "tower1"]
-    assert get_current_tower_context() is None

@@ -6,12 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from session_builders import REPEATABLE, build, new_session
 
 from tw_builders import (
-    AsyncMultiGPUBuilder,
-    SyncMultiGPUParameterServerBuilder,
-    SyncMultiGPUReplicatedBuilder,
-    SyncMultiGPUShardedBuilder,
     apply_gradients,
     apply_sharded_gradients,
     apply_shared_gradients,
@@ -33,13 +30,6 @@ OPTIMIZERS = {
     "adam": partial(v1.train.AdamOptimizer, 0.25),
     "keras momentum": partial(keras.optimizers.SGD, 0.25, momentum=0.5),
     "keras adam": partial(keras.optimizers.Adam, 0.25),
-}
-BUILDERS = {
-    "parameter server": partial(SyncMultiGPUParameterServerBuilder, ps_device="cpu"),
-    "replicated": partial(SyncMultiGPUReplicatedBuilder, average=True, mode="cpu"),
-    "sharded": partial(SyncMultiGPUShardedBuilder, average=True),
-    # With several towers it never trains twice the same.
-    "asynchronous": lambda devices: AsyncMultiGPUBuilder(devices[:1]),
 }
 each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 each_v1_optimizer = pytest.mark.parametrize(
@@ -116,12 +106,6 @@ def make_step(variables, optimizers, *, way):
     return step
 
 
-def start_session():
-    session = v1.Session(config=v1.ConfigProto(device_count={"CPU": len(CPUS)}))
-    session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
-    return session
-
-
 @pytest.fixture(scope="module")
 def expect():
     """Compares with one variable and one optimizer without towers, run eagerly."""
@@ -143,13 +127,14 @@ def expect():
 @each_place
 @each_sharing
 @each_v1_optimizer
+@pytest.mark.each_choice
 def test_in_a_session_graph(expect, place, way, optimizer):
     with tf.Graph().as_default():
         variables = make_variables(way)
         optimizers = make_optimizers_of(way, optimizer)
         on = v1.placeholder(tf.bool, [])
         count = place(make_step(variables, optimizers, way=way), on)
-        with start_session() as session:
+        with new_session() as session:
             for _ in range(STEPS):
                 assert session.run(count, {on: True}) == 1
             if place is not directly:
@@ -160,6 +145,7 @@ def test_in_a_session_graph(expect, place, way, optimizer):
 @each_place
 @each_sharing
 @each_optimizer
+@pytest.mark.each_choice
 def test_in_a_function(expect, place, way, optimizer):
     variables = make_variables(way)
     optimizers = make_optimizers_of(way, optimizer, variables)
@@ -179,6 +165,7 @@ def test_in_a_function(expect, place, way, optimizer):
 @each_place
 @each_sharing
 @each_v1_optimizer
+@pytest.mark.each_choice
 def test_in_wrapped_graph_code(expect, place, way, optimizer):
     variables = make_variables(way)
     optimizers = make_optimizers_of(way, optimizer, variables)
@@ -193,6 +180,7 @@ def test_in_wrapped_graph_code(expect, place, way, optimizer):
 
 @each_sharing
 @each_optimizer
+@pytest.mark.each_choice
 def test_in_a_function_that_a_session_graph_calls(expect, way, optimizer):
     with tf.Graph().as_default():
         variables = make_variables(way)
@@ -213,7 +201,7 @@ def test_in_a_function_that_a_session_graph_calls(expect, way, optimizer):
             return tf.constant(1)
 
         fetch = call()
-        with start_session() as session:
+        with new_session() as session:
             for _ in range(STEPS):
                 assert session.run(fetch) == 1
             expect(optimizer, session.run(variables))
@@ -221,6 +209,7 @@ def test_in_a_function_that_a_session_graph_calls(expect, way, optimizer):
 
 @pytest.mark.parametrize("place", [directly, in_cond, in_loop])
 @each_sharing
+@pytest.mark.each_choice
 def test_a_keras_3_optimizer_is_refused_wherever_it_would_do_nothing(place, way):
     def build():
         with pytest.raises(TypeError, match="SGD, a Keras 3 optimizer, does not work"):
@@ -234,10 +223,11 @@ def test_a_keras_3_optimizer_is_refused_wherever_it_would_do_nothing(place, way)
 
 
 @each_place
-@pytest.mark.parametrize("builder", BUILDERS)
-@pytest.mark.parametrize("optimizer", ["descent", "momentum", "adam"])
+@pytest.mark.parametrize("builder", REPEATABLE)
+@each_v1_optimizer
+@pytest.mark.each_choice
 def test_builders_in_a_session_graph(expect, place, builder, optimizer):
-    built, pairs = BUILDERS[builder](TWO), []
+    pairs = []
 
     def tower():
         k = get_current_tower_context().index
@@ -249,14 +239,14 @@ def test_builders_in_a_session_graph(expect, place, builder, optimizer):
         return [(w.read_value() - target, w) for w in made]
 
     def step():
-        pairs[:] = built.call_for_each_tower(tower)
-        op = built.build(pairs, OPTIMIZERS[optimizer])
-        return op[0] if isinstance(op, tuple) else op
+        made = REPEATABLE[builder](TWO)
+        pairs[:], op, _ = build(made, tower, OPTIMIZERS[optimizer])
+        return op
 
     with tf.Graph().as_default():
         on = v1.placeholder(tf.bool, [])
         count = place(step, on)
-        with start_session() as session:
+        with new_session() as session:
             for _ in range(STEPS):
                 assert session.run(count, {on: True}) == 1
             expect(optimizer, session.run([[w for _, w in own] for own in pairs]))

@@ -1,11 +1,11 @@
 """A checkpoint of any way to train is resumed by any other, bit for bit.
 
 Gradients are means of small whole numbers over a power of two of rows: exact, however
-many towers share them, so that all runs must agree in every bit.
+many towers share them, so that all runs must agree in every bit. Each way is compared
+with the next and resumes its checkpoint: those of all are alike, then.
 """
 
 from functools import cache, partial
-from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,11 +13,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from session_builders import SYNCHRONOUS, build, new_session
 
 from tw_builders import (
-    SyncMultiGPUParameterServerBuilder,
-    SyncMultiGPUReplicatedBuilder,
-    SyncMultiGPUShardedBuilder,
     apply_gradients,
     apply_sharded_gradients,
     apply_shared_gradients,
@@ -35,35 +33,23 @@ from tw_core.testing import CPUS
 from tw_reduce import mean, sum_balanced
 
 v1 = tf.compat.v1
-CONFIG = v1.ConfigProto(device_count={"CPU": len(CPUS)})
 ROWS, STEPS, STOP_AFTER = 8, 6, 3
 SHAPES = {"layer/w": (6, 5), "layer/b": (5,), "out/w": (5, 4), "scale": ()}
 # A way to train, and its number of towers.
-PLAIN = [("replicated", 2), ("parameter server", 4), ("sharded", 2), ("sharded", 4)]
-FLAT = [("flat", 2), ("flat server", 2), ("flat sharded", 4)]
-WAYS = [*PLAIN, *FLAT]
+PLAIN = [("replicated", 2), ("spread server", 4), ("sharded", 2), ("sharded", 4)]
+FLAT = [("flat replicated", 2), ("flat spread server", 2), ("flat sharded", 4)]
 BELOW_BYTES = 100  # the largest variable stays alone
 
 
-def each_pair(ways, optimizers, of_flat=None):
-    """Every target and source; those with flat variables with one optimizer only."""
-    return pytest.mark.parametrize(
-        ("source", "target", "optimizer"),
-        [
-            (source, target, optimizer)
-            for target, optimizer, source in product(ways, optimizers, ways)
-            if optimizer == of_flat or not {source, target} & set(FLAT)
-        ],
-        ids=str,
-    )
-
-
-def assert_same(got, want, ways, name=""):
-    if set(ways) & set(FLAT):
-        # The last elements of a vector go through other instructions than the rest.
-        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-9, err_msg=name)
-    else:
-        np.testing.assert_array_equal(got, want, err_msg=name)
+def assert_same(got, want, ways):
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        if set(ways) & set(FLAT):
+            # The last elements of a vector go through other instructions.
+            close = {"rtol": 1e-6, "atol": 1e-9, "err_msg": name}
+            np.testing.assert_allclose(got[name], value, **close)
+        else:
+            np.testing.assert_array_equal(got[name], value, err_msg=name)
 
 
 @cache
@@ -79,33 +65,41 @@ def whole_numbers():
     ]
 
 
-# In a session graph, by names.
+def start(shape):
+    size = int(np.prod(shape))
+    return np.linspace(-1, 1, size, dtype=np.float32).reshape(shape)
+
 
 GRAPH_OPTIMIZERS = {
     "momentum": partial(v1.train.MomentumOptimizer, 0.05, 0.9),
     "Adam": partial(v1.train.AdamOptimizer, 0.02),
-    "Adagrad": partial(v1.train.AdagradOptimizer, 0.1),
 }
-BUILDERS = {
-    "replicated": partial(SyncMultiGPUReplicatedBuilder, average=True, mode="cpu"),
-    "parameter server": partial(SyncMultiGPUParameterServerBuilder, ps_device="gpu"),
-    "sharded": partial(SyncMultiGPUShardedBuilder, average=True),
-}
-BUILDERS |= {
-    flat: partial(BUILDERS[plain], flat_below_bytes=BELOW_BYTES)
-    for flat, plain in {
-        "flat": "replicated",
-        "flat server": "parameter server",
-        "flat sharded": "sharded",
-    }.items()
+FUNCTION_OPTIMIZERS = {
+    "v1 momentum": partial(v1.train.MomentumOptimizer, 0.05, 0.9),
+    "v1 Adam": partial(v1.train.AdamOptimizer, 0.02),
+    "Keras Adam": partial(keras.optimizers.Adam, 0.02),
 }
 
 
-class GraphRun:
-    """A training graph with its session's own values."""
+class Run:
+    """Training that is saved; ``copies`` are [K] values of the model by name."""
+
+    def saved(self):
+        """Saves, and reads each array that was saved, by its name."""
+        with TemporaryDirectory() as folder:
+            reader = tf.train.load_checkpoint(self.save(str(Path(folder, "model"))))
+            names = reader.get_variable_to_shape_map()
+            names = {n for n in names if "GRAPH" not in n and "save_counter" not in n}
+            return {n: reader.get_tensor(n) for n in names}
+
+
+class GraphRun(Run):
+    """In a session graph, saved by names."""
 
     def __init__(self, way, optimizer):
         kind, num_towers = way
+        make = SYNCHRONOUS[kind.removeprefix("flat ")]
+        options = {"flat_below_bytes": BELOW_BYTES} if "flat" in kind else {}
         self.graph = tf.Graph()
         with self.graph.as_default():
             self.fed = [v1.placeholder(tf.float32, (ROWS, *s)) for s in SHAPES.values()]
@@ -116,31 +110,19 @@ class GraphRun:
                 return [
                     (
                         tf.reduce_mean(rows[k], 0),
-                        v1.get_variable(name, initializer=_start(shape)),
+                        v1.get_variable(name, initializer=start(shape)),
                     )
                     for (name, shape), rows in zip(SHAPES.items(), shards, strict=True)
                 ]
 
-            builder = BUILDERS[kind](list(CPUS[:num_towers]))
-            grads = builder.call_for_each_tower(tower)
-            ops = builder.build(grads, GRAPH_OPTIMIZERS[optimizer])
-            self.train_op, self.sync = ops if isinstance(ops, tuple) else (ops, None)
+            self.grads, self.train_op, sync = build(
+                make(list(CPUS[:num_towers]), **options),
+                *(tower, GRAPH_OPTIMIZERS[optimizer]),
+            )
+            self.sync = tf.no_op() if sync is None else sync
             self.saver = v1.train.Saver()
-            self.copies = [[v for _, v in own] for own in grads]
-            self.init = [
-                v1.global_variables_initializer(),
-                v1.local_variables_initializer(),
-            ]
-        self.session = v1.Session(graph=self.graph, config=CONFIG)
-        self.begin()
-
-    def begin(self):
-        self.session.run(self.init)
-        self.run_sync()
-
-    def run_sync(self):
-        if self.sync is not None:
-            self.session.run(self.sync)
+            self.session = new_session()
+        self.session.run(self.sync)
 
     def save(self, prefix):
         with self.graph.as_default():
@@ -149,100 +131,28 @@ class GraphRun:
     def restore(self, path):
         with self.graph.as_default():
             self.saver.restore(self.session, path)
-        self.run_sync()
+        self.session.run(self.sync)
 
     def train(self, steps):
         for numbers in steps:
             self.session.run(self.train_op, dict(zip(self.fed, numbers, strict=True)))
 
-    def values(self):
-        """Saves, and reads each array that was saved, by its name."""
-        with TemporaryDirectory() as folder:
-            reader = tf.train.load_checkpoint(self.save(str(Path(folder, "model"))))
-            return {n: reader.get_tensor(n) for n in reader.get_variable_to_shape_map()}
-
-
-def _start(shape):
-    size = int(np.prod(shape))
-    return np.linspace(-1, 1, size, dtype=np.float32).reshape(shape)
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory):
-    """Source and optimizer -> path of a checkpoint, and the values at the end."""
-
-    @cache
-    def run(way, optimizer):
-        source = GraphRun(way, optimizer)
-        source.train(whole_numbers()[:STOP_AFTER])
-        folder = tmp_path_factory.mktemp("stopped")
-        path = source.save(str(folder / "model"))
-        source.train(whole_numbers()[STOP_AFTER:])
-        return path, source.values()
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def resuming():
-    """Target and optimizer -> the run that resumes one checkpoint after the other."""
-    return cache(GraphRun)
-
-
-@each_pair(WAYS, GRAPH_OPTIMIZERS, of_flat="Adam")
-def test_a_session_resumes_any_others_checkpoint(
-    stopped, resuming, source, target, optimizer
-):
-    path, want = stopped(source, optimizer)
-    resumed = resuming(target, optimizer)
-    resumed.begin()
-    resumed.restore(path)
-    resumed.train(whole_numbers()[STOP_AFTER:])
-    got = resumed.values()
-    assert set(got) == set(want)
-    for name, value in want.items():
-        assert_same(got[name], value, [source, target], name)
-    for copy in resumed.copies:
-        for variable, name in zip(copy, SHAPES, strict=True):
-            np.testing.assert_array_equal(resumed.session.run(variable), got[name])
-
-
-@pytest.mark.parametrize("optimizer", GRAPH_OPTIMIZERS)
-def test_all_ways_save_the_same_names_and_shapes(stopped, optimizer):
-    listed = [tf.train.list_variables(stopped(way, optimizer)[0]) for way in WAYS]
-    assert all(names == listed[0] for names in listed[1:])
-    assert set(SHAPES) < {name for name, _ in listed[0]}
-
-
-def test_all_ways_end_alike(stopped):
-    first = stopped(WAYS[0], "Adam")[1]
-    for way in WAYS[1:]:
-        other = stopped(way, "Adam")[1]
-        for name, value in first.items():
-            assert_same(other[name], value, [way], name)
-
-
-# In a tf.function, by objects.
-
-FUNCTION_OPTIMIZERS = {
-    "v1 momentum": partial(v1.train.MomentumOptimizer, 0.05, 0.9),
-    "v1 Adam": partial(v1.train.AdamOptimizer, 0.02),
-    "Keras momentum": partial(keras.optimizers.SGD, 0.05, momentum=0.9),
-    "Keras Adam": partial(keras.optimizers.Adam, 0.02),
-}
+    def copies(self):
+        values = self.session.run([[v for _, v in own] for own in self.grads])
+        return [dict(zip(SHAPES, own, strict=True)) for own in values]
 
 
 class Module(tf.Module):
     def __init__(self):
         super().__init__()
         self.parts = [
-            tf.Variable(tf.ones(shape), name=name.replace("/", "_"))
+            tf.Variable(start(shape), name=name.replace("/", "_"))
             for name, shape in SHAPES.items()
         ]
 
 
-class FunctionRun:
-    """A training function with what ``tf.train.Checkpoint`` saves of it."""
+class FunctionRun(Run):
+    """In a ``tf.function``, saved by objects."""
 
     def __init__(self, way, optimizer):
         kind, num_towers = way
@@ -253,10 +163,9 @@ class FunctionRun:
         parts = [model.parts for model in self.models]
         if is_sharded:
             applied, saved = make_sharded_optimizer(ours, make, parts)
-            self.optimizers = [saved]
+            used = [saved]
         else:
             used = make_optimizers(ours[: len(parts)], make, parts)
-            self.optimizers = used
         reducer = mean(partial(sum_balanced, devices=CPUS[:num_towers]))
 
         @tf.function(autograph=False)
@@ -279,8 +188,11 @@ class FunctionRun:
         # A checkpoint of each replica that has an optimizer; the first one is saved.
         self.checkpoints = [
             tf.train.Checkpoint(model=model, optimizer=own)
-            for model, own in zip(self.models, self.optimizers, strict=False)
+            for model, own in zip(self.models, used, strict=False)
         ]
+
+    def save(self, prefix):
+        return self.checkpoints[0].save(prefix)
 
     def restore(self, path):
         for checkpoint in self.checkpoints:
@@ -292,58 +204,54 @@ class FunctionRun:
             self._step([tf.constant(rows) for rows in numbers])
 
     def copies(self):
-        return [[part.numpy() for part in model.parts] for model in self.models]
+        values = [[part.numpy() for part in model.parts] for model in self.models]
+        return [dict(zip(SHAPES, own, strict=True)) for own in values]
 
-    def saved(self, folder):
-        """Saves, and reads each array that was saved, by its key."""
-        reader = tf.train.load_checkpoint(self.checkpoints[0].save(str(folder / "all")))
-        keys = [k for k in reader.get_variable_to_shape_map() if "GRAPH" not in k]
-        return {k: reader.get_tensor(k) for k in keys if "save_counter" not in k}
+
+def ring(ways):
+    return zip(ways, [*ways[1:], ways[0]], strict=True)
 
 
 @pytest.fixture(scope="module")
-def stopped_function(tmp_path_factory):
+def stopped(tmp_path_factory):
+    """Trains; gives the run, a checkpoint, and what is saved then and at the end."""
+
     @cache
-    def run(way, optimizer):
-        source = FunctionRun(way, optimizer)
-        source.train(whole_numbers()[:STOP_AFTER])
-        folder = tmp_path_factory.mktemp("stopped")
-        path = source.checkpoints[0].save(str(folder / "model"))
-        source.train(whole_numbers()[STOP_AFTER:])
-        return path, source.copies()[0], source.saved(folder)
+    def train(make, way, optimizer):
+        run = make(way, optimizer)
+        run.train(whole_numbers()[:STOP_AFTER])
+        path = run.save(str(tmp_path_factory.mktemp("stopped") / "model"))
+        at_stop = run.saved()
+        run.train(whole_numbers()[STOP_AFTER:])
+        return run, path, at_stop, run.saved(), run.copies()[0]
 
-    return run
-
-
-@pytest.fixture(scope="module")
-def resuming_function():
-    """As ``resuming``. What a checkpoint left as it was would have its run's end."""
-    return cache(FunctionRun)
+    return train
 
 
-@each_pair(PLAIN, FUNCTION_OPTIMIZERS)
-def test_a_function_resumes_any_others_checkpoint(
-    stopped_function, resuming_function, tmp_path, source, target, optimizer
+@pytest.mark.parametrize(
+    ("make", "optimizer", "source", "target"),
+    [
+        *((GraphRun, "Adam", *ways) for ways in ring([*PLAIN, *FLAT])),
+        *((GraphRun, "momentum", *ways) for ways in ring(PLAIN)),
+        *((FunctionRun, "v1 momentum", *ways) for ways in ring(PLAIN[:3])),
+        *((FunctionRun, "v1 Adam", *ways) for ways in ring(PLAIN[:3])),
+        *((FunctionRun, "Keras Adam", *ways) for ways in ring(PLAIN)),
+    ],
+)
+def test_ways_are_saved_alike_and_resume_each_others_checkpoints(
+    stopped, make, optimizer, source, target
 ):
-    path, want, want_saved = stopped_function(source, optimizer)
-    resumed = resuming_function(target, optimizer)
-    resumed.restore(path)
+    ways = source, target
+    _, path, at_stop, at_end, model = stopped(make, source, optimizer)
+    resumed, _, other_stop, other_end, _ = stopped(make, target, optimizer)
+    assert len(at_stop) > len(SHAPES)
+    assert_same(other_stop, at_stop, ways)
+    assert_same(other_end, at_end, ways)
+    resumed.restore(path)  # what it left as it was would have its run's end
     resumed.train(whole_numbers()[STOP_AFTER:])
-    for parts in resumed.copies():
-        for got, wanted in zip(parts, want, strict=True):
-            assert_same(got, wanted, [source, target])
-    saved = resumed.saved(tmp_path)
-    assert saved.keys() == want_saved.keys()
-    for key, value in want_saved.items():
-        assert_same(saved[key], value, [source, target], key)
-
-
-@pytest.mark.parametrize("optimizer", FUNCTION_OPTIMIZERS)
-def test_all_ways_save_the_same_structure(stopped_function, optimizer):
-    listed = [
-        tf.train.list_variables(stopped_function(way, optimizer)[0]) for way in PLAIN
-    ]
-    assert all(names == listed[0] for names in listed[1:])
+    assert_same(resumed.saved(), at_end, ways)
+    for copy in resumed.copies():
+        assert_same(copy, model, ways)
 
 
 # Keras's own files.

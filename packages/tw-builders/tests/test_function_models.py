@@ -1,4 +1,8 @@
-"""tf.Module and Keras 3 models with v1 and Keras 3 optimizers in a tf.function."""
+"""tf.Module and Keras 3 models with v1 and Keras 3 optimizers in a tf.function.
+
+Two tables of the module have sparse gradients, whose rows repeat within and between
+towers: one device on their dense sum is the oracle.
+"""
 
 from functools import cache, partial
 
@@ -16,14 +20,17 @@ from tw_builders import (
 )
 from tw_core import LeastLoadedDeviceSetter, map_towers, replicate, towers
 from tw_core.testing import CPUS
-from tw_reduce import mean, sum_balanced
+from tw_reduce import broadcast, mean, packed, sum_balanced
 
-STEPS = 20
-START = np.linspace(-0.8, 0.9, 12, dtype=np.float32).reshape(3, 4)
+STEPS = 6
+RATE = 0.002  # with 0.01, 5,000 units diverge
+START = np.linspace(-0.8, 0.9, 16, dtype=np.float32).reshape(4, 4)
 OUT = np.linspace(0.5, -0.7, 4, dtype=np.float32).reshape(4, 1)
 KERNEL = np.linspace(-0.5, 0.5, 4 * 5_000, dtype=np.float32).reshape(4, 5_000)
 LAST = np.linspace(0.001, -0.001, 5_000, dtype=np.float32).reshape(5_000, 1)
-WIDE = np.linspace(-0.1, 0.1, 3 * 6_000, dtype=np.float32).reshape(3, 6_000)
+WIDE = np.linspace(-0.1, 0.1, 4 * 6_000, dtype=np.float32).reshape(4, 6_000)
+# The last column of each batch: rows of the tables.
+ROWS = np.float32([[1], [4], [1], [4], [4], [1], [4], [1]])
 
 
 class Module(tf.Module):
@@ -33,16 +40,20 @@ class Module(tf.Module):
         self.bias = tf.Variable(tf.zeros([4]), name="bias")
         self.out = tf.Variable(OUT, name="out")
         self.wide = tf.Variable(WIDE, name="wide")
+        # On both sides of the 4,096 elements from which packs leave a tensor alone.
+        self.tables = [tf.Variable(tf.ones([n, 3])) for n in (6, 2_000)]
 
     def __call__(self, x):
         out = tf.tanh(x @ self.hidden + self.bias) @ self.out
+        rows = [tf.gather(table, tf.cast(x[:, 3], tf.int32)) for table in self.tables]
+        out += tf.reduce_sum(tf.add_n(rows) ** 2, 1, keepdims=True) * x[:, :1]
         return out + 0.001 * tf.reduce_sum(tf.tanh(x @ self.wide), 1, keepdims=True)
 
 
 def keras_model(*extra):
     model = keras.Sequential(
         [
-            keras.Input([3]),
+            keras.Input([4]),
             keras.layers.Dense(4, "tanh", kernel_initializer=constant(START)),
             *extra,
             # 20,000 and 5,000 elements: on both sides of the packing threshold.
@@ -60,12 +71,14 @@ def constant(value):
 MODELS = {"tf.Module": Module, "keras": keras_model}
 V1 = tf.compat.v1.train
 OPTIMIZERS = {
-    "v1 gradient descent": partial(V1.GradientDescentOptimizer, 0.1),
-    "v1 momentum": partial(V1.MomentumOptimizer, 0.05, 0.9),
+    "v1 gradient descent": partial(V1.GradientDescentOptimizer, RATE),
+    "v1 momentum": partial(V1.MomentumOptimizer, RATE, 0.9),
     "v1 adam": partial(V1.AdamOptimizer, 0.02),
-    "keras gradient descent": partial(keras.optimizers.SGD, 0.1),
-    "keras momentum": partial(keras.optimizers.SGD, 0.05, momentum=0.9),
+    "v1 rmsprop": partial(V1.RMSPropOptimizer, RATE),
+    "keras gradient descent": partial(keras.optimizers.SGD, RATE),
+    "keras momentum": partial(keras.optimizers.SGD, RATE, momentum=0.9),
     "keras adam": partial(keras.optimizers.Adam, 0.02),
+    "keras adafactor": partial(keras.optimizers.Adafactor, RATE),
 }
 
 
@@ -73,7 +86,8 @@ def batches():
     random = np.random.default_rng(7)
     for _ in range(STEPS):
         x = random.standard_normal((8, 3), np.float32)
-        yield tf.constant(x), tf.constant(np.sin(x.sum(1, keepdims=True)))
+        y = np.sin(x.sum(1, keepdims=True))
+        yield tf.constant(np.concatenate([x, ROWS], 1)), tf.constant(y)
 
 
 def gradients(model, x, y):
@@ -96,17 +110,14 @@ def train(model_name, optimizer_name, num_towers, kind):
         optimizers = list(make_sharded_optimizer(ours, make, replicas)[:1])
     else:
         optimizers = make_optimizers(ours[: len(replicas)], make, replicas)
-    reducer = mean(partial(sum_balanced, devices=list(CPUS[:num_towers])))
+    reducer = mean(packed(broadcast(partial(sum_balanced, devices=CPUS[:num_towers]))))
     models = replicas * num_towers if shared else replicas
 
     @tf.function(autograph=False)
     def step(x, y):
         grads = map_towers(
             lambda tower, model, x, y: gradients(model, x, y),
-            ours,
-            models,
-            tf.split(x, num_towers),
-            tf.split(y, num_towers),
+            *(ours, models, tf.split(x, num_towers), tf.split(y, num_towers)),
         )
         if shared:
             variables = replicas[0].trainable_variables
@@ -119,6 +130,7 @@ def train(model_name, optimizer_name, num_towers, kind):
 
     for x, y in batches():
         step(x, y)
+    assert step.experimental_get_tracing_count() == 1
     return replicas, optimizers
 
 
@@ -133,8 +145,9 @@ def train_alone(model_name, optimizer_name):
     if optimizer_name.startswith("v1"):
         variables = [v if isinstance(v, tf.Variable) else v.value for v in variables]
     for x, y in batches():
-        grads = gradients(model, x, y)
+        grads = map(tf.convert_to_tensor, gradients(model, x, y))
         optimizer.apply_gradients(zip(grads, variables, strict=True))
+    assert all(np.abs(value).max() < 10 for value in values(model)), "diverged"
     return values(model)
 
 
@@ -142,6 +155,7 @@ def train_alone(model_name, optimizer_name):
 @pytest.mark.parametrize("num_towers", [1, 2, 4])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.each_choice
 def test_towers_reach_the_variables_of_one_device(model, optimizer, num_towers, kind):
     replicas, _ = train(model, optimizer, num_towers, kind)
     want = train_alone(model, optimizer)
@@ -153,18 +167,14 @@ def test_towers_reach_the_variables_of_one_device(model, optimizer, num_towers, 
             np.testing.assert_array_equal(got, first)
 
 
-def test_variables_and_optimizer_state_live_on_their_tower():
+def test_optimizers_live_on_their_tower_and_step_once_a_step():
     replicas, optimizers = train("keras", "keras adam", 4, "replicated")
     for k, (model, optimizer) in enumerate(zip(replicas, optimizers, strict=True)):
         devices = {v.value.device for v in [*model.variables, *optimizer.variables]}
         assert devices == {f"/job:localhost/replica:0/task:0/device:CPU:{k}"}
-
-
-def test_the_optimizer_steps_once_a_step_in_every_tower():
-    _, optimizers = train("keras", "keras adam", 4, "replicated")
-    assert [int(optimizer.iterations) for optimizer in optimizers] == [STEPS] * 4
+        assert int(optimizer.iterations) == STEPS
     for kind in ("shared", "sharded"):
-        _, [only] = train("keras", "keras adam", 4, kind)
+        _, [only] = train("keras", "keras adam", 2, kind)
         assert int(only.iterations) == STEPS
 
 
@@ -177,7 +187,7 @@ def test_batch_normalisation_and_dropout_train_in_towers():
             keras.layers.Dropout(0.5, seed=tower.index),
         ),
     )
-    optimizers = make_optimizers(ours, partial(keras.optimizers.SGD, 0.1), replicas)
+    optimizers = make_optimizers(ours, partial(keras.optimizers.SGD, RATE), replicas)
 
     @tf.function(autograph=False)
     def step(x, y):
@@ -201,35 +211,3 @@ def test_batch_normalisation_and_dropout_train_in_towers():
         np.testing.assert_array_equal(first, second)
     states = [model.layers[2].seed_generator.state.numpy() for model in replicas]
     assert not np.array_equal(*states)
-
-
-@pytest.mark.parametrize("kind", ["replicated", "sharded"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("model", MODELS)
-def test_a_step_is_traced_once_when_optimizers_are_made_for_replicas(
-    model, optimizer, kind
-):
-    ours = towers(list(CPUS[:2]))
-    replicas = replicate(ours, lambda tower: MODELS[model]())
-    make = OPTIMIZERS[optimizer]
-    if kind == "sharded":
-        optimizer, _ = make_sharded_optimizer(ours, make, replicas)
-    else:
-        optimizers = make_optimizers(ours, make, replicas)
-    traces = []
-
-    @tf.function(autograph=False)
-    def step(x, y):
-        traces.append(1)
-        shards = tf.split(x, 2), tf.split(y, 2)
-        grads = map_towers(
-            lambda tower, own, x, y: gradients(own, x, y), ours, replicas, *shards
-        )
-        if kind == "sharded":
-            apply_sharded_gradients(ours, grads, replicas, optimizer)
-        else:
-            apply_gradients(ours, grads, replicas, optimizers)
-
-    for batch in list(batches())[:2]:
-        step(*batch)
-    assert len(traces) == 1

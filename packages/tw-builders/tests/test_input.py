@@ -3,29 +3,20 @@
 import gc
 import threading
 import time
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_builders import (
-    SyncMultiGPUReplicatedBuilder,
-    apply_gradients,
-    make_optimizers,
-    per_tower,
-)
+from tw_builders import per_tower
 from tw_builders.tensorpack import StagingInput
-from tw_core import get_current_tower_context, map_towers, towers
+from tw_core import towers
 from tw_core.testing import CPUS
-from tw_reduce import all_reduce, mean
 
 v1 = tf.compat.v1
 DTYPES = [tf.float32, tf.float16, tf.bfloat16, tf.int32, tf.int64, tf.bool, tf.string]
 DEADLINE_S = 30
-
-
-def descend():
-    return v1.train.GradientDescentOptimizer(2**-6)
 
 
 def ours(count):
@@ -91,8 +82,14 @@ def steps(sess, staging, fetches):
             return
 
 
-def read_in_session(make, count):
+@contextmanager
+def graph_session():
     with tf.Graph().as_default(), v1.Session() as sess:
+        yield sess
+
+
+def read_in_session(make, count):
+    with graph_session() as sess:
         staging = StagingInput(make(), ours(count))
         return [plain(parts) for parts in steps(sess, staging, staging.parts)]
 
@@ -104,6 +101,7 @@ each_reader = pytest.mark.parametrize("read", READERS)
 @each_reader
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("rows, batch", [(24, 8), (10, 4), (5, 5), (1, 1)])
+@pytest.mark.each_choice
 def test_parts_are_numpys_array_split(read, count, rows, batch):
     x = np.arange(rows * 3).reshape(rows, 3)
 
@@ -165,6 +163,7 @@ def test_parts_are_the_same_with_version_2_behaviour_off(version_1_shapes, rows)
 
 @each_reader
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+@pytest.mark.each_choice
 def test_every_dtype_arrives(read, dtype):
     x = np.arange(5) % 2
     values = x.astype(str).astype(object) if dtype == tf.string else x
@@ -210,13 +209,14 @@ def composite_parts(count):
 
 @pytest.mark.parametrize("read", [read_in_loop, read_in_function])
 @pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.each_choice
 def test_ragged_and_sparse_tensors_are_cut_and_none_stays(read, count):
     assert read(composite_batches, count) == composite_parts(count)
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_ragged_and_sparse_tensors_are_staged(count):
-    with tf.Graph().as_default(), v1.Session() as sess:
+def test_ragged_and_sparse_tensors_are_staged():
+    count = 3
+    with graph_session() as sess:
         staging = StagingInput(composite_batches(), ours(count))
         fetches = [
             (
@@ -236,42 +236,27 @@ def test_ragged_and_sparse_tensors_are_staged(count):
             assert dense.tolist() == part["both"][0]
 
 
-def test_a_part_is_on_its_towers_device():
-    data = tf.data.Dataset.from_tensor_slices((np.ones([4, 2]), ["a"] * 4)).batch(4)
-    (parts,) = per_tower(data, ours(2))
+def test_a_part_is_on_its_towers_device_and_of_a_known_shape():
+    def make():
+        data = tf.data.Dataset.from_tensor_slices((np.ones([4, 2]), ["a"] * 4))
+        return data.batch(4, drop_remainder=True)
+
+    data = per_tower(make(), ours(3))
+    assert [spec[1].shape for spec in data.element_spec] == [2, 1, 1]
+    (parts,) = data
     with tf.Graph().as_default():
-        staged = StagingInput(data_in_graph(), ours(2)).parts
+        staged = StagingInput(make(), ours(3)).parts
+    assert [part[1].shape for part in staged] == [2, 1, 1]
     for k, (eager, graph) in enumerate(zip(parts, staged, strict=True)):
         for tensor in (*tf.nest.flatten(eager), *tf.nest.flatten(graph)):
             assert tensor.device.endswith(f"CPU:{k + 1}")
-
-
-def data_in_graph():
-    return tf.data.Dataset.from_tensor_slices((np.ones([4, 2]), ["a"] * 4)).batch(4)
-
-
-def test_shapes_are_known_where_the_batch_is():
-    data = tf.data.Dataset.range(8).batch(4, drop_remainder=True)
-    assert [spec.shape for spec in per_tower(data, ours(3)).element_spec] == [2, 1, 1]
-    with tf.Graph().as_default():
-        data = tf.data.Dataset.range(8).batch(4, drop_remainder=True)
-        shapes = [part.shape for part in StagingInput(data, ours(3)).parts]
-    assert shapes == [2, 1, 1]
 
 
 def total(state, parts):
     return state + sum(tf.reduce_sum(part) for part in parts)
 
 
-@pytest.mark.parametrize("autograph", [False, True])
-def test_reduce_passes_a_state_from_item_to_item(autograph):
-    data = per_tower(tf.data.Dataset.range(10).batch(4), ours(3))
-    start = tf.constant(100, tf.int64)
-    traced = tf.function(lambda: data.reduce(start, total), autograph=autograph)
-    assert [int(traced()), int(traced()), int(data.reduce(start, total))] == [145] * 3
-
-
-def test_reduce_leaves_a_users_condition_on_a_tensor_to_autograph():
+def test_reduce_passes_a_state_from_item_to_item():
     def total_or_more(state, parts):
         state = total(state, parts)
         if state > 106:  # a tensor, which only AutoGraph can branch on
@@ -280,6 +265,8 @@ def test_reduce_leaves_a_users_condition_on_a_tensor_to_autograph():
 
     data = per_tower(tf.data.Dataset.range(10).batch(4), ours(3))
     start = tf.constant(100, tf.int64)
+    traced = tf.function(lambda: data.reduce(start, total), autograph=False)
+    assert [int(traced()), int(traced()), int(data.reduce(start, total))] == [145] * 3
     assert int(tf.function(lambda: data.reduce(start, total_or_more))()) == 2145
 
 
@@ -318,7 +305,7 @@ def test_a_dataset_made_in_a_function_is_read_there():
         assert int(loop(tf.constant(start, tf.int64))) == want(start)
 
 
-@pytest.mark.parametrize("read", READERS)
+@each_reader
 def test_an_empty_dataset_ends_at_once(read):
     assert read(lambda: tf.data.Dataset.range(0).batch(4), 2) == []
 
@@ -334,7 +321,7 @@ def test_every_loop_begins_anew():
 
 
 def test_every_initializer_begins_anew():
-    with tf.Graph().as_default(), v1.Session() as sess:
+    with graph_session() as sess:
         staging = StagingInput(tf.data.Dataset.range(4).batch(3), ours(2))
         for _ in range(2):
             found = [plain(parts) for parts in steps(sess, staging, staging.parts)]
@@ -372,7 +359,7 @@ class Counted:
         return self.read
 
 
-@pytest.mark.parametrize("prefetch", [1, 2, 5])
+@pytest.mark.parametrize("prefetch", [1, 5])
 def test_prefetch_bounds_what_is_read_ahead(prefetch):
     source = Counted()
     items = iter(per_tower(source.dataset(), ours(2), prefetch=prefetch))
@@ -389,7 +376,7 @@ def test_prefetch_bounds_what_is_read_ahead(prefetch):
 @pytest.mark.parametrize("nr_stage", [1, 3])
 def test_nr_stage_bounds_what_is_read_ahead(nr_stage):
     source = Counted()
-    with tf.Graph().as_default(), v1.Session() as sess:
+    with graph_session() as sess:
         staging = StagingInput(source.dataset(), ours(2), nr_stage=nr_stage)
         epoch = steps(sess, staging, staging.parts)
         for used in range(1, 4):
@@ -409,17 +396,13 @@ def test_an_error_of_the_dataset_arrives_after_the_batches_before_it():
     with pytest.raises(tf.errors.InvalidArgumentError, match="the disk is gone"):
         next(items)
     assert next(items, None) is None
-
-
-def test_an_error_of_the_dataset_ends_a_function():
-    data = per_tower(worse(), ours(2))
-    start = tf.constant(0, tf.int64)
+    data, start = per_tower(worse(), ours(2)), tf.constant(0, tf.int64)
     with pytest.raises(tf.errors.InvalidArgumentError, match="the disk is gone"):
         tf.function(lambda: data.reduce(start, total))()
 
 
 def test_an_error_of_the_dataset_ends_a_session():
-    with tf.Graph().as_default(), v1.Session() as sess:
+    with graph_session() as sess:
         staging = StagingInput(worse(), ours(2))
         epoch = steps(sess, staging, staging.parts)
         assert plain(next(epoch)) == [[0] * 2] * 2
@@ -440,15 +423,12 @@ def test_unlike_numbers_of_rows_are_refused_while_reading():
         next(items)
 
 
-def staging_of(sess, batches):
-    staging = StagingInput(tf.data.Dataset.range(4 * batches).batch(4), ours(2))
-    sess.run(staging.initializer)
-    return staging
-
-
-def test_a_step_without_stage_is_found_by_the_next():
-    with tf.Graph().as_default(), v1.Session() as sess:
-        staging = staging_of(sess, 3)
+def test_a_step_before_the_initializer_or_without_stage_is_refused():
+    with graph_session() as sess:
+        staging = StagingInput(tf.data.Dataset.range(12).batch(4), ours(2))
+        with pytest.raises(tf.errors.InvalidArgumentError, match="`initializer` first"):
+            sess.run(staging.parts)
+        sess.run(staging.initializer)
         sess.run(staging.parts)
         for _ in range(2):
             with pytest.raises(tf.errors.InvalidArgumentError, match="with every step"):
@@ -457,27 +437,17 @@ def test_a_step_without_stage_is_found_by_the_next():
         assert plain(sess.run(staging.parts)) == [[0, 1], [2, 3]]
 
 
-def test_a_step_before_the_initializer_is_refused():
-    with tf.Graph().as_default(), v1.Session() as sess:
-        staging = StagingInput(tf.data.Dataset.range(4).batch(4), ours(2))
-        with pytest.raises(tf.errors.InvalidArgumentError, match="`initializer` first"):
-            sess.run(staging.parts)
-
-
-def test_stage_alone_skips_a_batch():
-    with tf.Graph().as_default(), v1.Session() as sess:
-        staging = staging_of(sess, 3)
-        sess.run(staging.stage)
-        found = sess.run([staging.parts, staging.stage])[0]
-        assert plain(found) == [[4, 5], [6, 7]]
-
-
-def test_a_step_that_uses_one_towers_part_advances_all():
-    with tf.Graph().as_default(), v1.Session() as sess:
-        staging = staging_of(sess, 2)
-        first = sess.run([staging.parts[1], staging.stage])[0]
-        second = sess.run([staging.parts, staging.stage])[0]
-        assert plain(first) == [2, 3] and plain(second) == [[4, 5], [6, 7]]
+def test_two_inputs_advance_apart_from_each_other_and_whole():
+    with graph_session() as sess:
+        one, other = [
+            StagingInput(tf.data.Dataset.range(12).batch(4), ours(2)) for _ in "ab"
+        ]
+        sess.run([one.initializer, other.initializer])
+        sess.run(one.stage)  # skips a batch
+        fetches = [one.parts[1], other.parts, one.stage, other.stage]
+        assert plain(sess.run(fetches)[:2]) == [[6, 7], [[0, 1], [2, 3]]]
+        found = sess.run([one.parts, other.parts])
+        assert plain(found) == [[[8, 9], [10, 11]], [[4, 5], [6, 7]]]
 
 
 def test_a_monitored_session_initialises_stages_and_ends():
@@ -497,7 +467,7 @@ def test_a_monitored_session_initialises_stages_and_ends():
 
 def test_towers_never_get_parts_of_different_batches_after_a_failed_step():
     good = 0
-    with tf.Graph().as_default(), v1.Session() as sess:
+    with graph_session() as sess:
         staging = StagingInput(tf.data.Dataset.range(4000).batch(4), ours(4))
         wrong = v1.placeholder(tf.bool, [])
         with tf.control_dependencies([staging.parts[0]]):  # others may not have theirs
@@ -518,15 +488,6 @@ def test_towers_never_get_parts_of_different_batches_after_a_failed_step():
     assert good >= 50
 
 
-def test_two_inputs_of_a_graph_are_apart():
-    with tf.Graph().as_default(), v1.Session() as sess:
-        one, other = staging_of(sess, 2), staging_of(sess, 2)
-        sess.run(one.stage)
-        fetches = [one.parts, other.parts, one.stage, other.stage]
-        found = sess.run(fetches)[:2]
-        assert plain(found) == [[[4, 5], [6, 7]], [[0, 1], [2, 3]]]
-
-
 def test_a_loop_in_another_mode_is_refused():
     data = per_tower(tf.data.Dataset.range(4).batch(2), ours(2))
     with tf.Graph().as_default(), pytest.raises(RuntimeError, match="StagingInput"):
@@ -535,71 +496,3 @@ def test_a_loop_in_another_mode_is_refused():
         tf.function(lambda: [parts for parts in data], autograph=False)()
     with pytest.raises(RuntimeError, match="Elsewhere take"):
         StagingInput(tf.data.Dataset.range(4).batch(2), ours(2))
-
-
-X = np.arange(14.0).reshape(7, 2) - 6  # in batches of 3: the last has one row
-ROWS = X[:, 0] % 3
-
-
-def batches():
-    return tf.data.Dataset.from_tensor_slices((X, ROWS)).batch(3)
-
-
-def loss_of(w, x, y):
-    return tf.reduce_mean((tf.linalg.matvec(x, w) - y) ** 2)
-
-
-def trained_by_numpy():
-    w = np.zeros(2)
-    for start in range(0, 7, 3):
-        x, y = X[start : start + 3], ROWS[start : start + 3]
-        w -= 2**-6 * 2 * x.T @ (x @ w - y) / len(x)
-    return w
-
-
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_parts_weighed_by_their_rows_train_a_function_as_whole_batches(count):
-    all_towers = towers(CPUS[:count])
-    models = map_towers(lambda _: [tf.Variable(np.zeros(2))], all_towers)
-    optimizers = make_optimizers(all_towers, descend)
-    reducer = all_reduce([tower.device for tower in all_towers])
-
-    def gradients(tower, model, part):
-        del tower
-        with tf.GradientTape() as tape:
-            loss = loss_of(model[0], *part)
-        return tape.gradient(loss, model)
-
-    @tf.function
-    def epoch(data):
-        for parts in data:
-            grads = map_towers(gradients, all_towers, models, parts)
-            means = mean(reducer, weights=[tf.shape(x)[0] for x, _ in parts])(grads)
-            apply_gradients(all_towers, means, models, optimizers)
-
-    epoch(per_tower(batches(), all_towers))
-    for (w,) in models:
-        np.testing.assert_allclose(w.numpy(), trained_by_numpy(), rtol=1e-12)
-
-
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_parts_weighed_by_their_rows_train_a_session_as_whole_batches(count):
-    with tf.Graph().as_default(), v1.Session() as sess:
-        staging = StagingInput(batches(), CPUS[:count])
-        builder = SyncMultiGPUReplicatedBuilder(CPUS[:count])
-
-        def tower():
-            part = staging.parts[get_current_tower_context().index]
-            w = v1.get_variable("w", [2], tf.float64, v1.zeros_initializer())
-            return [(tf.gradients(loss_of(w, *part), w)[0], w)]
-
-        grads = builder.call_for_each_tower(tower)
-        weights = [tf.shape(x)[0] for x, _ in staging.parts]
-        train_op, sync_op = builder.build(grads, descend, weights=weights)
-        init = [v1.global_variables_initializer(), v1.local_variables_initializer()]
-        sess.run(init)
-        sess.run([] if sync_op is None else sync_op)
-        assert len(list(steps(sess, staging, train_op))) == 3
-        for own in grads:
-            got = sess.run(own[0][1])
-            np.testing.assert_allclose(got, trained_by_numpy(), rtol=1e-12)

@@ -3,27 +3,15 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from session_builders import BUILDERS, build, new_session, pairs_of
 
-import tw_builders
-from tw_core import map_towers, session_config, towers
+from tw_core import map_towers, towers
 from tw_core.contexts import PredictTowerContext, TrainTowerContext
 from tw_core.testing import CPUS
 from tw_core.variables import Replicated, Shared, VariableStore
 
 v1 = tf.compat.v1
 LOSSES = v1.GraphKeys.LOSSES, v1.GraphKeys.REGULARIZATION_LOSSES
-BUILDERS = {
-    "replicated": lambda own, **flat: tw_builders.SyncMultiGPUReplicatedBuilder(
-        own, **flat
-    ),
-    "sharded": lambda own, **flat: tw_builders.SyncMultiGPUShardedBuilder(
-        own, average=True, **flat
-    ),
-    "parameter server": lambda own, **flat: (
-        tw_builders.SyncMultiGPUParameterServerBuilder(own, ps_device="cpu", **flat)
-    ),
-    "asynchronous": lambda own, **flat: tw_builders.AsyncMultiGPUBuilder(own, **flat),
-}
 
 
 def squares(factor):
@@ -40,30 +28,27 @@ def model():
     return v1.losses.get_total_loss(), w, u
 
 
-def tower_fn():
-    loss, w, u = model()
-    grads = tf.gradients(loss, [w, u])
-    return loss, list(zip(grads, [w, u], strict=True))
-
-
 def run(tensors):
-    with v1.Session(config=session_config()) as session:
-        session.run(
-            [v1.global_variables_initializer(), v1.local_variables_initializer()]
-        )
+    with new_session() as session:
         return session.run(tensors)
 
 
 @pytest.mark.parametrize("flat", [0, 1000])
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("kind", BUILDERS)
+@pytest.mark.each_choice
 def test_every_tower_has_the_total_loss_of_one_device(kind, count, flat):
+    losses = []
+
+    def tower():
+        loss, w, u = model()
+        losses.append(loss)
+        return pairs_of(loss, [w, u])
+
     with tf.Graph().as_default():
         builder = BUILDERS[kind](CPUS[:count], flat_below_bytes=flat)
-        results = builder.call_for_each_tower(tower_fn)
-        builder.build([grads for _, grads in results], lambda: v1.train.AdamOptimizer())
-        losses = [loss for loss, _ in results]
-        grads = [[grad for grad, _ in own] for _, own in results]
+        grads, *_ = build(builder, tower, v1.train.AdamOptimizer)
+        grads = [[grad for grad, _ in own] for own in grads]
         for loss, (of_w, of_u) in zip(*run([losses, grads]), strict=True):
             np.testing.assert_allclose(loss, 4.0 + 0.9 + 2.0, rtol=1e-6)
             np.testing.assert_allclose(of_w, 4.0 + 0.6, rtol=1e-6)
@@ -140,15 +125,14 @@ def test_an_inference_tower_sees_its_own_losses():
 
 
 @pytest.mark.parametrize("policy", [Shared(), Replicated()])
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_map_towers_in_a_session_graph_does_so_too(policy, count):
+def test_map_towers_in_a_session_graph_does_so_too(policy):
     def tower(tower):
         with policy.scope(tower):
             return model()[0]
 
     with tf.Graph().as_default():
-        got = run(map_towers(tower, towers(CPUS[:count])))
-        np.testing.assert_allclose(got, [6.9] * count, rtol=1e-6)
+        got = run(map_towers(tower, towers(CPUS[:3])))
+        np.testing.assert_allclose(got, [6.9] * 3, rtol=1e-6)
 
 
 @pytest.mark.parametrize("policy", [Shared(), Replicated()])

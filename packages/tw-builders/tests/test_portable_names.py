@@ -4,25 +4,14 @@ import logging
 
 import pytest
 import tensorflow as tf
+from session_builders import BUILDERS
 
-from tw_builders import (
-    AsyncMultiGPUBuilder,
-    SyncMultiGPUParameterServerBuilder,
-    SyncMultiGPUReplicatedBuilder,
-    SyncMultiGPUShardedBuilder,
-)
 from tw_core import map_towers, towers
 from tw_core.contexts import TrainTowerContext
 from tw_core.testing import CPUS
 from tw_core.variables import Replicated
 
 v1 = tf.compat.v1
-BUILDERS = {
-    "replicated": SyncMultiGPUReplicatedBuilder,
-    "sharded": lambda own: SyncMultiGPUShardedBuilder(own, average=True),
-    "parameter server": lambda own: SyncMultiGPUParameterServerBuilder(own, "cpu"),
-    "asynchronous": AsyncMultiGPUBuilder,
-}
 MAKERS = {"tf.Variable": tf.Variable, "v1.Variable": v1.Variable}
 
 
@@ -46,8 +35,9 @@ def called(build, make, count=1, **options):
 
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("kind", BUILDERS)
+@pytest.mark.each_choice
 def test_the_warning_has_the_name_and_the_portable_one(kind, make, caplog):
-    count = 1 if kind in ("parameter server", "asynchronous") else 2
+    count = 2 if kind in ("replicated", "sharded") else 1
     with caplog.at_level(logging.WARNING):
         saved = called(BUILDERS[kind], MAKERS[make], count)
     assert saved == ["tower0/enc/w"]

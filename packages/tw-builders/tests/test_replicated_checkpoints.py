@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import tensorflow as tf
+from session_builders import build, initialise, pairs_of
 
 from tw_builders import SyncMultiGPUReplicatedBuilder, SyncVariablesHook
 from tw_core import get_current_tower_context
@@ -33,14 +34,11 @@ class Run:
             builder = SyncMultiGPUReplicatedBuilder(
                 devices, average=True, mode=partial(sum_balanced, devices=devices)
             )
-            grads = builder.call_for_each_tower(self._tower)
-            self.train_op, self.sync = builder.build(grads, OPTIMIZERS[optimizer])
+            _, self.train_op, self.sync = build(
+                builder, self._tower, OPTIMIZERS[optimizer]
+            )
             self.updates = tf.group(*v1.get_collection(v1.GraphKeys.UPDATE_OPS))
             self.saver = v1.train.Saver()
-            self.init = [
-                v1.global_variables_initializer(),
-                v1.local_variables_initializer(),
-            ]
             self.globals = v1.global_variables()
             self.locals = v1.local_variables()
 
@@ -56,7 +54,7 @@ class Run:
         ):
             v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, update)
         loss = tf.reduce_mean((out - 1.0) ** 2)
-        return [(tf.gradients(loss, w)[0], w)]
+        return pairs_of(loss, [w])
 
     def session(self):
         return v1.Session(graph=self.graph, config=CONFIG)
@@ -77,51 +75,28 @@ def batches(count, rows=8):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_checkpoint_holds_one_copy_of_model_and_optimizer(tmp_path, optimizer):
-    run = Run(optimizer)
-    with run.session() as session:
-        session.run(run.init)
-        path = run.saver.save(session, str(tmp_path / "model"))
-    names = {name for name, _ in tf.train.list_variables(path)}
-    slots = {"momentum": {"w/Momentum"}, "adam": {"w/Adam", "w/Adam_1"}}[optimizer]
-    powers = {"beta1_power", "beta2_power"} if optimizer == "adam" else set()
-    assert names == {"w", "mean", "w/ExponentialMovingAverage"} | slots | powers
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_resumed_run_continues_as_if_never_stopped(tmp_path, optimizer):
     data = batches(10)
     run = Run(optimizer)
-    with run.session() as session:
-        session.run(run.init)
+    with run.graph.as_default(), run.session() as session:
+        initialise(session)
         session.run(run.sync)
         run.train(session, data[:5])
         path = run.saver.save(session, str(tmp_path / "model"))
         want = run.train(session, data[5:])
+    names = {name for name, _ in tf.train.list_variables(path)}
+    slots = {"momentum": {"w/Momentum"}, "adam": {"w/Adam", "w/Adam_1"}}[optimizer]
+    powers = {"beta1_power", "beta2_power"} if optimizer == "adam" else set()
+    assert names == {"w", "mean", "w/ExponentialMovingAverage"} | slots | powers
     resumed = Run(optimizer)
-    with resumed.session() as session:
-        session.run(resumed.init)
+    with resumed.graph.as_default(), resumed.session() as session:
+        initialise(session)
         resumed.saver.restore(session, path)
         session.run(resumed.sync)
         got = resumed.train(session, data[5:])
     assert got.keys() == want.keys()
     for name, value in want.items():
         np.testing.assert_array_equal(got[name], value, err_msg=name)
-
-
-def test_the_sync_op_copies_every_variable_of_tower_0():
-    run = Run("adam", num_towers=4)
-    with run.session() as session:
-        session.run(run.init)
-        for number, variable in enumerate(run.globals):
-            variable.load(np.full(variable.shape, number + 1.0, np.float32), session)
-        session.run(run.sync)
-        want = {v.name: session.run(v) for v in run.globals}
-        copies = {v.name: session.run(v) for v in run.locals}
-    assert len(copies) == 3 * len(want)
-    for name, value in copies.items():
-        original = name.replace(f"{name.split('/')[0]}/", "")
-        np.testing.assert_array_equal(value, want[original], err_msg=name)
 
 
 def test_the_sync_op_names_variables_that_it_cannot_copy(caplog):
@@ -132,11 +107,10 @@ def test_the_sync_op_names_variables_that_it_cannot_copy(caplog):
             w = v1.get_variable("w", [2])
             if get_current_tower_context().index:
                 v1.get_variable("only_here", [2], trainable=False)
-            return [(tf.gradients(tf.reduce_sum(w**2), w)[0], w)]
+            return pairs_of(tf.reduce_sum(w**2), [w])
 
-        grads = builder.call_for_each_tower(tower)
         with caplog.at_level(logging.WARNING, "tw_builders"):
-            builder.build(grads, OPTIMIZERS["momentum"])
+            build(builder, tower, OPTIMIZERS["momentum"])
     assert "tower1/only_here:0" in caplog.text
     assert "keep their own values" in caplog.text
 

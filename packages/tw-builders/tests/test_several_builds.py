@@ -6,14 +6,9 @@ from functools import partial
 import numpy as np
 import pytest
 import tensorflow as tf
+from session_builders import REPEATABLE, build, new_session, pairs_of
 
-from tw_builders import (
-    AsyncMultiGPUBuilder,
-    DataParallelBuilder,
-    SyncMultiGPUParameterServerBuilder,
-    SyncMultiGPUReplicatedBuilder,
-    SyncMultiGPUShardedBuilder,
-)
+from tw_builders import DataParallelBuilder, SyncMultiGPUReplicatedBuilder
 from tw_core import get_current_tower_context
 from tw_core.contexts import PredictTowerContext, TowerFunc
 from tw_core.testing import CPUS
@@ -22,20 +17,10 @@ from tw_core.variables import variable_origin
 v1 = tf.compat.v1
 KEYS = v1.GraphKeys
 TWO = list(CPUS[:2])
-BUILDERS = {
-    "parameter server on the cpu": partial(
-        SyncMultiGPUParameterServerBuilder, ps_device="cpu"
-    ),
-    "parameter server on the towers": partial(
-        SyncMultiGPUParameterServerBuilder, ps_device="gpu"
-    ),
-    "replicated": partial(SyncMultiGPUReplicatedBuilder, average=True, mode="cpu"),
+BUILDERS = REPEATABLE | {
     "replicated, collective": partial(
         SyncMultiGPUReplicatedBuilder, average=True, mode="collective"
     ),
-    "sharded": partial(SyncMultiGPUShardedBuilder, average=True),
-    # With several towers it never trains twice the same.
-    "asynchronous": lambda devices: AsyncMultiGPUBuilder(devices[:1]),
 }
 OPTIMIZERS = {
     "momentum": partial(v1.train.MomentumOptimizer, 0.25, 0.5),
@@ -59,23 +44,13 @@ def tower_fn(*names, start=5.0):
             for name in names
             for size in (3, 17_000)
         ]
-        loss = tf.add_n([tf.reduce_sum((w - 1.0) ** 2) for w in made])
-        return list(zip(tf.gradients(loss, made), made, strict=True))
+        return pairs_of(tf.add_n([tf.reduce_sum((w - 1.0) ** 2) for w in made]), made)
 
     return tower
 
 
-def build(builder, tower, optimizer="momentum"):
-    built = BUILDERS[builder](TWO)
-    grads = built.call_for_each_tower(tower)
-    op = built.build(grads, OPTIMIZERS[optimizer])
-    return grads, (op[0] if isinstance(op, tuple) else op)
-
-
-def start_session():
-    session = v1.Session(config=v1.ConfigProto(device_count={"CPU": len(CPUS)}))
-    session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
-    return session
+def build_on_two(builder, tower, optimizer="momentum"):
+    return build(BUILDERS[builder](TWO), tower, OPTIMIZERS[optimizer])[:2]
 
 
 def train(session, grads, op, steps=3):
@@ -89,8 +64,8 @@ def train(session, grads, op, steps=3):
 def alone(builder, names, start, optimizer):
     """Trains variables of these names in a graph of their own."""
     with tf.Graph().as_default():
-        grads, op = build(builder, tower_fn(*names, start=start), optimizer)
-        with start_session() as session:
+        grads, op = build_on_two(builder, tower_fn(*names, start=start), optimizer)
+        with new_session() as session:
             return train(session, grads, op)
 
 
@@ -101,14 +76,15 @@ def expect_equal(got, want):
 
 @each_builder
 @each_optimizer
+@pytest.mark.each_choice
 def test_two_builds_train_as_each_does_alone(builder, optimizer):
     models = [(("a",), 5.0), (("b", "c"), -1.0)]
     with tf.Graph().as_default():
         builds = [
-            build(builder, tower_fn(*names, start=start), optimizer)
+            build_on_two(builder, tower_fn(*names, start=start), optimizer)
             for names, start in models
         ]
-        with start_session() as session:
+        with new_session() as session:
             for (names, start), (grads, op) in zip(models, builds, strict=True):
                 want = alone(builder, names, start, optimizer)
                 expect_equal(train(session, grads, op), want)
@@ -116,15 +92,17 @@ def test_two_builds_train_as_each_does_alone(builder, optimizer):
 
 @each_builder
 def test_a_build_in_a_graph_with_another_names_its_variables_as_alone(builder):
+    def names():
+        return {v.name for v in [*v1.global_variables(), *v1.local_variables()]}
+
     with tf.Graph().as_default():
-        build(builder, tower_fn("a"), "momentum")
-        before = {v.name for v in [*v1.global_variables(), *v1.local_variables()]}
-        build(builder, tower_fn("b"), "momentum")
-        both = {v.name for v in [*v1.global_variables(), *v1.local_variables()]}
+        build_on_two(builder, tower_fn("a"))
+        before = names()
+        build_on_two(builder, tower_fn("b"))
+        both = names()
     with tf.Graph().as_default():
-        build(builder, tower_fn("b"), "momentum")
-        only = {v.name for v in [*v1.global_variables(), *v1.local_variables()]}
-    assert both - before == only
+        build_on_two(builder, tower_fn("b"))
+        assert both - before == names()
 
 
 def test_ops_of_a_further_build_are_in_scopes_of_one_number():
@@ -154,8 +132,8 @@ def test_a_scope_of_the_users_called_tower0_is_no_obstacle():
     with tf.Graph().as_default():
         with tf.name_scope("tower0"):
             tf.constant(0)
-        grads, op = build("replicated", tower_fn("a"))
-        with start_session() as session:
+        grads, op = build_on_two("replicated", tower_fn("a"))
+        with new_session() as session:
             train(session, grads, op)
 
 
@@ -183,7 +161,7 @@ def test_handles_find_what_their_own_tower_made():
             "tower1_1",
             "predict",
         ]
-        with start_session() as session:
+        with new_session() as session:
             outs = session.run([h.get_tensor("out") for h in handles])
         assert outs == [0.0, 0.0, 1.0, 1.0, 7.0]
         assert handles["tower1_1"].get_variable("w").name == "tower1/w:0"
@@ -198,17 +176,16 @@ def test_two_losses_of_one_model_train_as_a_gan_does(builder):
         def fn():
             own = {n: v1.get_variable(n, initializer=[3.0]) for n in [*names, *others]}
             loss = tf.add_n([tf.reduce_sum(v**2) for v in own.values()])
-            trained = [own[name] for name in names]
-            return list(zip(tf.gradients(loss, trained), trained, strict=True))
+            return pairs_of(loss, [own[name] for name in names])
 
         return fn
 
     with tf.Graph().as_default(), v1.variable_scope("", reuse=v1.AUTO_REUSE):
-        _, generate = build(builder, tower(["g"], ["d"]), "momentum")
-        grads, discriminate = build(builder, tower(["d"], ["g"]), "momentum")
+        _, generate = build_on_two(builder, tower(["g"], ["d"]), "momentum")
+        grads, discriminate = build_on_two(builder, tower(["d"], ["g"]), "momentum")
         global_names = [v.name for v in v1.global_variables()]
         assert sorted(global_names) == ["d/Momentum:0", "d:0", "g/Momentum:0", "g:0"]
-        with start_session() as session:
+        with new_session() as session:
             session.run(generate)
             [d, *_] = session.run([v for own in grads for _, v in own])
             np.testing.assert_array_equal(d, [3.0])
@@ -220,17 +197,17 @@ def test_two_losses_of_one_model_train_as_a_gan_does(builder):
 
 def test_a_cell_that_runs_twice_is_told_what_to_do_and_trains_then():
     with tf.Graph().as_default():
-        build("replicated", tower_fn("a"), "adam")
+        build_on_two("replicated", tower_fn("a"), "adam")
         with pytest.raises(
             ValueError, match=r"Variable a/3 already exists.*AUTO_REUSE"
         ):
-            build("replicated", tower_fn("a"), "adam")
+            build_on_two("replicated", tower_fn("a"), "adam")
         with v1.variable_scope("", reuse=v1.AUTO_REUSE):
-            grads, op = build("replicated", tower_fn("a"), "adam")
+            grads, op = build_on_two("replicated", tower_fn("a"), "adam")
         assert [v.name for v in v1.trainable_variables()] == [
             f"{tower}a/{size}:0" for tower in ("", "tower1/") for size in (3, 17_000)
         ]
-        with start_session() as session:
+        with new_session() as session:
             got = train(session, grads, op)
     expect_equal(got, alone("replicated", ("a",), 5.0, "adam"))
 
@@ -261,43 +238,40 @@ def contents(graph):
 
 @each_builder
 @pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.each_choice
 def test_the_same_build_works_after_a_failure(builder, index):
     index = 0 if builder == "asynchronous" else index
     with tf.Graph().as_default() as graph:
-        build(builder, tower_fn("before"), "adam")
+        build_on_two(builder, tower_fn("before"), "adam")
         before = contents(graph)
         with pytest.raises(KeyError, match="boom"):
-            build(builder, failing_in(index, tower_fn("a", start=2.0)), "adam")
+            build_on_two(builder, failing_in(index, tower_fn("a", start=2.0)), "adam")
         assert contents(graph) == before
         # With other initial values, which somebody has changed meanwhile.
-        grads, op = build(builder, tower_fn("a"), "adam")
+        grads, op = build_on_two(builder, tower_fn("a"), "adam")
         names = [v.name for v in v1.trainable_variables()]
         assert names.count("a/3:0") == 1
         losses = v1.get_collection(KEYS.REGULARIZATION_LOSSES)
         assert len([loss for loss in losses if loss.name.startswith("a/3/")]) == 1
-        with start_session() as session:
+        with new_session() as session:
             want = alone(builder, ("a",), 5.0, "adam")
             expect_equal(train(session, grads, op), want)
 
 
 def test_replicas_are_matched_after_a_failure(tmp_path):
     def tower():
-        mean = v1.get_variable("mean", [2], trainable=False)
-        pairs = tower_fn("a")()
+        v1.get_variable("mean", [2], trainable=False)
         tf.Variable(1.0, name="plain", trainable=False)
-        assert mean is not None
-        return pairs
+        return tower_fn("a")()
 
     with tf.Graph().as_default():
         for index in (1, 0, 1):
             with pytest.raises(KeyError, match="boom"):
-                build("replicated", failing_in(index, tower))
-        built = BUILDERS["replicated"](TWO)
-        built.build(built.call_for_each_tower(tower), OPTIMIZERS["adam"])
-        sync = built.get_post_init_ops()
+                build_on_two("replicated", failing_in(index, tower))
+        _, _, sync = build(BUILDERS["replicated"](TWO), tower, OPTIMIZERS["adam"])
         copies = v1.local_variables()
         originals = {v.op.name: v for v in v1.global_variables()}
-        with start_session() as session:
+        with new_session() as session:
             session.run(sync)
             for copy in copies:
                 original = originals[variable_origin(copy).original]
@@ -313,13 +287,13 @@ def test_a_variable_of_a_failed_build_keeps_its_shape():
     def tower(**kwargs):
         def fn():
             w = v1.get_variable("w", **kwargs)
-            return [(tf.gradients(tf.reduce_sum(w**2), w)[0], w)]
+            return pairs_of(tf.reduce_sum(w**2), [w])
 
         return fn
 
     with tf.Graph().as_default():
         with pytest.raises(KeyError, match="boom"):
-            build("replicated", failing_in(1, tower(shape=[2])))
+            build_on_two("replicated", failing_in(1, tower(shape=[2])))
         for kwargs, other in {
             "shape": ({"shape": [3]}, r"shape \(3,\) \(it has \(2,\)\)"),
             "value": ({"initializer": np.ones(3, np.float32)}, r"shape \(3,\)"),
@@ -327,9 +301,11 @@ def test_a_variable_of_a_failed_build_keeps_its_shape():
             "trainable": ({"shape": [2], "trainable": False}, "trainable False"),
         }.values():
             with pytest.raises(ValueError, match=f"'w' was made by a build.*{other}"):
-                build("replicated", tower(**kwargs))
-        grads, op = build("replicated", tower(initializer=np.float32([4.0, 8.0])))
-        with start_session() as session:
+                build_on_two("replicated", tower(**kwargs))
+        grads, op = build_on_two(
+            "replicated", tower(initializer=np.float32([4.0, 8.0]))
+        )
+        with new_session() as session:
             np.testing.assert_array_equal(session.run(grads[0][0][1]), [4.0, 8.0])
             np.testing.assert_array_equal(session.run(grads[1][0][1]), [4.0, 8.0])
             train(session, grads, op)
@@ -342,24 +318,19 @@ def test_the_global_step_stays_after_a_failure():
 
     with tf.Graph().as_default():
         with pytest.raises(KeyError, match="boom"):
-            build("parameter server on the cpu", failing_in(0, tower))
+            build_on_two("parameter server", failing_in(0, tower))
         step = v1.train.get_or_create_global_step()
-        _, op = build("parameter server on the cpu", tower)
+        _, op = build_on_two("parameter server", tower)
         assert v1.train.get_global_step() is step
-        with start_session() as session:
+        with new_session() as session:
             session.run([op, step])
 
 
 def test_a_build_that_fails_late_leaves_the_graph_usable():
-    def build_with(get_opt_fn):
-        built = BUILDERS["replicated"](TWO)
-        grads = built.call_for_each_tower(tower_fn("a"))
-        return grads, built.build(grads, get_opt_fn)[0]
-
     with tf.Graph().as_default(), v1.variable_scope("", reuse=v1.AUTO_REUSE):
         with pytest.raises(TypeError, match=r"optimizer must be .*got str"):
-            build_with(lambda: "adam")
-        grads, op = build_with(OPTIMIZERS["adam"])
-        with start_session() as session:
+            build(BUILDERS["replicated"](TWO), tower_fn("a"), lambda: "adam")
+        grads, op = build_on_two("replicated", tower_fn("a"), "adam")
+        with new_session() as session:
             got = train(session, grads, op)
     expect_equal(got, alone("replicated", ("a",), 5.0, "adam"))

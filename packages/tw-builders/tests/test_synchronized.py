@@ -1,9 +1,12 @@
 """Builders normalise by the whole batch; the oracle is one device on all rows."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from session_builders import build, new_session, pairs_of
 
 from tw_builders import (
     SyncMultiGPUParameterServerBuilder,
@@ -13,11 +16,11 @@ from tw_builders import (
 from tw_builders.tensorpack import get_sync_bn_mean_var
 from tw_core import get_current_tower_context
 from tw_core.synchronized import batch_normalization, synchronized_layers
-from tw_core.testing import CPUS, NUM_CPUS
+from tw_core.testing import CPUS
 
 v1 = tf.compat.v1
 KEYS = v1.GraphKeys
-STEPS = 4
+STEPS = 2
 SIZES = {"even": [6, 6], "uneven": [7, 1, 4], "one empty": [5, 0, 4, 3]}
 X = np.random.default_rng(1).normal(3.0, 2.0, [12, 4])
 NAMES = {"mean_name": "mean/EMA", "variance_name": "variance/EMA"}
@@ -34,13 +37,13 @@ def loss_of(x):
     return tf.reduce_sum((hidden - tf.sin(x)) ** 2)
 
 
-def pairs_of(loss):
+def own_pairs(loss):
     context = get_current_tower_context()
     scope = context.vs_name if context is not None else ""
     variables = [v for v in v1.trainable_variables() if v.name.startswith(scope)]
     if not scope:
         variables = [v for v in variables if not v.name.startswith("tower")]
-    return list(zip(tf.gradients(loss, variables), variables, strict=True))
+    return pairs_of(loss, variables)
 
 
 def sgd():
@@ -50,9 +53,7 @@ def sgd():
 def trained(train_op, sync_op=None):
     """Returns the variables after some steps with their updates."""
     updates = v1.get_collection(KEYS.UPDATE_OPS)
-    config = v1.ConfigProto(device_count={"CPU": NUM_CPUS})
-    with v1.Session(config=config) as sess:
-        sess.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
+    with new_session() as sess:
         if sync_op is not None:
             sess.run(sync_op)
         for _ in range(STEPS):
@@ -60,9 +61,10 @@ def trained(train_op, sync_op=None):
         return {v.op.name: sess.run(v) for v in v1.global_variables()}
 
 
+@cache
 def on_one_device():
     with tf.Graph().as_default():
-        pairs = pairs_of(loss_of(tf.constant(X)))
+        pairs = own_pairs(loss_of(tf.constant(X)))
         return trained(sgd().apply_gradients(pairs))
 
 
@@ -88,10 +90,9 @@ def test_builders_train_as_one_device_on_the_whole_batch(make, sizes):
         scale = len(sizes) if takes_mean else 1
 
         def tower():
-            return pairs_of(scale * loss_of(parts[get_current_tower_context().index]))
+            return own_pairs(scale * loss_of(parts[get_current_tower_context().index]))
 
-        built = builder.build(builder.call_for_each_tower(tower), sgd)
-        got = trained(*(built if isinstance(built, tuple) else (built,)))
+        got = trained(*build(builder, tower, sgd)[1:])
     want = on_one_device()
     assert got.keys() == want.keys()
     for name, value in want.items():
@@ -101,17 +102,14 @@ def test_builders_train_as_one_device_on_the_whole_batch(make, sizes):
 def test_tensorpacks_function_counts_towers_by_their_rows():
     with tf.Graph().as_default():
         parts = tf.split(tf.constant(X), [5, 0, 7])
-        builder = SyncMultiGPUReplicatedBuilder(
-            list(CPUS[:3]), average=True, mode="cpu"
-        )
+        builder = SyncMultiGPUReplicatedBuilder(list(CPUS[:3]), True, "cpu")
 
         def tower():
             part = parts[get_current_tower_context().index]
             return get_sync_bn_mean_var(part, [0], "nccl")
 
         moments = builder.call_for_each_tower(tower)
-        config = v1.ConfigProto(device_count={"CPU": NUM_CPUS})
-        with v1.Session(config=config) as sess:
+        with new_session() as sess:
             for mean, variance in sess.run(moments):
                 np.testing.assert_allclose(mean, X.mean(0), rtol=1e-12)
                 np.testing.assert_allclose(variance, X.var(0), rtol=1e-12)
@@ -125,9 +123,7 @@ def test_layers_of_keras_2_find_the_sums_in_a_session_graph():
 
     with tf.Graph().as_default():
         parts = tf.split(tf.constant(X), [5, 7])
-        builder = SyncMultiGPUReplicatedBuilder(
-            list(CPUS[:2]), average=True, mode="cpu"
-        )
+        builder = SyncMultiGPUReplicatedBuilder(list(CPUS[:2]), True, "cpu")
 
         def tower():
             return total(parts[get_current_tower_context().index])
@@ -135,11 +131,7 @@ def test_layers_of_keras_2_find_the_sums_in_a_session_graph():
         with synchronized_layers():
             got = builder.call_for_each_tower(tower)
         want = total(tf.constant(X))
-        config = v1.ConfigProto(device_count={"CPU": NUM_CPUS})
-        with v1.Session(config=config) as sess:
-            sess.run(
-                [v1.global_variables_initializer(), v1.local_variables_initializer()]
-            )
+        with new_session() as sess:
             got, want = sess.run([got, want])
     np.testing.assert_allclose(np.concatenate(got), want, rtol=1e-9)
 
@@ -147,29 +139,25 @@ def test_layers_of_keras_2_find_the_sums_in_a_session_graph():
 def test_a_failed_build_can_be_repeated():
     with tf.Graph().as_default():
         parts = tf.split(tf.constant(X), [5, 7])
-        builder = SyncMultiGPUReplicatedBuilder(
-            list(CPUS[:2]), average=False, mode="cpu"
-        )
+        builder = SyncMultiGPUReplicatedBuilder(list(CPUS[:2]), False, "cpu")
 
         def tower(fails=False):
             index = get_current_tower_context().index
-            pairs = pairs_of(loss_of(parts[index]))
+            pairs = own_pairs(loss_of(parts[index]))
             if fails and index == 1:
                 raise KeyError("of tower 1")
             return pairs
 
         with pytest.raises(KeyError, match="of tower 1"):
             builder.call_for_each_tower(lambda: tower(fails=True))
-        got = trained(*builder.build(builder.call_for_each_tower(tower), sgd))
+        got = trained(*build(builder, tower, sgd)[1:])
     for name, value in on_one_device().items():
         np.testing.assert_allclose(got[name], value, rtol=1e-10, err_msg=name)
 
 
 def test_towers_with_other_layers_are_refused_by_name():
     with tf.Graph().as_default():
-        builder = SyncMultiGPUReplicatedBuilder(
-            list(CPUS[:2]), average=True, mode="cpu"
-        )
+        builder = SyncMultiGPUReplicatedBuilder(list(CPUS[:2]), True, "cpu")
 
         def tower():
             names = ["bn0", "bn1"]

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from session_builders import BUILDERS, build, new_session, pairs_of
 
 import tw_builders
 import tw_core
@@ -16,7 +17,6 @@ from tw_core.testing import CPUS
 v1 = tf.compat.v1
 KEYS = v1.GraphKeys
 TWO = list(CPUS[:2])
-CONFIG = v1.ConfigProto(device_count={"CPU": len(CPUS)})
 DATA = Path(__file__).parent / "data"
 MOVING = tensorpack.MOVING_SUMMARY_OPS_KEY
 
@@ -28,12 +28,6 @@ def graph():
 
 
 # Names
-
-
-def test_the_exported_names_are_sorted_and_can_be_imported():
-    assert tensorpack.__all__ == sorted(tensorpack.__all__)
-    for name in tensorpack.__all__:
-        assert getattr(tensorpack, name) is not None
 
 
 def test_what_has_the_same_name_elsewhere_is_the_same_object():
@@ -70,19 +64,12 @@ def test_a_builder_that_was_not_carried_on_says_what_to_use(name):
         exec(f"from tw_builders.tensorpack import {name}")
 
 
-def test_other_names_are_missing_as_in_any_module():
-    assert not hasattr(tensorpack, "HorovodTrainer")
-
-
 # Collections
 
 
 def run_moving_averages(graph, feeds):
     """Runs what tensorpack's callback runs in every training step."""
-    with v1.Session(config=CONFIG) as session:
-        session.run(
-            [v1.global_variables_initializer(), v1.local_variables_initializer()]
-        )
+    with new_session() as session:
         ops = graph.get_collection(MOVING)
         session.run([op for op in ops], feeds)
         return len(ops)
@@ -99,7 +86,7 @@ def model(x):
 
 @pytest.mark.parametrize("contexts", [tensorpack, tw_core.contexts])
 def test_a_predict_tower_leaves_no_op_that_training_would_run(graph, contexts):
-    builder = tw_builders.SyncMultiGPUReplicatedBuilder(TWO, True, "cpu")
+    builder = BUILDERS["replicated"](TWO)
     builder.call_for_each_tower(lambda: model(tf.ones([2])))
     with (
         v1.variable_scope(v1.get_variable_scope(), reuse=True),
@@ -134,22 +121,8 @@ def test_eager_mode_is_refused_by_the_tower():
         tensorpack.PredictTowerContext("p").__enter__()
 
 
-BUILDS = {
-    "replicated": (
-        partial(tw_builders.SyncMultiGPUReplicatedBuilder, average=True, mode="cpu"),
-        "build",
-    ),
-    "parameter server": (
-        partial(tw_builders.SyncMultiGPUParameterServerBuilder, ps_device="cpu"),
-        "build",
-    ),
-    "asynchronous": (tw_builders.AsyncMultiGPUBuilder, "build"),
-    "an op per tower": (tw_builders.AsyncMultiGPUBuilder, "build_tower_ops"),
-}
-
-
-@pytest.mark.parametrize(("make", "build"), BUILDS.values(), ids=BUILDS)
-def test_summaries_of_the_optimizer_function_appear_once(graph, make, build):
+@pytest.mark.parametrize("kind", [*BUILDERS, "an op per tower"])
+def test_summaries_of_the_optimizer_function_appear_once(graph, kind):
     def get_opt_fn():
         rate = v1.get_variable("learning_rate", initializer=0.1, trainable=False)
         v1.summary.scalar("learning_rate", rate)
@@ -157,9 +130,10 @@ def test_summaries_of_the_optimizer_function_appear_once(graph, make, build):
         v1.add_to_collection(MOVING, average.assign(0.9 * average + 0.1 * rate))
         return v1.train.MomentumOptimizer(rate, 0.9)
 
-    builder = make(TWO)
+    builder = BUILDERS.get(kind, BUILDERS["asynchronous"])(TWO)
     grads = builder.call_for_each_tower(lambda: model(tf.ones([2])))
-    getattr(builder, build)(grads, get_opt_fn)
+    apply = builder.build if kind in BUILDERS else builder.build_tower_ops
+    apply(grads, get_opt_fn)
     assert [s.op.name for s in graph.get_collection(KEYS.SUMMARIES)] == [
         "learning_rate_1"
     ]
@@ -173,9 +147,8 @@ def test_summaries_of_applying_equal_gradients_appear_once(graph):
             v1.summary.scalar("norm", tf.linalg.global_norm([grads_and_vars[0][0]]))
             return super().apply_gradients(grads_and_vars, *args, **kwargs)
 
-    builder = tw_builders.SyncMultiGPUReplicatedBuilder(TWO, True, "cpu")
-    grads = builder.call_for_each_tower(lambda: model(tf.ones([2])))
-    builder.build(grads, lambda: Summarised(0.1, 0.9))
+    builder = BUILDERS["replicated"](TWO)
+    build(builder, lambda: model(tf.ones([2])), lambda: Summarised(0.1, 0.9))
     assert [s.op.name for s in graph.get_collection(KEYS.SUMMARIES)] == ["norm"]
 
 
@@ -194,29 +167,22 @@ def tower(x):
         out_w, out_b = v1.get_variable("W", [5, 3]), v1.get_variable("b", [3])
     h = (x @ w + b - mean) / tf.sqrt(variance + 1e-5) * gamma + beta
     loss = tf.reduce_mean((tf.nn.relu(h) @ out_w + out_b) ** 2)
-    variables = [w, b, beta, gamma, out_w, out_b]
-    return list(zip(tf.gradients(loss, variables), variables, strict=True))
+    return pairs_of(loss, [w, b, beta, gamma, out_w, out_b])
 
 
-def build(kind):
+def build_trainer(kind):
     """Builds the training graph that each checkpoint belongs to."""
     v1.train.get_or_create_global_step()
     v1.get_variable("learning_rate", initializer=0.0, trainable=False)
-    builder = {
-        "replicated": partial(
-            tw_builders.SyncMultiGPUReplicatedBuilder, average=True, mode="cpu"
-        ),
-        "async": tw_builders.AsyncMultiGPUBuilder,
-    }[kind](TWO)
-    grads = builder.call_for_each_tower(lambda: tower(tf.ones([4, 6])))
-    built = builder.build(grads, lambda: v1.train.AdamOptimizer(0.05))
-    return built if kind == "replicated" else (built, None)
+    make = BUILDERS["replicated" if kind == "replicated" else "asynchronous"]
+    opt = partial(v1.train.AdamOptimizer, 0.05)
+    return build(make(TWO), lambda: tower(tf.ones([4, 6])), opt)[1:]
 
 
 @pytest.mark.parametrize("kind", ["replicated", "async"])
 def test_a_checkpoint_of_tensorpacks_trainer_is_restored_whole(graph, kind):
     path = str(DATA / f"tensorpack_{kind}")
-    train_op, sync_op = build(kind)
+    train_op, sync_op = build_trainer(kind)
     mapped = tensorpack.assignment_map(path)
     saver = v1.train.Saver(mapped)
     reader = tf.train.load_checkpoint(path)
@@ -226,10 +192,7 @@ def test_a_checkpoint_of_tensorpacks_trainer_is_restored_whole(graph, kind):
         "beta1_power",
         "beta2_power",
     ]
-    with v1.Session(config=CONFIG) as session:
-        session.run(
-            [v1.global_variables_initializer(), v1.local_variables_initializer()]
-        )
+    with new_session() as session:
         saver.restore(session, path)
         for name, variable in mapped.items():
             np.testing.assert_array_equal(
@@ -248,19 +211,17 @@ def test_a_checkpoint_of_tensorpacks_trainer_is_restored_whole(graph, kind):
 
 def test_a_checkpoint_may_also_initialise_the_variables(graph):
     path = str(DATA / "tensorpack_replicated")
-    build("replicated")
+    build_trainer("replicated")
     v1.train.init_from_checkpoint(path, tensorpack.assignment_map(path))
-    with v1.Session(config=CONFIG) as session:
-        session.run(v1.global_variables_initializer())
+    with new_session() as session:
         powers = [v for v in v1.global_variables() if v.op.name == "beta1_power"]
         # 1 + 3 steps of two towers: tensorpack advanced it once per tower.
         np.testing.assert_allclose(session.run(powers), [0.9**7], rtol=1e-6)
 
 
 def test_a_checkpoint_written_here_is_mapped_onto_itself(graph, tmp_path):
-    build("replicated")
-    with v1.Session(config=CONFIG) as session:
-        session.run(v1.global_variables_initializer())
+    build_trainer("replicated")
+    with new_session() as session:
         v1.train.Saver().save(session, str(tmp_path / "model"))
     mapped = tensorpack.assignment_map(str(tmp_path))  # a folder: the latest one
     assert mapped == {v.op.name: v for v in v1.global_variables()}

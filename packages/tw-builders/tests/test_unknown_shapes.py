@@ -6,34 +6,28 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from session_builders import BUILDERS, build, new_session
 
 from tw_builders import (
-    AsyncMultiGPUBuilder,
-    SyncMultiGPUParameterServerBuilder,
     SyncMultiGPUReplicatedBuilder,
-    SyncMultiGPUShardedBuilder,
     apply_gradients,
     apply_sharded_gradients,
     apply_shared_gradients,
     make_optimizers,
 )
-from tw_core import get_current_tower_context, towers
+from tw_core import towers
 from tw_core.testing import CPUS
 from tw_reduce import broadcast, packed, sum_balanced
 
 v1 = tf.compat.v1
 TWO = list(CPUS[:2])
 SHAPES = {"w": (2, 3), "b": (4,), "table": (5, 2), "large": (17_000,)}
-BUILDERS = {
-    "parameter server": partial(SyncMultiGPUParameterServerBuilder, ps_device="cpu"),
-    "replicated": partial(SyncMultiGPUReplicatedBuilder, average=True, mode="cpu"),
+BUILDERS = BUILDERS | {
     "replicated, packed": partial(
         SyncMultiGPUReplicatedBuilder,
         average=True,
         mode=packed(broadcast(partial(sum_balanced, devices=TWO))),
     ),
-    "sharded": partial(SyncMultiGPUShardedBuilder, average=True),
-    "asynchronous": AsyncMultiGPUBuilder,
 }
 STATIC = {"unknown": lambda shape: None, "known in part": lambda s: [None] * len(s)}
 WRONG = {
@@ -64,9 +58,9 @@ def right_values():
     ]
 
 
-def build(builder, static):
+def build_fed(builder, static):
     """Builds a step on gradients that are fed; returns [K] feeds by name as well."""
-    built, fed = BUILDERS[builder](TWO), []
+    fed = []
 
     def tower():
         names = {
@@ -82,9 +76,8 @@ def build(builder, static):
             for name, shape in SHAPES.items()
         ]
 
-    grads = built.call_for_each_tower(tower)
-    op = built.build(grads, descend)
-    return op[0] if isinstance(op, tuple) else op, fed, grads
+    grads, op, _ = build(BUILDERS[builder](TWO), tower, descend)
+    return op, fed, grads
 
 
 def feed(fed, values):
@@ -95,18 +88,13 @@ def feed(fed, values):
     }
 
 
-def new_session():
-    session = v1.Session(config=v1.ConfigProto(device_count={"CPU": len(CPUS)}))
-    session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
-    return session
-
-
 @each_builder
 @each_static
+@pytest.mark.each_choice
 def test_gradients_of_the_right_shape_train_as_in_numpy(builder, static):
     values = right_values()
     with tf.Graph().as_default():
-        op, fed, grads = build(builder, static)
+        op, fed, grads = build_fed(builder, static)
         with new_session() as session:
             session.run(op, feed(fed, values))
             got = {v.op.name: session.run(v) for _, v in grads[0]}
@@ -121,12 +109,13 @@ def test_gradients_of_the_right_shape_train_as_in_numpy(builder, static):
 @each_static
 @each_wrong
 @pytest.mark.parametrize("tower", [[0], [1], [0, 1]])
+@pytest.mark.each_choice
 def test_a_gradient_of_another_shape_is_refused_by_name(builder, static, wrong, tower):
     values = right_values()
     for k in tower:
         values[k][wrong] = WRONG[wrong]
     with tf.Graph().as_default():
-        op, fed, _ = build(builder, static)
+        op, fed, _ = build_fed(builder, static)
         name = f"check_gradient_shape/tower[{tower[0]}{tower[-1]}]/(tower1/)?{wrong}"
         with (
             new_session() as session,
@@ -137,6 +126,7 @@ def test_a_gradient_of_another_shape_is_refused_by_name(builder, static, wrong, 
 
 @pytest.mark.parametrize("kind", ["v1", "keras"])
 @pytest.mark.parametrize("way", ["own", "shared", "sharded"])
+@pytest.mark.each_choice
 def test_in_a_function_as_well(kind, way):
     ours = towers(TWO)
     make = descend if kind == "v1" else partial(keras.optimizers.SGD, 1.0)
@@ -173,15 +163,13 @@ def test_in_a_function_as_well(kind, way):
 @each_builder
 def test_known_shapes_cost_nothing(builder):
     with tf.Graph().as_default() as graph:
-        built = BUILDERS[builder](TWO)
 
         def tower():
-            assert get_current_tower_context() is not None
             return [
                 (tf.ones(shape), v1.get_variable(name, shape))
                 for name, shape in SHAPES.items()
             ]
 
-        built.build(built.call_for_each_tower(tower), descend)
+        build(BUILDERS[builder](TWO), tower, descend)
         names = [op.name for op in graph.get_operations()]
     assert not [name for name in names if "check_gradient_shape" in name]

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import tensorflow as tf
+from session_builders import build, initialise, new_session, pairs_of
 
 from tw_builders import (
     SyncMultiGPUReplicatedBuilder,
@@ -30,15 +31,10 @@ OPTIMIZERS = {
     "adam": partial(v1.train.AdamOptimizer, 0.1),
     "ftrl": partial(v1.train.FtrlOptimizer, 0.1),
 }
-INIT = [v1.global_variables_initializer, v1.local_variables_initializer]
 
 
 def gradients(variables):
-    return gradients_of(tf.add_n([tf.reduce_sum(v**2) for v in variables]), variables)
-
-
-def gradients_of(loss, variables):
-    return list(zip(tf.gradients(loss, variables), variables, strict=True))
+    return pairs_of(tf.add_n([tf.reduce_sum(v**2) for v in variables]), variables)
 
 
 def model():
@@ -52,15 +48,10 @@ def model():
     return made
 
 
-def build(num_towers, optimizer, tower_fn=None, mode="cpu"):
-    builder = SyncMultiGPUReplicatedBuilder(list(CPUS[:num_towers]), True, mode)
-    grads = builder.call_for_each_tower(tower_fn or (lambda: gradients(model())))
-    train_op, sync = builder.build(grads, OPTIMIZERS[optimizer])
-    return grads, train_op, sync
-
-
-def new_session():
-    return v1.Session(config=v1.ConfigProto(device_count={"CPU": len(CPUS)}))
+def build_replicated(num_towers, optimizer, tower_fn=None):
+    builder = SyncMultiGPUReplicatedBuilder(list(CPUS[:num_towers]), True, "cpu")
+    tower_fn = tower_fn or (lambda: gradients(model()))
+    return build(builder, tower_fn, OPTIMIZERS[optimizer])
 
 
 def number_all(session, variables):
@@ -84,11 +75,11 @@ def test_data_that_each_tower_holds_stays_its_own(name):
             name=name.format(k),
         )
         weight = v1.get_variable("w", [4], initializer=v1.zeros_initializer())
-        return gradients_of(tf.reduce_sum(weight * held), [weight])
+        return pairs_of(tf.reduce_sum(weight * held), [weight])
 
     with tf.Graph().as_default(), new_session() as session:
-        grads, train_op, sync = build(3, "momentum", tower)
-        session.run([make() for make in INIT])
+        grads, train_op, sync = build_replicated(3, "momentum", tower)
+        initialise(session)
         session.run(sync)
         session.run(train_op)
         for _, weight in (pair for tower_grads in grads for pair in tower_grads):
@@ -111,29 +102,11 @@ def expect_copies(session, sync, originals, copies):
 @pytest.mark.each_choice
 def test_a_model_with_scopes_called_as_towers_keeps_its_weights(num_towers, optimizer):
     with tf.Graph().as_default(), new_session() as session:
-        _, _, sync = build(num_towers, optimizer)
+        _, _, sync = build_replicated(num_towers, optimizer)
         originals, copies = v1.global_variables(), v1.local_variables()
         assert len(copies) == (num_towers - 1) * len(originals)
-        session.run([make() for make in INIT])
+        initialise(session)
         expect_copies(session, sync, originals, copies)
-
-
-def test_such_a_model_keeps_its_weights_after_a_restore(tmp_path):
-    with tf.Graph().as_default(), new_session() as session:
-        grads, train_op, sync = build(2, "adam")
-        saver = v1.train.Saver()
-        session.run([make() for make in INIT])
-        session.run(sync)
-        session.run(train_op)
-        path = saver.save(session, str(tmp_path / "model"))
-        want = session.run([v for _, v in grads[0]])
-        session.run(train_op)
-        saver.restore(session, path)
-        session.run(sync)
-        for own in grads:
-            got = session.run([v for _, v in own])
-            for one, other in zip(got, want, strict=True):
-                np.testing.assert_array_equal(one, other)
 
 
 def test_moving_averages_made_anywhere_follow_their_variable():
@@ -149,7 +122,7 @@ def test_moving_averages_made_anywhere_follow_their_variable():
         outside = tf.train.ExponentialMovingAverage(0.5, name="outside")
         outside.apply(everywhere)
         builder.build(grads, OPTIMIZERS["momentum"])
-        session.run([make() for make in INIT])
+        initialise(session)
         variables = [*v1.global_variables(), *v1.local_variables()]
         before = number_all(session, variables)
         session.run(builder.get_post_init_ops())
@@ -171,7 +144,7 @@ def test_slots_made_outside_of_towers_follow_their_variable():
             [pair for own in grads for pair in own]
         )
         sync = builder.get_post_init_ops()
-        session.run([make() for make in INIT])
+        initialise(session)
         slots = [v for v in v1.global_variables() if "Momentum" in v.name]
         before = number_all(session, slots)
         session.run(sync)
@@ -192,8 +165,8 @@ def test_variables_that_tensorflow_numbers_follow_their_order():
         return gradients(made)
 
     with tf.Graph().as_default(), new_session() as session:
-        grads, _, sync = build(2, "adam", tower)
-        session.run([make() for make in INIT])
+        grads, _, sync = build_replicated(2, "adam", tower)
+        initialise(session)
         number_all(session, v1.global_variables())
         session.run(sync)
         first, second = (session.run([v for _, v in own]) for own in grads)
@@ -216,7 +189,7 @@ def test_a_policys_scopes_and_functions_on_towers_are_told_apart_as_well():
         optimizers = make_optimizers(ours, OPTIMIZERS["momentum"])
         apply_gradients(ours, grads, variables, optimizers)
         sync = SyncMultiGPUReplicatedBuilder.get_post_init_ops()
-        session.run([make() for make in INIT])
+        initialise(session)
         everything = [*v1.global_variables(), *v1.local_variables()]
         before = number_all(session, everything)
         session.run(sync)
@@ -239,7 +212,7 @@ def test_a_replicated_model_knows_each_towers_variables():
         models = replicate(ours, lambda tower: Model())
         for tower, built in zip(ours, models, strict=True):
             assert Replicated().trainable_variables(tower) == [built.w]
-        session.run([make() for make in INIT])
+        initialise(session)
         models[0].w.load([7.0, 8.0], session)
         session.run(SyncMultiGPUReplicatedBuilder.get_post_init_ops())
         np.testing.assert_array_equal(session.run(models[0].w), [7.0, 8.0])
@@ -248,24 +221,18 @@ def test_a_replicated_model_knows_each_towers_variables():
 
 
 def test_an_imported_graph_goes_by_the_names_of_local_variables(caplog, tmp_path):
-    with tf.Graph().as_default():
-        build(2, "adam")
+    with tf.Graph().as_default(), caplog.at_level(logging.WARNING):
+        build_replicated(2, "adam")
         v1.train.export_meta_graph(str(tmp_path / "graph.meta"))
+    assert "serializ" not in caplog.text
     with tf.Graph().as_default(), new_session() as session:
         v1.train.import_meta_graph(str(tmp_path / "graph.meta"))
         with caplog.at_level(logging.WARNING, "tw_builders"):
             sync = SyncMultiGPUReplicatedBuilder.get_post_init_ops()
         assert "has no record of which tower made a variable" in caplog.text
         assert "'tower1/tower1/w': 'tower1/w'" in caplog.text
-        session.run([make() for make in INIT])
+        initialise(session)
         expect_copies(session, sync, v1.global_variables(), v1.local_variables())
         own = Replicated().trainable_variables(towers(list(CPUS[:2]))[1])
         assert own == v1.trainable_variables()[len(own) :]
         assert all(v.name.startswith("tower1/") for v in own)
-
-
-def test_exporting_a_graph_with_towers_warns_of_nothing(caplog, tmp_path):
-    with tf.Graph().as_default(), caplog.at_level(logging.WARNING):
-        build(2, "adam")
-        v1.train.export_meta_graph(str(tmp_path / "graph.meta"))
-    assert "serializ" not in caplog.text

@@ -6,33 +6,22 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import session_builders
 import tensorflow as tf
 from wrong_calls import Interface, Late, WrongCalls
 
-from tw_builders import (
-    AsyncMultiGPUBuilder,
-    AsyncRunner,
-    SyncMultiGPUParameterServerBuilder,
-    SyncMultiGPUReplicatedBuilder,
-    SyncMultiGPUShardedBuilder,
-)
+from tw_builders import AsyncRunner
 from tw_core import towers
 from tw_core.testing import CPUS
 
 v1 = tf.compat.v1
 TWO = list(CPUS[:2])
 OURS = towers(TWO)
-NAN, INF = float("nan"), float("inf")
 DATA = Path(__file__).parent / "data"
 BUILDERS = {
-    "SyncMultiGPUParameterServerBuilder": partial(
-        SyncMultiGPUParameterServerBuilder, ps_device="cpu"
-    ),
-    "SyncMultiGPUReplicatedBuilder": partial(
-        SyncMultiGPUReplicatedBuilder, average=True, mode="cpu"
-    ),
-    "SyncMultiGPUShardedBuilder": partial(SyncMultiGPUShardedBuilder, average=True),
-    "AsyncMultiGPUBuilder": AsyncMultiGPUBuilder,
+    getattr(make, "func", make).__name__: make
+    for name, make in session_builders.BUILDERS.items()
+    if name != "spread server"
 }
 BUILDS = [f"{name}.build" for name in BUILDERS]
 BUILDS += ["AsyncMultiGPUBuilder.build_tower_ops"]
@@ -146,7 +135,6 @@ def bad_gradients(build):
     kinds = {
         "of another graph in towers [0, 1]": of_another_graph,
         "gradients of dtypes ['bool', 'bool']": lambda: tf.constant([True, False]),
-        "gradients of dtypes ['string', 'string']": lambda: tf.constant(["a", "b"]),
         "of dtypes ['complex128', 'complex128']": lambda: tf.constant([1j, 2j]),
         "w has gradient None in towers [0, 1]": lambda: None,
     }
@@ -161,12 +149,10 @@ def bad_gradients(build):
 DEVICES = [
     ([], ValueError, "at least one tower is needed"),
     ([-1], ValueError, "A GPU number is 0 or more; got -1"),
-    ([None], TypeError, "A device is an int (GPU number) or a string; got None"),
     (["cpu zero"], ValueError, "'cpu zero' is not a TensorFlow device string"),
 ]
 OPTIMIZER = [
     (None, TypeError, "with apply_gradients(pairs), as tf.compat.v1"),
-    ("adam", TypeError, "AdamOptimizer() is; got str"),
     (v1.train.AdamOptimizer, TypeError, "got the class AdamOptimizer"),
     (
         keras.optimizers.SGD(0.1),
@@ -220,9 +206,7 @@ OTHERS = {
         *(({"towers": value}, *case) for value, *case in DEVICES),
         ({"devices": TWO[:1]}, ValueError, "got {'devices': 1} for 2 towers"),
         ({"devices": [3, None]}, TypeError, "strings and functions; got [3, None]"),
-        ({"devices": ["cpu zero", None]}, ValueError, "is not a TensorFlow device str"),
         ({"use_vs": [None, None]}, TypeError, "must be True or False; got None"),
-        ({"use_vs": [0, 1]}, TypeError, "got 0"),
     ],
     "SyncMultiGPUParameterServerBuilder.ps_device": [
         ("tpu", ValueError, "ps_device must be 'cpu' (all"),
@@ -231,14 +215,14 @@ OTHERS = {
         ("ring", ValueError, "Unknown mode 'ring'"),
         (averaging, ValueError, "mode averages already"),
     ],
+    ".flat_below_bytes": [(-1, ValueError, "at least 0; got -1")],
     "per_tower.dataset": NO_BATCHES,
     "per_tower.prefetch": [(0, ValueError, "prefetch must be at least 1; got 0")],
     "apply_gradients": [
         ({"grads": [[None], [None]]}, ValueError, "w has gradient None in towers [0]"),
-        ({"replicas": ["w", "w"]}, TypeError, "trainable_variables; got str"),
         ({"optimizers": []}, ValueError, "one item per tower"),
         ({"optimizers": [descend()] * 2}, ValueError, "Towers 0 and 1 got the same"),
-        *(({"optimizers": [value] * 2}, *case) for value, *case in OPTIMIZER[:3]),
+        *(({"optimizers": [value] * 2}, *case) for value, *case in OPTIMIZER[:2]),
     ],
     "apply_sharded_gradients": [
         ({"grads": [[None], [None]]}, ValueError, "w has gradient None in towers [0]"),
@@ -253,7 +237,7 @@ OTHERS = {
             *(ValueError, "in some towers for w"),
         ),
         ({"grads": Late(lambda: [[tf.ones([3])]] * 2)}, ValueError, "w"),
-        *(({"optimizer": value}, *case) for value, *case in OPTIMIZER[:3]),
+        *(({"optimizer": value}, *case) for value, *case in OPTIMIZER[:2]),
     ],
     "make_sharded_optimizer.get_opt_fn": NO_OPTIMIZER,
     "make_optimizers.get_opt_fn": NO_OPTIMIZER,
@@ -264,13 +248,12 @@ OTHERS = {
             {"grad_list": Late(lambda: [[(None, weight())]])},
             *(ValueError, "has gradient None in towers [0]"),
         ),
-        *(({"optimizer": value}, *case) for value, *case in OPTIMIZER[:3]),
+        *(({"optimizer": value}, *case) for value, *case in OPTIMIZER[:2]),
     ],
     "AsyncRunner.steps": [([], ValueError, "must hold at least one of callables")],
     "AsyncRunner.max_steps": [(-1, ValueError, "at least 0; got -1")],
     "AsyncRunner.join.timeout_s": [
         (-1, ValueError, "at least 0; got -1"),
-        (INF, ValueError, "must be finite; got inf"),
         (1.0, RuntimeError, "was not started"),
     ],
     "locked_step.lock": [
@@ -279,19 +262,15 @@ OTHERS = {
     "StagingInput.input": NO_BATCHES[:1],
     "StagingInput": [
         ({"devices": []}, ValueError, "devices is empty"),
-        ({"devices": ["c p u"]}, ValueError, "'c p u' is not a Tens"),
         ({"nr_stage": 0}, ValueError, "at least 1; got 0"),
     ],
     "get_sync_bn_mean_var.sync_statistics": [
         ("horovod", ValueError, "by sync_statistics='nccl'; got 'horovod'"),
-        (None, ValueError, "got None"),
     ],
     "assignment_map": [
         ({"checkpoint": ""}, ValueError, "must not be empty"),
         ({"checkpoint": "/nowhere/model"}, ValueError, "model' is neither a checkpoin"),
-        ({"checkpoint": str(DATA)}, ValueError, "nor a folder with one"),
         ({}, ValueError, "at least one of variables"),
-        ({"variables": []}, ValueError, "at least one of variables"),
         ({"variables": ["w", None]}, TypeError, "got ['w', None]"),
     ],
 }
