@@ -44,17 +44,7 @@ class GraphTrainer:
     """Trains in a session graph."""
 
     def __init__(
-        self,
-        stack,
-        loss_fn,
-        weights,
-        columns,
-        states,
-        *,
-        devices,
-        maximum,
-        opt,
-        more,
+        self, stack, loss_fn, weights, columns, states, devices, maximum, opt, more
     ):
         stack.enter_context(tf.Graph().as_default())
 
@@ -132,17 +122,7 @@ class FunctionTrainer:
     """Trains in a ``tf.function``, with a model and an optimizer a tower."""
 
     def __init__(
-        self,
-        stack,
-        loss_fn,
-        weights,
-        columns,
-        states,
-        *,
-        devices,
-        maximum,
-        opt,
-        more,
+        self, stack, loss_fn, weights, columns, states, devices, maximum, opt, more
     ):
         del stack
         made = towers(list(CPUS[:devices]))
@@ -221,16 +201,7 @@ def make_trainer(request):
             opt=lambda: v1.train.GradientDescentOptimizer(1.0),
             **more,
         ):
-            return request.param(
-                stack,
-                loss_fn,
-                weights,
-                columns,
-                states or {},
-                devices=devices,
-                maximum=maximum,
-                opt=opt,
-                more=more,
-            )
+            given = (loss_fn, weights, columns, states or {}, devices, maximum, opt)
+            return request.param(stack, *given, more)
 
         yield make

@@ -68,7 +68,8 @@ def test_a_loss_function_in_a_tf_function_may_branch_on_tensors(statuses):
     assert set(statuses) == {"DISABLED"}
 
 
-def made():
+@pytest.mark.parametrize("autograph", [True, False])
+def test_what_cannot_be_traced_is_refused_and_the_batch_stays(autograph):
     batch = DeviceBatch(
         towers(list(CPUS[:1])), SPECS, max_per_device_batch_size=2, num_buffers=2
     )
@@ -76,33 +77,16 @@ def made():
     train = EpochFunction(
         batch,
         lambda model, inputs: model.w * tf.reduce_sum(inputs["x"]),
-        [Weight()],
-        [keras.optimizers.SGD(1.0)],
+        *([Weight()], [keras.optimizers.SGD(1.0)]),
     )
-    return batch, train
-
-
-@pytest.mark.parametrize("autograph", [True, False])
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda batch, train: batch.load([ROWS]),
-            "DeviceBatch.load copies rows; do so",
-        ),
-        (lambda batch, train: batch.load_next([ROWS]), "load_next copies rows; do"),
-        (lambda batch, train: train.run_epochs(1), "EpochFunction gives arrays; do so"),
-        (
-            lambda batch, train: train.optimize(0),
-            "EpochFunction gives arrays; do so",
-        ),
-    ],
-    ids=["load", "load_next", "run_epochs", "optimize"],
-)
-def test_what_cannot_be_traced_is_refused_and_the_batch_stays(call, message, autograph):
-    batch, train = made()
-    with pytest.raises(RuntimeError, match=message):
-        tf.function(lambda: call(batch, train), autograph=autograph)()
+    for call, message in (
+        (lambda: batch.load([ROWS]), "DeviceBatch.load copies rows; do so"),
+        (lambda: batch.load_next([ROWS]), "load_next copies rows; do"),
+        (lambda: train.run_epochs(1), "EpochFunction gives arrays; do so"),
+        (lambda: train.optimize(0), "EpochFunction gives arrays; do so"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            tf.function(lambda call=call: call(), autograph=autograph)()
     assert batch.report.rows_given == 5
     train.run_epochs(1)
 

@@ -4,8 +4,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 
 v1 = tf.compat.v1
 RATE = 0.5
@@ -73,22 +71,22 @@ def train(make_trainer, request):
     return trained
 
 
-DTYPES = st.sampled_from(list(ROUNDED))
-VARIABLES = st.lists(
-    st.tuples(DTYPES, st.integers(-12, 12).filter(bool)), min_size=1, max_size=4
+@pytest.mark.full(
+    *("function-float64-keras", "graph-mixed-v1", "function-overflows-keras, momentum"),
+    *("function-no factor-keras, scaled", "function-mixed-keras, scaled by itself"),
 )
-
-
-@pytest.mark.full("function")
-@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    VARIABLES, st.sampled_from(list(OPTIMIZERS)), st.sampled_from([1e-3, 0.3, 7.0, 1e6])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("variables", "bound"),
+    [
+        ([("float64", 3)], 0.3),
+        ([("float16", 3), ("bfloat16", 2), ("float32", -5), ("float64", 7)], 0.3),
+        ([("float16", 400), ("float16", -300)], 100.0),  # squares overflow
+        ([("float16", 12), ("float64", 10**9)], 1.0),  # no factor of float16
+        ([("float32", 3), ("bfloat16", -2)], 1e6),
+    ],
+    ids=["float64", "mixed", "overflows", "no factor", "unclipped"],
 )
-@example([("float64", 3)], "keras", 0.3)
-@example([("float16", 3)], "keras", 0.3)
-@example([("float16", 3), ("float32", -5), ("float64", 7)], "v1", 0.3)
-@example([("float16", 400), ("float16", -300)], "v1", 100.0)  # squares overflow
-@example([("float16", 12), ("float64", 10**9)], "keras", 1.0)  # no factor of float16
 def test_variables_of_any_float_dtypes_move_as_in_numpy(
     train, variables, optimizer, bound
 ):

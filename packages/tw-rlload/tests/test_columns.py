@@ -75,7 +75,7 @@ def test_sizes_left_open_come_from_the_data():
         ([[X, X[:, :2]], N], r"'x' fragment 1 has shape \[4, 2\]"),
         ([X, N.astype(object)], "'n' is an array of object; must be int32"),
         ([X, np.array(list("abcd"))], "'n' is an array of <U1; must be int32"),
-        ([X, N.astype(np.float64)], "'n': float64 does not become int32"),
+        ([X[:, :2], N.astype("f")], "(?s)'x' has shape .*'n': float32 does not"),
         ([X, N.astype(np.int64) + 2**40], "'n': int64 values .* do not fit int32"),
         ([X, [[1], [2, 3]]], "'n' is not a rectangular array"),
         ([[[1, 2, 3], [4, 5]], N], "'x' is not a rectangular array"),
@@ -86,13 +86,6 @@ def test_a_bad_column_is_refused_by_name(given, message):
         read(given)
 
 
-def test_every_bad_column_is_named_at_once():
-    with pytest.raises(ValueError) as caught:
-        read([X[:, :2], N.astype(np.float32)])
-    assert "'x' has shape" in str(caught.value)
-    assert "'n': float32" in str(caught.value)
-
-
 def test_fragments_that_differ_where_the_spec_is_open_are_refused():
     with pytest.raises(
         ValueError, match=r"fragment 1 has rows of shape \[2\], .*\[3\]"
@@ -100,15 +93,16 @@ def test_fragments_that_differ_where_the_spec_is_open_are_refused():
         read([[X, X[:, :2]]], specs_of(x=(tf.float32, [None, None])))
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
-def test_values_that_are_not_finite_are_refused_on_request(bad, dtype):
+def test_values_that_are_not_finite_are_refused_on_request(dtype):
     big = np.zeros((200_000, 3), dtype)  # several blocks
-    big[[3, -1], [0, 2]] = bad
     n = np.zeros(200_000, np.int32)
-    assert read([big, n])[0].rows == 200_000
-    with pytest.raises(ValueError, match="'x': 2 of 600000 values are NaN or infinite"):
-        read([big, n], check_finite=True)
+    for bad in (np.nan, np.inf, -np.inf):
+        big[[3, -1], [0, 2]] = bad
+        assert read([big, n])[0].rows == 200_000
+        message = "'x': 2 of 600000 values are NaN or infinite"
+        with pytest.raises(ValueError, match=message):
+            read([big, n], check_finite=True)
 
 
 def test_columns_of_unequal_length_are_refused_with_all_lengths():

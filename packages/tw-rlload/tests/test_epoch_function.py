@@ -10,10 +10,7 @@ import tensorflow as tf
 from tw_core import replicate, towers
 from tw_core.testing import CPUS
 from tw_reduce import sum_on_device
-from tw_rlload import (
-    DeviceBatch,
-    EpochFunction,
-)
+from tw_rlload import DeviceBatch, EpochFunction
 
 v1 = tf.compat.v1
 SPECS = {"x": tf.TensorSpec([None, 3]), "y": tf.TensorSpec([None])}
@@ -97,7 +94,6 @@ def steps_of(devices, epochs):
 @pytest.mark.parametrize(
     ("optimizer", "reference_optimizer"),
     [
-        (lambda: keras.optimizers.SGD(0.1, momentum=0.9), None),
         (lambda: keras.optimizers.Adam(0.05), None),
         (lambda: v1.train.AdamOptimizer(0.05), None),
         (
@@ -105,7 +101,7 @@ def steps_of(devices, epochs):
             lambda: keras.optimizers.SGD(0.1),
         ),
     ],
-    ids=["keras momentum", "keras adam", "v1 adam", "keras loss scaling"],
+    ids=["keras adam", "v1 adam", "keras loss scaling"],
 )
 @pytest.mark.each_choice
 def test_epochs_are_what_one_model_learns_from_the_towers_rows(
@@ -149,23 +145,12 @@ def test_an_optimizer_that_computes_gradients_gets_none_for_what_no_tower_reache
     )
     np.testing.assert_allclose(models[1].w, wanted[0], rtol=1e-5)
     assert models[1].idle.numpy() == 3
-
-
-def test_a_keras_optimizer_gets_what_has_a_gradient_only():
     batch, function, models, _ = make(lambda tower: WithIdle())
     batch.load([X, Y])
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # Keras warns of gradients that are None
         function.run_epochs(1)
     assert models[0].idle.numpy() == 3
-
-
-def test_the_towers_models_stay_equal_to_the_bit():
-    batch, function, models, _ = make(dense, lambda: keras.optimizers.Adam(0.05))
-    batch.load([X, Y])
-    function.run_epochs(2, "rows", seed=0)
-    for one, other in zip(*map(values, models), strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_a_single_model_may_be_shared_by_all_towers():
@@ -182,23 +167,6 @@ def test_a_single_model_may_be_shared_by_all_towers():
     assert int(optimizer.iterations) == 12
 
 
-def test_gradients_are_clipped_and_a_reducer_is_used():
-    used = []
-
-    def reducer(grads):
-        used.append(len(grads))
-        return sum_on_device(grads, device="/cpu:0")
-
-    batch, function, models, _ = make(reducer=reducer, grad_norm_clipping=0.3)
-    batch.load([X, Y])
-    function.run_epochs(1)
-    wanted = reference(
-        module, lambda: keras.optimizers.SGD(0.1), steps=steps_of(2, 1), clip=0.3
-    )
-    np.testing.assert_allclose(values(models[1])[0], wanted[0], rtol=1e-5)
-    assert used == [2]
-
-
 @pytest.mark.parametrize(
     "scaling",
     [
@@ -208,29 +176,22 @@ def test_gradients_are_clipped_and_a_reducer_is_used():
     ids=["dynamic", "fixed"],
 )
 def test_gradients_of_scaled_losses_are_clipped_as_if_they_were_not(scaling):
-    batch, function, models, _ = make(module, scaling, grad_norm_clipping=0.3)
+    used = []
+
+    def reducer(grads):
+        used.append(len(grads))
+        return sum_on_device(grads, device="/cpu:0")
+
+    options = {"reducer": reducer, "grad_norm_clipping": 0.3}
+    batch, function, models, _ = make(module, scaling, **options)
+    assert used == []
     batch.load({"x": X, "y": Y})
     function.run_epochs(1)
     wanted = reference(
         module, lambda: keras.optimizers.SGD(0.1), steps=steps_of(2, 1), clip=0.3
     )
     np.testing.assert_allclose(values(models[1])[0], wanted[0], rtol=1e-5)
-
-
-def test_a_step_gives_losses_and_other_scalars_of_every_tower():
-    def with_count(model, inputs):
-        return squared(model, inputs), {"rows": tf.size(inputs["y"])}
-
-    batch, function, models, _ = make(loss_fn=with_count)
-    batch.load([X, Y])
-    before = [
-        float(squared(models[0], {"x": X[r], "y": Y[r]}))
-        for r in (slice(4, 8), slice(28, 32))
-    ]
-    got = function.optimize(4)
-    np.testing.assert_allclose([t["loss"] for t in got["towers"]], before, rtol=1e-5)
-    np.testing.assert_allclose(got["loss"], np.mean(before), rtol=1e-5)
-    assert got["rows"] == got["towers"][0]["rows"] == 4
+    assert used == [2]
 
 
 def test_steps_epochs_and_batches_of_all_sizes_need_one_trace():
@@ -238,39 +199,20 @@ def test_steps_epochs_and_batches_of_all_sizes_need_one_trace():
 
     def counted(model, inputs):
         traces.append(inputs["x"].shape)
-        return squared(model, inputs)
+        return squared(model, inputs), {"rows": tf.size(inputs["y"])}
 
     batch, function, _, _ = make(loss_fn=counted, devices=1, num_buffers=2)
     for num_rows in (48, 13, 2):
         batch.load([X[:num_rows], Y[:num_rows]])
         function.run_epochs(1)
         function.run_epochs(2, "rows")
-        function.optimize(0)
+        got = function.optimize(0)
+        assert got["loss"] == np.mean([tower["loss"] for tower in got["towers"]])
+        assert got["rows"] == got["towers"][0]["rows"] == min(num_rows, 4)
     batch.load_next([X, Y])
     batch.use_next()
     function.run_epochs(1)
     assert [shape.as_list() for shape in traces] == [[None, 3]]
-
-
-def test_states_come_once_a_sequence_and_move_with_their_rows():
-    made = towers(list(CPUS[:2]))
-    batch = DeviceBatch(
-        made,
-        {"row": tf.TensorSpec([None], tf.int32)},
-        {"state": tf.TensorSpec([None], tf.int32)},
-        max_per_device_batch_size=6,
-    )
-
-    def loss_fn(model, inputs):
-        length = tf.size(inputs["row"]) // tf.size(inputs["state"])
-        fits = tf.equal(tf.repeat(inputs["state"], length), inputs["row"] // length)
-        return tf.reduce_sum(model.w), {"fits": tf.reduce_all(fits)}
-
-    function = EpochFunction(batch, loss_fn, [Linear()], [keras.optimizers.SGD(0.1)])
-    report = batch.load([np.arange(36)], [np.arange(12)])
-    assert report.sequence_length == 3
-    for shuffle in (None, "minibatches", "rows"):
-        assert all(t["fits"].all() for t in function.run_epochs(2, shuffle).towers)
 
 
 def test_batch_norm_statistics_are_updated_in_the_loop():
@@ -285,27 +227,25 @@ def test_batch_norm_statistics_are_updated_in_the_loop():
 
     batch, function, models, _ = make(normed, loss_fn=training)
     batch.load([X, Y])
-    function.run_epochs(5)
+    function.run_epochs(2)
     moving = np.asarray(models[0].layers[0].moving_mean)
     wanted = np.zeros(3)
-    for start in [*range(0, 24, 4)] * 5:
+    for start in [*range(0, 24, 4)] * 2:
         wanted = 0.5 * wanted + 0.5 * X[start : start + 4].mean(0)
     np.testing.assert_allclose(moving, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
+def test_a_loss_that_is_no_scalar_is_refused():
+    for returned, message in (
         (lambda e: e, r"got \{'loss': '\(None,\)'\}"),
         (lambda e: (tf.reduce_mean(e), {"all": e}), r"got \{'all': '\(None,\)'\}"),
         (lambda e: 3.0, r"got \{'loss': 'float'\}"),
-    ],
-)
-def test_a_loss_that_is_no_scalar_is_refused(returned, message):
-    def loss_fn(model, inputs):
-        return returned(tf.square(model(inputs["x"]) - inputs["y"]))
+    ):
 
-    batch, function, _, _ = make(loss_fn=loss_fn)
-    batch.load([X, Y])
-    with pytest.raises(ValueError, match=message):
-        function.run_epochs(1)
+        def loss_fn(model, inputs, returned=returned):
+            return returned(tf.square(model(inputs["x"]) - inputs["y"]))
+
+        batch, function, _, _ = make(loss_fn=loss_fn, devices=1)
+        batch.load([X, Y])
+        with pytest.raises(ValueError, match=message):
+            function.run_epochs(1)

@@ -1,12 +1,10 @@
 """The arithmetic of cutting, against dealing rows out one by one."""
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tw_rlload import LoadPlan, plan_load
+from tw_rlload import plan_load
 
 
 def deal(sequences, num_devices, length, maximum, remainder):
@@ -80,34 +78,17 @@ def cut(batch, remainder):
 @given(batches(), st.sampled_from(["drop", "pad"]))
 def test_every_sequence_goes_where_dealing_them_out_puts_it(batch, remainder):
     sequences, num_devices, length, maximum = batch
-    wanted = deal(sequences, num_devices, length, maximum, remainder)
-    assert laid_out(cut(batch, remainder)) == wanted
-
-
-@given(batches(), st.sampled_from(["drop", "pad"]))
-def test_the_counts_are_those_of_the_rows_dealt_out(batch, remainder):
-    sequences, num_devices, length, maximum = batch
     plan = cut(batch, remainder)
-    dealt = [
-        sequence
-        for step in deal(sequences, num_devices, length, maximum, remainder)
-        for device in step
-        for sequence in device
-    ]
+    wanted = deal(sequences, num_devices, length, maximum, remainder)
+    assert laid_out(plan) == wanted
+    dealt = [s for step in wanted for device in step for s in device]
     real = [sequence for sequence in dealt if sequence is not None]
     assert plan.rows_loaded == len(real) * length
     assert plan.rows_padded == (len(dealt) - len(real)) * length
     assert plan.rows_dropped == (sequences - len(real)) * length
     assert plan.rows_per_device * num_devices == len(dealt) * length
     assert plan.rows_per_device_step <= maximum
-    assert plan.rows_loaded + plan.rows_dropped == plan.rows_given
-
-
-@given(batches())
-def test_pads_leave_a_row_on_the_first_device_in_every_step(batch):
-    plan = cut(batch, "pad")
-    assert plan.rows_dropped == 0
-    assert all(step[0][0] is not None for step in laid_out(plan))
+    assert all(step[0][0] is not None for step in wanted), "each step has a row"
 
 
 @given(batches())
@@ -124,13 +105,6 @@ def test_error_refuses_exactly_what_drop_would_drop(batch):
 def test_without_states_every_row_is_a_sequence(rows, maximum):
     options = {"num_devices": 1, "max_per_device_batch_size": maximum}
     assert plan_load(rows, **options) == plan_load(rows, rows, **options)
-
-
-def test_a_plan_is_frozen_and_compares_by_value():
-    plan = plan_load(8, num_devices=2, max_per_device_batch_size=2)
-    assert plan == LoadPlan(8, 2, 1, 2, 2, "drop")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        plan.steps = 3
 
 
 def test_a_drawing_shows_rows_without_states_and_single_ones():

@@ -39,6 +39,7 @@ def sums_of(rows, devices, step):
 
 
 @pytest.mark.parametrize("offset", [0, 4, 36])
+@pytest.mark.each_choice
 def test_changing_the_callers_array_afterwards_changes_nothing(make_trainer, offset):
     trainer = make_trainer(probe, {"w": np.float32(0)}, WIDE)
     rows = aligned((16, 5), np.float32, offset=offset)
@@ -49,19 +50,21 @@ def test_changing_the_callers_array_afterwards_changes_nothing(make_trainer, off
     np.testing.assert_array_equal(seen(trainer), wanted)
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.int16, np.uint8, np.bool_])
-def test_columns_are_cast_to_their_dtype(make_trainer, dtype):
-    trainer = make_trainer(probe, {"w": np.float32(0)}, WIDE)
-    rows = (np.arange(80).reshape(16, 5) % 7).astype(dtype)
-    trainer.load([rows])
-    np.testing.assert_array_equal(seen(trainer), sums_of(rows.astype("f"), 2, 4))
-
-
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "float16", "bfloat16"])
-def test_columns_of_many_dtypes_are_held(make_trainer, dtype):
-    np_dtype = tf.as_dtype(dtype).as_numpy_dtype
-    trainer = make_trainer(probe, {"w": np.float32(0)}, {"x": (np_dtype, [5])})
-    rows = (np.arange(80).reshape(16, 5) % 2).astype(np_dtype)
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [
+        *(("float64", "float32"), ("int16", "float32"), ("bool", "float32")),
+        *(
+            (dtype, dtype)
+            for dtype in ("bool", "int8", "uint16", "float16", "bfloat16")
+        ),
+    ],
+)
+@pytest.mark.each_choice
+def test_columns_are_cast_to_their_dtype_and_held_in_it(make_trainer, given, dtype):
+    given, dtype = (tf.as_dtype(name).as_numpy_dtype for name in (given, dtype))
+    trainer = make_trainer(probe, {"w": np.float32(0)}, {"x": (dtype, [5])})
+    rows = (np.arange(80).reshape(16, 5) % 2).astype(given)
     trainer.load([rows])
     np.testing.assert_array_equal(seen(trainer), sums_of(rows.astype("f"), 2, 4))
 
@@ -95,6 +98,7 @@ def test_rows_of_no_size_can_be_loaded(make_trainer):
 
 
 @pytest.mark.parametrize("offset", [0, 4])
+@pytest.mark.each_choice
 def test_a_warm_load_takes_a_tenth_of_the_batch_at_most(make_trainer, offset):
     trainer = make_trainer(probe, {"w": np.float32(0)}, {"x": (np.uint8, [1000])})
     rows = aligned((4000, 1000), np.uint8, offset=offset)
@@ -124,14 +128,14 @@ def test_after_a_refused_load_there_is_nothing_to_train_on(make_trainer):
     trainer.optimize(0)
 
 
-@pytest.mark.parametrize("index", [1, -4, 8, 100, np.int64(3)])
-def test_an_index_at_which_no_step_starts_is_refused(make_trainer, index):
+def test_an_index_at_which_no_step_starts_is_refused(make_trainer):
     trainer = make_trainer(probe, {"w": np.float32(0)}, WIDE)
     with pytest.raises(RuntimeError, match="nothing has been loaded yet"):
         trainer.optimize(0)
     trainer.load([np.zeros((16, 5), np.float32)])
-    with pytest.raises(IndexError, match=rf"\[0, 4\]; got {index}"):
-        trainer.optimize(index)
+    for index in (1, -4, 8, 100, np.int64(3)):
+        with pytest.raises(IndexError, match=rf"\[0, 4\]; got {index}"):
+            trainer.optimize(index)
     with pytest.raises(TypeError):
         trainer.optimize(0.0)
     trainer.optimize(np.int32(4))
@@ -157,9 +161,9 @@ def recurrent_batch(rows, sequences, **changes):
     return [{n: batch[n] for n in names} for names in ("xy", "hc")]
 
 
-@pytest.mark.parametrize(
-    ("batch", "message"),
-    [
+def test_a_bad_batch_is_refused_whole(make_trainer):
+    trainer = recurrent_trainer(make_trainer)
+    for batch, message in (
         (recurrent_batch(12, 6, y=np.zeros(11, "f")), r"columns .*'x': 12, 'y': 11"),
         (recurrent_batch(12, 6, c=np.zeros(5, "f")), r"states .*'h': 6, 'c': 5"),
         (recurrent_batch(13, 6), "13 rows cannot be divided among 6 states"),
@@ -170,15 +174,12 @@ def recurrent_batch(rows, sequences, **changes):
         (recurrent_batch(12, 6, h=np.zeros((6, 2), "f")), r"'h' has shape \[6, 2\]"),
         (recurrent_batch(12, 6, c=np.zeros((6, 1), "f")), "'c' has rank 2"),
         (recurrent_batch(12, 6, c=np.full(6, 1e300)), "'c': .* overflow float32"),
-    ],
-)
-def test_a_bad_batch_is_refused_whole(make_trainer, batch, message):
-    trainer = recurrent_trainer(make_trainer)
-    trainer.load(*recurrent_batch(12, 6))
-    with pytest.raises(ValueError, match=message):
-        trainer.load(*batch)
-    with pytest.raises(RuntimeError, match="the last load was refused"):
-        trainer.run_epochs(1)
+    ):
+        trainer.load(*recurrent_batch(12, 6))
+        with pytest.raises(ValueError, match=message):
+            trainer.load(*batch)
+        with pytest.raises(RuntimeError, match="the last load was refused"):
+            trainer.run_epochs(1)
     assert trainer.load(*recurrent_batch(24, 12)).batch_offsets == (0, 4, 8)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from rlload_regression import LR, REGRESSION, START, descent, regression_rows
+from rlload_regression import LR, REGRESSION, descent
 
 from tw_rlload import plan_load, weighted_mean
 
@@ -16,39 +16,6 @@ def test_weighted_mean_leaves_out_what_weighs_nothing():
     assert half.dtype == tf.float16 and float(half) == 15.5
 
 
-def weighted_regression(variables, inputs, weights):
-    error = tf.linalg.matvec(inputs["x"], variables["w"]) - inputs["y"]
-    loss = weighted_mean(tf.square(error), weights)
-    return loss, {"weight": tf.reduce_sum(weights), "rows": tf.size(weights)}
-
-
-@pytest.mark.parametrize("num_rows", [5, 21, 48])
-@pytest.mark.parametrize("shuffle", [None, "rows"])
-@pytest.mark.each_choice
-def test_pads_weigh_nothing(make_trainer, num_rows, shuffle):
-    x, y = regression_rows(num_rows)
-    trainer = make_trainer(
-        weighted_regression, {"w": START}, REGRESSION, opt=descent(), remainder="pad"
-    )
-    report = trainer.load([x, y])
-    assert report.rows_loaded == num_rows
-    plan = plan_load(
-        num_rows, num_devices=2, max_per_device_batch_size=4, remainder="pad"
-    )
-    result = trainer.run_epochs(2, shuffle, seed=1)
-    w, losses = START.astype(np.float64), []
-    for e in range(2):
-        for s in range(plan.steps):
-            real = sequences_of_step(plan, result.order, e, s)
-            error = x[real] @ w - y[real]
-            losses.append(np.mean(error**2))
-            w = w - LR * 2 * x[real].T @ error / len(real)
-    np.testing.assert_allclose(trainer.weights()["w"], w, rtol=1e-4)
-    np.testing.assert_allclose(result.losses.ravel(), losses, rtol=1e-4)
-    weight = sum(tower["weight"].sum() for tower in result.towers)
-    assert weight == 2 * num_rows
-
-
 def sequences_of_step(plan, order, epoch, step):
     """Says which sequences of the batch count in a step, over all towers."""
     size, found = plan.sequences_per_device_step, []
@@ -58,23 +25,6 @@ def sequences_of_step(plan, order, epoch, step):
             mine = order.sequences[epoch, step, k]
         found += [shard[int(i)] for i in mine if i < len(shard)]
     return found
-
-
-def test_pads_that_fill_a_whole_tower_make_no_nan(make_trainer):
-    trainer = make_trainer(
-        weighted_regression,
-        {"w": START},
-        REGRESSION,
-        opt=descent(),
-        remainder="pad",
-        devices=4,
-        maximum=2,
-    )
-    trainer.load(regression_rows(9))
-    result = trainer.run_epochs(1)
-    assert min(tower["weight"].min() for tower in result.towers) == 0
-    assert np.isfinite(trainer.weights()["w"]).all()
-    assert np.isfinite(result.losses).all()
 
 
 def regression_of_what_counts(variables, inputs, weights):
@@ -112,7 +62,8 @@ def test_pads_are_whole_sequences_with_states(make_trainer, num_sequences, shuff
     def loss_fn(variables, inputs, weights):
         states = tf.repeat(inputs["h"], tf.size(weights) // tf.size(inputs["h"]))
         error = variables["w"] * inputs["x"] + states - inputs["y"]
-        return weighted_mean(tf.square(error), weights)
+        loss = weighted_mean(tf.square(error), weights)
+        return loss, {"weight": tf.reduce_sum(weights)}
 
     columns = {"x": (np.float32, []), "y": (np.float32, [])}
     trainer = make_trainer(
@@ -132,9 +83,11 @@ def test_pads_are_whole_sequences_with_states(make_trainer, num_sequences, shuff
         max_per_device_batch_size=4,
         remainder="pad",
     )
+    assert sum(tower["weight"].sum() for tower in result.towers) == 4 * num_sequences
     w = 0.5
     for e, s in np.ndindex(2, plan.steps):
         real = sequences_of_step(plan, result.order, e, s)
         error = w * x[real] + h[real, None] - y[real]
+        np.testing.assert_allclose(result.losses[e, s], np.mean(error**2), rtol=1e-4)
         w = w - LR * 2 * np.mean(error * x[real])
     np.testing.assert_allclose(trainer.weights()["w"], w, rtol=1e-4)

@@ -75,67 +75,47 @@ def recurrent_case(case):
     return recurrent, placeholders, rnn, inputs, states, None
 
 
-@pytest.fixture(params=[*FEED_FORWARD, *RECURRENT])
-def replay(request):
-    """A case, its optimizer with the batch loaded, and a session."""
-    case = request.param
+def check_weights(sess, case, step):
+    names = [name for name in TRACES if name.startswith(f"{case}/{step}/")]
+    variables = {v.op.name: v for v in v1.global_variables()}
+    for name in names:
+        value = sess.run(variables[name.split("/", 2)[2]])
+        np.testing.assert_allclose(value, TRACES[name], rtol=1e-6, atol=1e-6)
+    assert names
+
+
+@pytest.mark.parametrize("case", [*FEED_FORWARD, *RECURRENT])
+def test_a_recorded_run_is_met_step_by_step_and_in_one_call(case):
     make = feed_forward_case if case in FEED_FORWARD else recurrent_case
-    devices, maximum = TRACES[f"{case}/meta"][:2]
+    devices, maximum, _, per_device, step, length, loaded = TRACES[f"{case}/meta"]
     with tf.Graph().as_default():
         build, placeholders, rnn, inputs, states, clipping = make(case)
         optimizer = LocalSyncParallelOptimizer(
-            v1.train.GradientDescentOptimizer(0.1),
-            list(CPUS[:devices]),
-            placeholders,
-            rnn,
-            int(maximum),
-            build,
-            clipping,
+            *(v1.train.GradientDescentOptimizer(0.1), list(CPUS[:devices])),
+            *(placeholders, rnn, int(maximum), build, clipping),
         )
         with v1.Session(config=session_config(num_cpus=NUM_CPUS)) as sess:
             sess.run(v1.global_variables_initializer())
-            optimizer.per_device = optimizer.load_data(sess, inputs, states)
-            yield case, optimizer, sess
+            assert optimizer.load_data(sess, inputs, states) == per_device
+            report = optimizer.report
+            assert report.num_devices == devices
+            assert report.rows_per_device_step == step
+            assert report.sequence_length == length
+            assert report.rows_loaded == optimizer.num_tuples_loaded == loaded
+            assert list(report.batch_offsets) == list(range(0, per_device, step))
+
+            check_steps(optimizer, sess, case)
+            sess.run(v1.global_variables_initializer())
+            steps = 2 * len(report.batch_offsets)
+            losses = optimizer.run_epochs(sess, 2).tower_losses.reshape(steps, -1)
+            recorded = [TRACES[f"{case}/loss{j}"] for j in range(steps)]
+            np.testing.assert_allclose(losses, recorded, rtol=1e-6)
+            check_weights(sess, case, steps - 1)
+            assert f"{case}/loss{steps}" not in TRACES
 
 
-def weights(sess, case):
-    wanted = {}
-    for variable in v1.global_variables():
-        wanted[variable.op.name] = sess.run(variable)
-    assert wanted.keys() >= {
-        name.split("/", 2)[2] for name in TRACES if name.startswith(f"{case}/0/")
-    }
-    return wanted
-
-
-def check_weights(sess, case, step):
-    for name, value in weights(sess, case).items():
-        wanted = TRACES[f"{case}/{step}/{name}"]
-        np.testing.assert_allclose(value, wanted, rtol=1e-6, atol=1e-6)
-
-
-def num_steps(case):
-    return len([name for name in TRACES if name.startswith(f"{case}/loss")])
-
-
-def test_the_cut_is_the_recorded_one(replay):
-    case, optimizer, _ = replay
-    devices, _, _, per_device, step, length, loaded = TRACES[f"{case}/meta"]
-    report = optimizer.report
-    assert optimizer.per_device == per_device
-    assert type(optimizer.per_device) is int
-    assert report.num_devices == devices
-    assert report.rows_per_device_step == step
-    assert report.sequence_length == length
-    assert report.rows_loaded == optimizer.num_tuples_loaded == loaded
-    assert list(report.batch_offsets) == list(range(0, per_device, step))
-
-
-def test_two_epochs_of_single_steps_give_the_recorded_weights(replay):
-    case, optimizer, sess = replay
-    offsets = [*optimizer.report.batch_offsets] * 2
-    assert len(offsets) == num_steps(case)
-    for j, offset in enumerate(offsets):
+def check_steps(optimizer, sess, case):
+    for j, offset in enumerate([*optimizer.report.batch_offsets] * 2):
         got = optimizer.optimize(sess, offset)
         losses = [tower["tower_loss"] for tower in got["towers"]]
         np.testing.assert_allclose(losses, TRACES[f"{case}/loss{j}"], rtol=1e-6)
@@ -143,12 +123,3 @@ def test_two_epochs_of_single_steps_give_the_recorded_weights(replay):
             rows = np.concatenate([tower["rows"] for tower in got["towers"]])
             np.testing.assert_array_equal(rows.ravel(), TRACES[f"{case}/rows{j}"])
         check_weights(sess, case, j)
-
-
-def test_two_epochs_in_one_call_give_the_recorded_weights(replay):
-    case, optimizer, sess = replay
-    result = optimizer.run_epochs(sess, 2)
-    recorded = [TRACES[f"{case}/loss{j}"] for j in range(num_steps(case))]
-    losses = result.tower_losses.reshape(len(recorded), -1)
-    np.testing.assert_allclose(losses, recorded, rtol=1e-6)
-    check_weights(sess, case, num_steps(case) - 1)

@@ -1,57 +1,20 @@
 """Gradients of embeddings whose rows come several times, in both modes."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-
-from tw_core import towers
-from tw_core.testing import CPUS
-from tw_rlload import DeviceBatch, EpochFunction
 
 v1 = tf.compat.v1
 
 TABLE = np.arange(12, dtype=np.float32).reshape(6, 2) % 5 - 2
 # Two towers, two steps of four rows: an index comes twice in a tower, and in both.
 ROWS = np.int32([0, 0, 0, 2, 5, 1, 1, 1, 0, 2, 2, 0, 1, 5, 5, 3])
-# What Keras says leaves duplicate rows as they are, and some that do not.
-KERAS = {
-    "sgd": lambda: keras.optimizers.SGD(0.25, momentum=0.5),
-    "rmsprop": lambda: keras.optimizers.RMSprop(0.1),
-    "adam": lambda: keras.optimizers.Adam(0.1),
-    "adamw": lambda: keras.optimizers.AdamW(0.1),
-    "adadelta": lambda: keras.optimizers.Adadelta(0.5),
-    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
-    "adamax": lambda: keras.optimizers.Adamax(0.1),
-    "nadam": lambda: keras.optimizers.Nadam(0.1),
-    "ftrl": lambda: keras.optimizers.Ftrl(0.1),
-    "adafactor": lambda: keras.optimizers.Adafactor(0.1),
-    "lamb": lambda: keras.optimizers.Lamb(0.1),
-    "lion": lambda: keras.optimizers.Lion(0.1),
-}
 
 
 def pulled(variables, inputs):
     """Sparse: every hit of a row pulls it along (1, 2)."""
     rows = tf.gather(variables["table"], inputs["row"])
     return tf.reduce_sum(rows * [1.0, 2.0]) + tf.reduce_sum(tf.square(rows))
-
-
-def test_the_norm_that_is_clipped_adds_the_hits_of_a_row(make_trainer):
-    def hits(variables, inputs):
-        return tf.reduce_sum(tf.gather(variables["table"], inputs["row"]))
-
-    trainer = make_trainer(
-        hits,
-        {"table": np.zeros((6, 1), np.float32)},
-        {"row": (np.int32, [])},
-        devices=1,
-        maximum=16,
-        grad_norm_clipping=1.0,
-    )
-    trainer.load([np.zeros(16, np.int32)])
-    trainer.run_epochs(1)
-    np.testing.assert_allclose(trainer.weights()["table"][:, 0], [-1, 0, 0, 0, 0, 0])
 
 
 def trained_by_momentum(make_trainer, devices, **options):
@@ -104,6 +67,7 @@ def test_sparse_gradients_leave_rows_alone_that_a_step_does_not_look_up(make_tra
 
 
 @pytest.mark.parametrize("bound", [0.5, 1000.0])
+@pytest.mark.each_choice
 def test_towers_with_common_rows_are_clipped_as_one_dense_gradient(make_trainer, bound):
     trainer = make_trainer(
         pulled, {"table": TABLE}, {"row": (np.int32, [])}, grad_norm_clipping=bound
@@ -116,35 +80,3 @@ def test_towers_with_common_rows_are_clipped_as_one_dense_gradient(make_trainer,
         np.add.at(grad, ROWS[taken], ([1, 2] + 2 * table[ROWS[taken]]) / 2)
         table -= grad * min(1, bound / np.linalg.norm(grad))
     np.testing.assert_allclose(trainer.weights()["table"], table, rtol=1e-6)
-
-
-class Table(tf.Module):
-    def __init__(self):
-        super().__init__()
-        self.by_name = {"table": tf.Variable(TABLE, name="table")}
-
-
-@pytest.mark.parametrize("name", KERAS)
-def test_keras_optimizers_train_embeddings_as_one_device_does_densely(name):
-    made = towers(list(CPUS[:2]))
-    specs = {"row": tf.TensorSpec([None], tf.int32)}
-    batch = DeviceBatch(made, specs, max_per_device_batch_size=4)
-    models = [Table() for _ in made]
-    function = EpochFunction(
-        batch,
-        lambda model, inputs: pulled(model.by_name, inputs),
-        models,
-        [KERAS[name]() for _ in made],
-    )
-    batch.load([ROWS])
-    function.run_epochs(2)
-
-    alone, optimizer = tf.Variable(TABLE), KERAS[name]()
-    for taken in ([*range(4), *range(8, 12)], [*range(4, 8), *range(12, 16)]) * 2:
-        with tf.GradientTape() as tape:
-            loss = pulled({"table": alone}, {"row": ROWS[taken]}) / 2
-        grad = tf.convert_to_tensor(tape.gradient(loss, alone))
-        optimizer.apply_gradients([(grad, alone)])
-    for model in models:
-        got = model.by_name["table"]
-        np.testing.assert_allclose(got, alone, rtol=1e-5, atol=1e-6)
