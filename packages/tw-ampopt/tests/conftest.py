@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tw_ampopt
-from tw_core import towers
+from tw_core import session_config, towers
 from tw_core.testing import SparseRows, start_logical_cpus
 
 start_logical_cpus()
@@ -48,10 +48,9 @@ class GraphTrainer:
         like = initial if feeds_like is None else feeds_like
         with self.graph.as_default():
             self.build(initial, like, num_towers, accumulation_steps, arguments)
-            config = tf.compat.v1.ConfigProto(device_count={"CPU": 8})
+            config = session_config(num_cpus=8)
             self.session = tf.compat.v1.Session(graph=self.graph, config=config)
             self.session.run(tf.compat.v1.global_variables_initializer())
-            self.session.run(tf.compat.v1.local_variables_initializer())
 
     def build(self, initial, like, num_towers, steps, arguments):
         self.optimizer = tw_ampopt.Optimizer(
@@ -63,7 +62,7 @@ class GraphTrainer:
                 variables = [
                     tf.Variable(v, name=f"v{n}") for n, v in enumerate(initial)
                 ]
-                feeds = [_placeholder(feed) for feed in like]
+                feeds = tf.nest.map_structure(_placeholder, list(like))
                 weight = {}
                 if self.weights is not None:
                     weight["weight"] = tf.compat.v1.placeholder(tf.int32, [])
@@ -76,17 +75,10 @@ class GraphTrainer:
         self.read = self.optimizer.statistics()
 
     def step(self, *feeds, weights=None):
-        flat = {} if weights is None else dict(zip(self.weights, weights, strict=True))
-        for placeholders, tower in zip(self.placeholders, feeds, strict=True):
-            for place, feed in zip(placeholders, tower, strict=True):
-                flat |= _feed(place, feed)
+        flat = dict(zip(self.weights or [], weights or [], strict=True))
+        places, values = map(tf.nest.flatten, (self.placeholders, feeds))
+        flat |= {p: v for p, v in zip(places, values, strict=True) if p is not None}
         self.session.run(self.train, flat)
-
-    def step_often(self, count, grads):
-        """Takes many steps of one tower with the same dense gradients."""
-        step = self.session.make_callable(self.train, self.placeholders[0])
-        for _ in range(count):
-            step(*grads)
 
     def values(self):
         return self.session.run(self.towers)
@@ -158,13 +150,7 @@ class FunctionTrainer:
 
     def step(self, *feeds, weights=None):
         own = None if weights is None else [tf.constant(weight) for weight in weights]
-        self.train([[_tensor(feed) for feed in tower] for tower in feeds], own)
-
-    def step_often(self, count, grads):
-        """Takes many steps of one tower with the same dense gradients."""
-        feeds = [[_tensor(grad) for grad in grads]]
-        for _ in range(count):
-            self.train(feeds, None)
+        self.train(tf.nest.map_structure(_tensor, list(feeds)), own)
 
     def values(self):
         return [[v.numpy() for v in tower] for tower in self.towers]
@@ -213,22 +199,8 @@ def make_trainer(request):
 def _placeholder(feed):
     if feed is None:
         return None
-    if isinstance(feed, SparseRows):
-        return SparseRows(_placeholder(feed.values), _placeholder(feed.indices))
     return tf.compat.v1.placeholder(np.asarray(feed).dtype, np.shape(feed))
 
 
-def _feed(place, feed):
-    if feed is None:
-        return {}
-    if isinstance(feed, SparseRows):
-        return {place.values: feed.values, place.indices: feed.indices}
-    return {place: feed}
-
-
 def _tensor(feed):
-    if feed is None:
-        return None
-    if isinstance(feed, SparseRows):
-        return SparseRows(tf.constant(feed.values), tf.constant(feed.indices))
-    return tf.constant(feed)
+    return None if feed is None else tf.constant(feed)

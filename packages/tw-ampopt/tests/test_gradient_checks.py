@@ -28,70 +28,6 @@ def as_gradients(feeds, *, dense_shape=None):
     return [a, b, tf.IndexedSlices(rows, places, dense_shape), large]
 
 
-class InFunction:
-    """Towers' steps of a ``TowerOptimizer``, fed with shapes that are not known."""
-
-    def __init__(self, rank, num_towers=1, **arguments):
-        lists = []
-        for k in range(num_towers):
-            with tf.device(CPUS[k]):
-                lists.append(make_variables())
-        self.variables = lists[0]
-        optimizer = TowerOptimizer(lists, **(SGD | arguments))
-        specs = [
-            tf.TensorSpec(None if rank is None else [None] * r, dtype)
-            for r, dtype in KINDS
-        ]
-
-        @tf.function(input_signature=[[specs] * num_towers])
-        def step(towers):
-            return optimizer.apply([as_gradients(feeds) for feeds in towers])
-
-        self.train = step
-
-    def step(self, *towers):
-        self.train(
-            [
-                [tf.constant(f, d) for f, (_, d) in zip(t, KINDS, strict=True)]
-                for t in towers
-            ]
-        )
-
-    def values(self):
-        return [v.numpy() for v in self.variables]
-
-    def close(self):
-        pass
-
-
-class InGraph:
-    """The same by ``Optimizer.apply_gradients``, of one tower."""
-
-    def __init__(self, rank, num_towers=1, *, accumulation_steps=None, **arguments):
-        assert num_towers == 1
-        arguments["minibatch_multiplier"] = accumulation_steps
-        with tf.Graph().as_default() as graph:
-            self.variables = make_variables()
-            self.places = [
-                v1.placeholder(dtype, None if rank is None else [None] * r)
-                for r, dtype in KINDS
-            ]
-            optimizer = Optimizer(**(SGD | arguments))
-            pairs = zip(as_gradients(self.places), self.variables, strict=True)
-            self.train = optimizer.apply_gradients(list(pairs))
-            self.session = v1.Session(graph=graph)
-            self.session.run(v1.global_variables_initializer())
-
-    def step(self, feeds):
-        self.session.run(self.train, dict(zip(self.places, feeds, strict=True)))
-
-    def values(self):
-        return self.session.run(self.variables)
-
-    def close(self):
-        self.session.close()
-
-
 KINDS = [
     (1, tf.float32),
     (1, tf.float32),
@@ -101,17 +37,48 @@ KINDS = [
 ]
 
 
-@pytest.fixture(params=[InGraph, InFunction], ids=["graph", "function"])
-def make(request):
-    made = []
+def unknown(rank, make):
+    return [make(None if rank is None else [None] * r, dtype) for r, dtype in KINDS]
 
-    def call(*args, **kwargs):
-        made.append(request.param(*args, **kwargs))
-        return made[-1]
 
-    yield call
-    for trainer in made:
-        trainer.close()
+def in_function(rank, num_towers=1, **arguments):
+    """Towers' steps of a ``TowerOptimizer``, fed with shapes that are not known."""
+    lists = []
+    for k in range(num_towers):
+        with tf.device(CPUS[k]):
+            lists.append(make_variables())
+    optimizer = TowerOptimizer(lists, **(SGD | arguments))
+
+    @tf.function(input_signature=[[unknown(rank, tf.TensorSpec)] * num_towers])
+    def apply(towers):
+        return optimizer.apply([as_gradients(feeds) for feeds in towers])
+
+    def step(*towers):
+        dtypes = [dtype for _, dtype in KINDS]
+        apply([list(map(tf.constant, feeds, dtypes)) for feeds in towers])
+
+    return step, lambda: [v.numpy() for v in lists[0]]
+
+
+def in_graph(rank, *, accumulation_steps=None, **arguments):
+    """The same by ``Optimizer.apply_gradients``, of one tower."""
+    arguments["minibatch_multiplier"] = accumulation_steps
+    with tf.Graph().as_default() as graph:
+        variables = make_variables()
+        places = unknown(rank, lambda shape, dtype: v1.placeholder(dtype, shape))
+        optimizer = Optimizer(**(SGD | arguments))
+        pairs = zip(as_gradients(places), variables, strict=True)
+        train = optimizer.apply_gradients(list(pairs))
+        session = v1.Session(graph=graph)
+        session.run(v1.global_variables_initializer())
+
+    def step(feeds):
+        session.run(train, dict(zip(places, feeds, strict=True)))
+
+    return step, lambda: session.run(variables)
+
+
+each_mode = pytest.mark.parametrize("make", [in_graph, in_function])
 
 
 def with_feeds(**changed):
@@ -123,6 +90,7 @@ def with_feeds(**changed):
 
 @pytest.mark.parametrize("multiplier", [None, 2])
 @pytest.mark.parametrize("rank", ["known", None], ids=["rank", "no rank"])
+@pytest.mark.each_choice
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
@@ -142,45 +110,50 @@ def with_feeds(**changed):
     ],
     ids=["packed", "alone", "rows"],
 )
+@each_mode
 def test_a_shape_that_is_known_when_it_runs_is_compared_then(
     make, rank, multiplier, bad, message
 ):
-    trainer = make(rank, accumulation_steps=multiplier)
+    step, values = make(rank, accumulation_steps=multiplier)
     for _ in range(multiplier or 1):
-        trainer.step(good_feeds())
-    before = trainer.values()
+        step(good_feeds())
+    before = values()
     assert all(value.any() for value in before)
     with pytest.raises(tf.errors.InvalidArgumentError, match=f"(?s){message}"):
-        trainer.step(bad)
-    for got, want in zip(trainer.values(), before, strict=True):
+        step(bad)
+    for got, want in zip(values(), before, strict=True):
         np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("odd", [np.ones((6, 6)), np.float32(1)], ids=str)
+@pytest.mark.each_choice
+@each_mode
 def test_a_shape_of_another_rank_is_reported_too(make, odd):
-    trainer = make(None)
+    step, _ = make(None)
     message = r"(?s)check_gradient_shape/tower0/a.*shape \[6\]"
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        trainer.step(with_feeds(a=odd))
+        step(with_feeds(a=odd))
 
 
 def test_the_tower_is_named():
-    trainer = InFunction("known", 2)
+    step, _ = in_function("known", 2)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"_shape/tower1/b"):
-        trainer.step(good_feeds(), with_feeds(b=np.ones(4)))
+        step(good_feeds(), with_feeds(b=np.ones(4)))
 
 
 @pytest.mark.parametrize(
     "kind", ["tf.train.AdamOptimizer", keras.optimizers.Adam, keras.optimizers.Adamax]
 )
 @pytest.mark.parametrize("multiplier", [None, 2])
+@pytest.mark.each_choice
+@each_mode
 def test_good_gradients_of_unknown_shape_train(make, kind, multiplier):
     # Of the table, neither Adam nor the accumulator can do without a dense shape.
     arguments = {"tf_optimizer": kind, "learning_rate": 0.5}
-    trainer = make(None, accumulation_steps=multiplier, **arguments)
+    step, values = make(None, accumulation_steps=multiplier, **arguments)
     for _ in range(multiplier or 1):
-        trainer.step(good_feeds())
-    a, b, table, large = trainer.values()
+        step(good_feeds())
+    a, b, table, large = values()
     for value in (a, b, large, table[[1, 4]]):
         np.testing.assert_allclose(value, -0.5, rtol=1e-4)
     np.testing.assert_array_equal(table[[0, 2, 3]], 0)
@@ -217,25 +190,20 @@ def test_good_gradients_of_unknown_shape_train(make, kind, multiplier):
     ],
     ids=["packed", "dense shape", "indices", "kinds", "dtypes"],
 )
-@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
-def test_what_is_known_while_building_is_refused_then(graph, grads, error, message):
-    def build():
-        pairs = list(zip(grads, variables, strict=True))
-        kind = Optimizer() if graph else TowerOptimizer(variables)
-        return kind.apply_gradients(pairs)
-
-    if not graph:
-        variables = make_variables()
-        with pytest.raises(error, match=message):
-            build()
-        with pytest.raises(error, match=message):
-            TowerOptimizer(variables).apply([grads])
-        return
+def test_what_is_known_while_building_is_refused_then(grads, error, message):
+    variables = make_variables()
+    pairs, optimizer = (
+        list(zip(grads, variables, strict=True)),
+        TowerOptimizer(variables),
+    )
+    with pytest.raises(error, match=message):
+        optimizer.apply_gradients(pairs)
+    with pytest.raises(error, match=message):
+        optimizer.apply([grads])
     with tf.Graph().as_default():
-        variables = make_variables()
-        grads = [_here(grad) for grad in grads]
+        pairs = list(zip(map(_here, grads), make_variables(), strict=True))
         with pytest.raises(error, match=message):
-            build()
+            Optimizer().apply_gradients(pairs)
 
 
 def _here(grad):
@@ -243,19 +211,6 @@ def _here(grad):
         parts = (grad.values, grad.indices, grad.dense_shape)
         return tf.IndexedSlices(*(None if p is None else _here(p) for p in parts))
     return tf.constant(np.asarray(grad)) if hasattr(grad, "shape") else grad
-
-
-def test_a_registered_gradient_is_held_against_its_variable():
-    @tf.custom_gradient
-    def odd(value):
-        return tf.reduce_sum(value), lambda upstream: tf.zeros(4, tf.float32)
-
-    with tf.Graph().as_default():
-        with tf.device("/cpu:0"):
-            w = tf.Variable(tf.zeros(3), name="w")
-            loss = odd(w)
-        with pytest.raises(ValueError, match="Incompatible shapes"):
-            Optimizer().register_gradients(loss, [w])
 
 
 def test_a_scalar_has_no_rows():

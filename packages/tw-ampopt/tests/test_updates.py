@@ -37,60 +37,28 @@ def assert_same_bits(got, want):
 
 
 @pytest.mark.parametrize(
-    ("initial", "micro_batches"),
-    [(INITIAL, 2), (INITIAL, 8), (LARGE, 4)],
-    ids=["packed-2", "packed-8", "large-4"],
+    ("initial", "num_towers", "micro_batches"),
+    [(INITIAL, 1, 8), (LARGE, 1, 4), (INITIAL, 4, None), (INITIAL, 2, 2)],
+    ids=["packed-8", "large-4", "towers-4", "both-4"],
 )
-def test_micro_batches_equal_one_big_batch_bit_for_bit(
-    make_trainer, initial, micro_batches
-):
-    big = make_trainer(initial, loss_scale=DynamicLossScale(), **ADAM)
-    small = make_trainer(
-        initial,
-        loss_scale=DynamicLossScale(),
-        accumulation_steps=micro_batches,
-        **ADAM,
-    )
-    for group in range(3):
-        feeds = [feeds_like(initial, 10 * group + m) for m in range(micro_batches)]
-        for feed in feeds:
-            small.step(feed)
-        means = [sum(column) / micro_batches for column in zip(*feeds, strict=True)]
-        big.step([mean.astype(np.float32) for mean in means])
-        assert_same_bits(small.values()[0], big.values()[0])
-
-
-def test_nothing_changes_before_the_accumulator_is_full(make_trainer):
-    trainer = make_trainer(INITIAL, accumulation_steps=3, **SGD)
-    for m in range(2):
-        trainer.step(feeds_like(INITIAL, m))
-        assert_same_bits(trainer.values()[0], INITIAL)
-    trainer.step(feeds_like(INITIAL, 2))
-    total = [
-        sum(c) for c in zip(*(feeds_like(INITIAL, m) for m in range(3)), strict=True)
-    ]
-    for got, v, s in zip(trainer.values()[0], INITIAL, total, strict=True):
-        np.testing.assert_array_equal(got, v - np.float32(0.5) * (s / np.float32(3)))
-
-
-@pytest.mark.parametrize("multiplier", [None, 2])
-@pytest.mark.parametrize("num_towers", [2, 4])
 @pytest.mark.each_choice
-def test_towers_are_identical_to_one_tower(make_trainer, num_towers, multiplier):
-    arguments = {
-        "loss_scale": DynamicLossScale(),
-        "accumulation_steps": multiplier,
-        **ADAM,
-    }
-    one = make_trainer(INITIAL, **arguments)
-    many = make_trainer(INITIAL, num_towers, **arguments)
-    for step in range(4):
-        feeds = [feeds_like(INITIAL, 10 * step + k) for k in range(num_towers)]
-        mean = [np.float32(sum(c) / num_towers) for c in zip(*feeds, strict=True)]
-        one.step(mean)
-        many.step(*feeds)
-        for tower in many.values():
-            assert_same_bits(tower, one.values()[0])
+def test_parts_of_a_batch_equal_it_bit_for_bit(
+    make_trainer, initial, num_towers, micro_batches
+):
+    arguments = {"loss_scale": DynamicLossScale(), **ADAM}
+    whole_batch = make_trainer(initial, **arguments)
+    parts = make_trainer(
+        initial, num_towers, accumulation_steps=micro_batches, **arguments
+    )
+    count = num_towers * (micro_batches or 1)
+    for group in range(3):
+        feeds = [feeds_like(initial, 10 * group + m) for m in range(count)]
+        for first in range(0, count, num_towers):
+            parts.step(*feeds[first : first + num_towers])
+        means = [sum(column) / count for column in zip(*feeds, strict=True)]
+        whole_batch.step([mean.astype(np.float32) for mean in means])
+        for tower in parts.values():
+            assert_same_bits(tower, whole_batch.values()[0])
 
 
 @pytest.mark.parametrize(
@@ -139,12 +107,13 @@ def test_a_skipped_update_leaves_every_bit_of_variables_and_slots(
     "rule", [GradualLossScale(), DynamicLossScale(growth_interval=5)], ids=str
 )
 @pytest.mark.each_choice
-def test_after_ten_thousand_bad_steps_good_ones_train_again(make_trainer, rule):
+def test_after_many_bad_steps_good_ones_train_again(make_trainer, rule):
     trainer = make_trainer([np.zeros(2, np.float32)], loss_scale=rule, **ADAM)
     good, bad = [np.ones(2, np.float32)], [np.float32([np.nan, 1])]
     trainer.step(good)
     before = trainer.values()[0]
-    trainer.step_often(10_000, bad)
+    for _ in range(200):
+        trainer.step(bad)
     assert_same_bits(trainer.values()[0], before)
     assert trainer.statistics()["loss_scaling_log2"] == rule.lowest
     for _ in range(5):
@@ -152,17 +121,6 @@ def test_after_ten_thousand_bad_steps_good_ones_train_again(make_trainer, rule):
     assert trainer.statistics()["updates"] == 6
     assert trainer.statistics()["loss_scaling_log2"] > rule.lowest
     np.testing.assert_allclose(trainer.values()[0][0], [-3, -3], rtol=1e-5)
-
-
-def test_scaling_changes_no_bit_of_what_is_learnt(make_trainer):
-    plain = make_trainer(INITIAL, **ADAM)
-    scaled = make_trainer(INITIAL, loss_scale=StaticLossScale(20), **ADAM)
-    rng = np.random.default_rng(3)
-    for _ in range(5):
-        feeds = [rng.standard_normal(v.shape).astype(np.float32) for v in INITIAL]
-        plain.step(feeds)
-        scaled.step(feeds)
-    assert_same_bits(scaled.values()[0], plain.values()[0])
 
 
 def test_a_large_gradient_whose_square_overflows_is_no_overflow(make_trainer):
@@ -174,6 +132,7 @@ def test_a_large_gradient_whose_square_overflows_is_no_overflow(make_trainer):
 
 
 @pytest.mark.parametrize("drops", [False, True], ids=["skips", "drops"])
+@pytest.mark.each_choice
 def test_any_run_of_good_and_bad_micro_batches_meets_the_oracle(make_trainer, drops):
     # Two in one buffer, and one in another.
     initial = [np.zeros(size, np.float32) for size in (3, 4_100, 16_400)]
@@ -221,46 +180,8 @@ def check_against_oracle(trainer, goods, size, *, drops):
         assert statistics["micro_batches_dropped"] == dropped
 
 
-def test_a_dropped_micro_batch_leaves_the_mean_of_the_others(make_trainer):
-    trainer = make_trainer(
-        INITIAL,
-        2,
-        accumulation_steps=3,
-        on_nonfinite="drop_micro_batch",
-        loss_scale=DynamicLossScale(),
-        **SGD,
-    )
-    bad = feeds_like(INITIAL, 7)
-    bad[0][1, 1] = np.inf
-    trainer.step(feeds_like(INITIAL, 0), feeds_like(INITIAL, 1))
-    trainer.step(feeds_like(INITIAL, 2), bad)
-    trainer.step(feeds_like(INITIAL, 3), feeds_like(INITIAL, 4))
-    kept = [feeds_like(INITIAL, seed) for seed in (0, 1, 3, 4)]
-    for tower in trainer.values():
-        for n, got in enumerate(tower):
-            mean = sum(feed[n] for feed in kept) / np.float32(4)
-            np.testing.assert_array_equal(got, INITIAL[n] - np.float32(0.5) * mean)
-    statistics = trainer.statistics()
-    assert statistics["micro_batches_dropped"] == 1
-    assert statistics["loss_scaling_log2"] == 14, "a dropped micro-batch is an overflow"
-
-
-def test_an_update_of_dropped_micro_batches_only_is_skipped(make_trainer):
-    trainer = make_trainer(
-        INITIAL, accumulation_steps=2, on_nonfinite="drop_micro_batch", **ADAM
-    )
-    bad = [np.full_like(v, np.nan) for v in INITIAL]
-    for _ in range(2):
-        trainer.step(bad)
-    assert_same_bits(trainer.values()[0], INITIAL)
-    assert trainer.statistics()["skipped_updates"] == 1
-    trainer.step(feeds_like(INITIAL, 1))
-    trainer.step(feeds_like(INITIAL, 2))
-    assert trainer.statistics()["updates"] == 1
-    assert np.isfinite(trainer.values()[0][0]).all()
-
-
 @pytest.mark.parametrize("num_towers", [1, 2])
+@pytest.mark.each_choice
 def test_a_number_of_steps_that_changes_ends_a_group_as_its_class_says(
     make_trainer, num_towers
 ):
@@ -307,19 +228,16 @@ def test_a_number_of_steps_that_changes_ends_a_group_as_its_class_says(
         for tower in trainer.values():
             for got, own in zip(tower, want, strict=True):
                 np.testing.assert_allclose(got, own, rtol=1e-5, atol=1e-5)
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match="a whole number of 1 or more"
-    ):
-        set_to(2.5)
-        trainer.step(*feeds)
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match="a whole number of 1 or more"
-    ):
-        set_to(0)
-        trainer.step(*feeds)
+    for bad in (2.5, 0):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="a whole number of 1 or more"
+        ):
+            set_to(bad)
+            trainer.step(*feeds)
 
 
 @pytest.mark.parametrize("multiplier", [None, 2])
+@pytest.mark.each_choice
 def test_a_missing_gradient_counts_as_zero(make_trainer, multiplier):
     like = [INITIAL[0], None, INITIAL[2], None]
     trainer = make_trainer(
@@ -333,8 +251,9 @@ def test_a_missing_gradient_counts_as_zero(make_trainer, multiplier):
 
 @pytest.mark.parametrize(
     ("rows", "multiplier", "num_towers"),
-    [(6, None, 1), (6, 2, 2), (20_000, None, 2), (20_000, 2, 1)],
+    [(6, 2, 2), (20_000, None, 2), (20_000, 2, 1)],
 )
+@pytest.mark.each_choice
 def test_sparse_gradients_give_what_dense_ones_do(
     make_trainer, rows, multiplier, num_towers
 ):
@@ -412,15 +331,20 @@ def test_clipping_is_by_the_norm_after_unscaling(make_trainer):
     assert trainer.statistics()["global_norm"] == 5
 
 
-def test_a_norm_within_the_bound_clips_nothing(make_trainer):
-    clipped = make_trainer(INITIAL, clip_by_global_norm=1e6, **ADAM)
-    plain = make_trainer(INITIAL, **ADAM)
-    for trainer in (clipped, plain):
-        trainer.step(feeds_like(INITIAL, 3))
-    assert_same_bits(clipped.values()[0], plain.values()[0])
+def test_a_scale_or_a_norm_within_the_bound_changes_no_bit(make_trainer):
+    for options in ({"loss_scale": StaticLossScale(20)}, {"clip_by_global_norm": 1e6}):
+        plain = make_trainer(INITIAL, **ADAM)
+        trainer = make_trainer(INITIAL, **options, **ADAM)
+        rng = np.random.default_rng(3)
+        for _ in range(4):
+            feeds = [rng.standard_normal(v.shape).astype(np.float32) for v in INITIAL]
+            trainer.step(feeds)
+            plain.step(feeds)
+        assert_same_bits(trainer.values()[0], plain.values()[0])
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+@pytest.mark.each_choice
 def test_half_variables_accumulate_in_float32(make_trainer, kind):
     dtype = tf.as_dtype(kind).as_numpy_dtype
     trainer = make_trainer([np.zeros(1, dtype)], accumulation_steps=64, **SGD)
@@ -437,6 +361,7 @@ def test_half_variables_accumulate_in_float32(make_trainer, kind):
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 @pytest.mark.parametrize("num_towers", [1, 2])
+@pytest.mark.each_choice
 def test_master_copies_keep_updates_that_half_variables_lose(
     make_trainer, kind, num_towers
 ):
@@ -463,7 +388,6 @@ def test_master_copies_keep_updates_that_half_variables_lose(
 def test_a_master_follows_a_variable_that_somebody_assigns(make_trainer):
     trainer = make_trainer([np.ones(2, np.float16)], master_copies=True, **SGD)
     trainer.step([np.float32([1, 1])])
-    assert trainer.slot is not None
     variable = trainer.towers[0][0]
     if trainer.mode == "graph":
         with trainer.graph.as_default():
@@ -475,6 +399,7 @@ def test_a_master_follows_a_variable_that_somebody_assigns(make_trainer):
 
 
 @pytest.mark.parametrize("multiplier", [None, 3])
+@pytest.mark.each_choice
 def test_reset_brings_back_the_start_but_for_the_scale(make_trainer, multiplier):
     trainer = make_trainer(
         INITIAL,
@@ -507,31 +432,5 @@ def test_a_schedule_sees_the_number_of_updates(make_trainer):
         values.append(trainer.values()[0][0].item())
     assert values == [0.0, -1.0, -1.0, -1.0, -1.0, -1.5]
     np.testing.assert_allclose(trainer.statistics()["learning_rate"], 1 / 3)
-
-
-def test_statistics_have_the_older_systems_names(make_trainer):
-    trainer = make_trainer(
-        INITIAL,
-        loss_scale=GradualLossScale(4.0, 0.5, 1.0),
-        accumulation_steps=2,
-        **SGD,
-    )
-    bad = [np.full_like(v, np.inf) for v in INITIAL]
-    for feed in (INITIAL, INITIAL, bad, INITIAL, INITIAL):
-        trainer.step(feed)
-    got = trainer.statistics()
-    want_norm = np.sqrt(sum((v**2).sum() for v in INITIAL))
-    np.testing.assert_allclose(got.pop("global_norm"), want_norm, rtol=1e-6)
-    assert got == {
-        "learning_rate": 0.5,
-        "loss_scaling_log2": 3.5,
-        "overflow_frequency": 0.5,
-        "updates": 1,
-        "skipped_updates": 1,
-    }
-
-
-def test_without_scaling_no_scale_is_reported(make_trainer):
-    trainer = make_trainer(INITIAL, **SGD)
     assert "loss_scaling_log2" not in trainer.statistics()
     assert trainer.optimizer.get_loss_scaling_var("/cpu:0") is None

@@ -14,10 +14,7 @@ SIZES = (3, 20_000)  # on both sides of what is joined
 INITIAL = [np.zeros(size, np.float32) for size in SIZES]
 # [micro-batches][towers] rows, in all a power of two.
 PARTITIONS = [
-    [(8,)],
     [(4, 4)],
-    [(4, 2, 2)],
-    [(0, 8)],
     [(8, 0, 0)],
     [(4,), (2,), (2,)],
     [(4, 2), (2, 0)],
@@ -72,6 +69,7 @@ def assert_same_bits(got, want):
 @pytest.mark.parametrize("partition", PARTITIONS, ids=str)
 @pytest.mark.parametrize("options", [SGD, ADAM], ids=["sgd", "adam"])
 @pytest.mark.parametrize("scale", [None, StaticLossScale(6)], ids=["plain", "scaled"])
+@pytest.mark.each_choice
 def test_any_partition_trains_as_one_device_does(
     make_trainer, partition, options, scale
 ):
@@ -84,28 +82,7 @@ def test_any_partition_trains_as_one_device_does(
     assert got.statistics()["skipped_updates"] == 0
 
 
-@pytest.mark.parametrize("steps", [None, 3])
-@pytest.mark.parametrize("weights", [(3, 3, 3), (7, 7, 7)])
-def test_equal_weights_change_no_bit(make_trainer, steps, weights):
-    # Whole numbers: TensorFlow adds three tensors in an order of its own.
-    random = np.random.default_rng(0)
-    made = [
-        make_trainer(INITIAL, 3, accumulation_steps=steps, weighs=weighs, **ADAM)
-        for weighs in (True, False)
-    ]
-    for _ in range(6):
-        feeds = [
-            [random.integers(-99, 99, size).astype(np.float32) for size in SIZES]
-            for _ in range(3)
-        ]
-        made[0].step(*feeds, weights=weights)
-        made[1].step(*feeds)
-    for own, plain in zip(made[0].values(), made[1].values(), strict=True):
-        assert_same_bits(own, plain)
-
-
-@pytest.mark.parametrize("steps", [None, 2])
-@pytest.mark.parametrize("weight", [0.1, 3, 7])
+@pytest.mark.parametrize(("steps", "weight"), [(None, 0.1), (2, 3), (2, 7)])
 def test_equal_weights_change_no_bit_of_any_gradient(steps, weight):
     random = np.random.default_rng(0)
     lists = [[tf.Variable(v) for v in INITIAL] for _ in range(6)]
@@ -125,6 +102,7 @@ def test_equal_weights_change_no_bit_of_any_gradient(steps, weight):
 
 
 @pytest.mark.parametrize("policy", ["skip_group", "drop_micro_batch"])
+@pytest.mark.each_choice
 def test_a_nan_of_a_tower_without_weight_is_no_overflow(make_trainer, policy):
     trainer = train(
         make_trainer,
@@ -139,20 +117,13 @@ def test_a_nan_of_a_tower_without_weight_is_no_overflow(make_trainer, policy):
     assert statistics.get("micro_batches_dropped", 0) == 0
 
 
-def test_a_nan_of_a_tower_with_weight_is_one(make_trainer):
-    trainer = make_trainer(INITIAL, 2, weighs=True, **SGD)
-    good, bad = [[np.full(s, v, np.float32) for s in SIZES] for v in (1, np.nan)]
-    trainer.step(good, bad, weights=[1, 1])
-    assert trainer.statistics()["skipped_updates"] == 1
-    assert_same_bits(trainer.values()[0], INITIAL)
-
-
 def test_what_is_dropped_does_not_weigh(make_trainer):
     trainer = make_trainer(
         INITIAL,
         2,
         accumulation_steps=3,
         on_nonfinite="drop_micro_batch",
+        loss_scale=DynamicLossScale(),
         weighs=True,
         **SGD,
     )
@@ -163,10 +134,13 @@ def test_what_is_dropped_does_not_weigh(make_trainer):
     trainer.step(grads[2], bad, weights=[1, 0])
     want = [np.full(size, -0.5 * 7, np.float32) for size in SIZES]
     assert_same_bits(trainer.values()[0], want)
-    assert trainer.statistics()["micro_batches_dropped"] == 1
+    statistics = trainer.statistics()
+    assert statistics["micro_batches_dropped"] == 1
+    assert statistics["loss_scaling_log2"] == 14, "a dropped micro-batch is an overflow"
 
 
 @pytest.mark.parametrize("steps", [None, 2])
+@pytest.mark.each_choice
 def test_nobody_with_weight_gives_means_of_zero(make_trainer, steps):
     trainer = make_trainer(INITIAL, 2, accumulation_steps=steps, weighs=True, **SGD)
     bad = [np.full(size, np.nan, np.float32) for size in SIZES]
@@ -195,24 +169,6 @@ def test_sparse_gradients_are_weighed(make_trainer):
         want = np.zeros((4, 2), np.float32)
         want[1], want[3] = -0.5 * (6 * 8 + 2 * 8) / 8, -0.5 * 2 * 8 / 8
         np.testing.assert_array_equal(trainer.values()[0][0], want)
-
-
-def test_a_group_goes_on_after_a_restore(make_trainer, tmp_path):
-    partition = [(4, 2), (2, 0)]
-    feeds = feeds_of(partition)
-
-    def make():
-        return make_trainer(INITIAL, 2, accumulation_steps=2, weighs=True, **SGD)
-
-    first = make()
-    first.step(*feeds[0], weights=partition[0])
-    path = first.save(str(tmp_path))
-    first.step(*feeds[1], weights=partition[1])
-    second = make()
-    second.restore(path)
-    second.step(*feeds[1], weights=partition[1])
-    assert_same_bits(second.values()[0], first.values()[0])
-    assert np.any(first.values()[0][0])
 
 
 def test_a_reset_forgets_weights(make_trainer):
@@ -293,7 +249,7 @@ def test_a_graph_without_weights_saves_what_it_saved_before(make_trainer):
     assert names[True] - names[False] == more
 
 
-@pytest.mark.parametrize("weights", [(6, 2), (0, 4), (3, 3)])
+@pytest.mark.parametrize("weights", [(6, 2), (0, 4)])
 def test_calls_on_one_device_are_weighed(weights):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         with tf.device("/cpu:0"):
@@ -324,20 +280,17 @@ def test_weights_in_one_registration_alone_are_refused():
             optimizer.register_gradients(variable[0], [variable])
 
 
-@pytest.mark.parametrize("weights", [[1, 1], [-1], [None], 2, [True]])
-def test_bad_weights_of_towers_are_refused(weights):
+def test_bad_weights_are_refused():
     _, optimizer = own_optimizer()
-    with pytest.raises((TypeError, ValueError), match=r"^weights must"):
-        optimizer.apply([tf.constant([1.0])], weights=weights)
-
-
-@pytest.mark.parametrize("weight", [-1, "1", True, [1]])
-def test_bad_weights_of_losses_are_refused(weight):
+    for weights in ([1, 1], [-1], [None], 2, [True]):
+        with pytest.raises((TypeError, ValueError), match=r"^weights must"):
+            optimizer.apply([tf.constant([1.0])], weights=weights)
     with tf.Graph().as_default(), tf.device("/cpu:0"):
         variable = tf.Variable([0.0])
         optimizer = tw_ampopt.Optimizer(**SGD)
-        with pytest.raises((TypeError, ValueError), match=r"^weight must"):
-            optimizer.register_gradients(variable[0], [variable], weight=weight)
+        for weight in (-1, "1", True, [1]):
+            with pytest.raises((TypeError, ValueError), match=r"^weight must"):
+                optimizer.register_gradients(variable[0], [variable], weight=weight)
 
 
 def test_a_weight_of_another_graph_is_refused():

@@ -11,7 +11,6 @@ import tensorflow as tf
 from wrong_calls import Interface, Late, WrongCall, WrongCalls
 
 from tw_ampopt import (
-    DynamicLossScale,
     Optimizer,
     SimpleAdam,
     StaticLossScale,
@@ -138,9 +137,7 @@ def nothing(_):
 
 SETTINGS = [
     ({"name": ""}, ValueError, "name must not be empty"),
-    ({"name": "a b"}, ValueError, "name must begin with a letter"),
     ({"tf_optimizer": keras.optimizers.Adam()}, TypeError, "tf_optimizer must be a cl"),
-    ({"tf_optimizer": "adam"}, ValueError, "'adam' could not be resolved"),
     ({"tf_optimizer": "tf.train.NoSuch"}, ValueError, "could not be resolved"),
     ({"tf_optimizer": "no.such.thing"}, ValueError, "could not be resolved"),
     ({"tf_optimizer": "keras.optimizers"}, TypeError, "tf_optimizer must be a class"),
@@ -158,8 +155,6 @@ SETTINGS = [
 STEPS = [
     (0, ValueError, "must be a whole number of 1 or more; got 0"),
     (2.5, ValueError, "got 2.5"),
-    (-1, ValueError, "whole number of 1 or more; got -1"),
-    (INF, ValueError, "whole number of 1 or more; got inf"),
     (np.bool_(True), TypeError, "whole number of micro-batches"),
 ]
 
@@ -177,16 +172,12 @@ PAIRS = [
     ([None], TypeError, "got [None]"),
     ([], ValueError, "got []"),
     (one(lambda: None), TypeError, "Only resource variables"),
-    (one(lambda: "w"), TypeError, "got ['w']"),
-    (one(lambda: ONES), TypeError, "Only resource variables"),
     (Late(lambda: [(ONES, weight(), 3)]), TypeError, "(gradient, variable) pairs"),
+    (Late(lambda: [(ONES, weight())] * 2), ValueError, "['w:0'] more than once"),
     (grad("a"), TypeError, "got 'a' for w:0"),
     (grad(None), ValueError, "No gradient for any variable"),
     (grad(np.ones(3)), ValueError, "w:0 (2,) has a gradient of shape"),
-    (grad(np.complex64(ONES)), TypeError, "got complex64 for w:0"),
     (grad(np.int32(ONES)), TypeError, "got int32 for w:0"),
-    (grad(ONES > 0), TypeError, "got bool for w:0"),
-    (one(lambda: variable(tf.int32)), TypeError, ":0 of int32"),
     (one(lambda: variable(tf.complex64)), TypeError, ":0 of complex64"),
     (one(lambda: elsewhere(variable)), ValueError, "the variable w:0 of another graph"),
     (
@@ -204,48 +195,33 @@ NO_STEPS = [
 LOSSES = [
     (Late(lambda: weight() * 2.0), ValueError, "scalar; got a tensor of shape (2,)"),
     (Late(lambda: tf.constant(1)), TypeError, "dtype; got int32"),
-    (Late(lambda: tf.constant("a")), TypeError, "got string"),
-    (Late(lambda: tf.constant(1j)), TypeError, "got complex128"),
     (
         Late(lambda: elsewhere(lambda: tf.reduce_sum(variable()))),
         *(ValueError, "the loss of another graph"),
     ),
 ]
-VARIABLES = [(["a"], TypeError, "got ['a']"), ([None], TypeError, "got [None]")]
+VARIABLES = [([None], TypeError, "got [None]")]
 VALUES = [
     ("a", TypeError, "got 'a'"),
     (Late(lambda: tf.constant(1)), TypeError, "got int32"),
-    (Late(lambda: tf.constant("a")), TypeError, "got string"),
     (
         Late(lambda: elsewhere(lambda: tf.constant(1.0))),
         *(ValueError, "value of another graph"),
     ),
 ]
-SLOTS = [
-    (None, TypeError, "var must be a variable; got None"),
-    ("w", TypeError, "got 'w'"),
-    (ONES, TypeError, "var must be a variable"),
-]
+SLOTS = [(ONES, TypeError, "var must be a variable")]
 FLAGS = [
     (flags, ValueError, "here [1, 1], the value of")
-    for flags in (None, 3, "a", [], [True], [[True, False]], [["a"]], [[1.0]])
+    for flags in (None, [True], [[True, False]], [[1.0]])
 ]
 GRADIENTS = [
     (["a"], TypeError, "got 'a' for w:0 in tower 0"),
     (["a", "b"], ValueError, "got [2]"),
-    ([], ValueError, "got [0]"),
     ([[ONES], None], TypeError, "got lists and others"),
     ([[ONES], [ONES]], ValueError, "got [1, 1]"),
     ([None], ValueError, "No gradient for any variable"),
-    ([1.0], TypeError, "got 1.0 for w:0"),
     ([np.ones(3)], ValueError, "has a gradient of shape (3,)"),
-    ([np.complex64(ONES)], TypeError, "got complex64 for w:0"),
-    ([tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]))], ValueError, "w:0"),
     ([ONES > 0], TypeError, "got bool for w:0"),
-    (
-        [tf.IndexedSlices(tf.ones(1), tf.constant(["a"]))],
-        *(TypeError, "indices of string for w:0"),
-    ),
     (
         [tf.IndexedSlices(tf.ones(1), tf.constant([1.0]))],
         *(TypeError, "indices of float32 for w:0"),
@@ -264,26 +240,25 @@ OTHERS = {
             {"loss_scale": "dynamic", "use_loss_scaling": False},
             *(TypeError, "got 'dynamic'"),
         ),
+        (
+            {"use_loss_scaling": True, "loss_scaling_init": -1.0},
+            *(ValueError, "loss_scaling_init: The initial log2 must lie within"),
+        ),
     ],
     "TowerOptimizer.loss_scale": [
         ("dynamic", TypeError, "got 'dynamic'"),
-        (DynamicLossScale, TypeError, "loss_scale must be a rule"),
     ],
     "Optimizer.minibatch_multiplier": STEPS,
     "Optimizer.loss_scaling_inc": [(-1, ValueError, "at least 0")],
     "Optimizer.register_gradients.loss": LOSSES,
     "Optimizer.register_gradients.trainable_vars": [
         ([], ValueError, "trainable_vars is empty"),
-        ({}, ValueError, "trainable_vars is empty"),
         *VARIABLES,
         (Late(lambda: [weight()] * 2), ValueError, "['w:0'] more than once"),
-        (Late(lambda: [variable(tf.int32)]), TypeError, "of int32"),
-        (Late(lambda: [variable(tf.complex64)]), TypeError, "of complex64"),
         (
             Late(lambda: [elsewhere(variable)]),
             *(ValueError, "the variable w:0 of another graph"),
         ),
-        ([WEIGHT], ValueError, "the variable w:0 of another"),
     ],
     "Optimizer.register_gradients": [
         (
@@ -303,13 +278,9 @@ OTHERS = {
     ],
     "TowerOptimizer.variables": [
         *VARIABLES,
-        ([ONES], TypeError, "Only resource variables"),
         ([], ValueError, "No variables; build the model"),
-        ([[]], ValueError, "No variables; build the model"),
         ([[WEIGHT], None], TypeError, "got lists and others"),
         ([[[WEIGHT]]], TypeError, "Only resource variables"),
-        (Late(lambda: [variable(tf.int32)]), TypeError, ":0 of int32"),
-        (Late(lambda: [variable(tf.complex64)]), TypeError, ":0 of complex64"),
         ([tf.Variable("a", name="w")], TypeError, "w:0 of string"),
         (Late(lambda: [elsewhere(variable)]), ValueError, "w:0 of another graph"),
     ],
@@ -327,7 +298,6 @@ OTHERS = {
     **{f"{name}.compute_gradients.loss": LOSSES for name in ALL},
     **{
         f"{name}.compute_gradients": [
-            ({"var_list": ["a"]}, TypeError, "got ['a']"),
             ({"var_list": [None]}, TypeError, "got [None]"),
             ({"var_list": []}, ValueError, "got var_list=[]"),
             ({"foo": 3}, TypeError, "Unknown options ['foo']"),
@@ -343,7 +313,7 @@ OTHERS = {
         ({"init": -1.0}, ValueError, "must lie within the bounds; got init=-1.0"),
         *(
             ({"lowest": lowest, "highest": highest}, ValueError, "within -120..120")
-            for lowest, highest in ((121.0, 122.0), (65.0, 64.0), (-200.0, 120.0))
+            for lowest, highest in ((65.0, 64.0), (-200.0, 120.0))
         ),
     ],
     "DynamicLossScale": [
@@ -357,10 +327,7 @@ OTHERS = {
     ],
     "SimpleAdam": [
         ({"name": ""}, ValueError, "name must not be empty"),
-        ({"name": "a b"}, ValueError, "name must begin with a letter"),
         ({"beta1": 2.0}, ValueError, "beta1 must be below 1; got 2.0"),
-        ({"beta1": -1}, ValueError, "beta1 must be at least 0; got -1"),
-        ({"beta2": 1.0}, ValueError, "beta2 must be below 1; got 1.0"),
         ({"epsilon": -1}, ValueError, "epsilon must be at least 0; got -1"),
         ({"learning_rate": Late(lambda: tf.ones(2))}, ValueError, "got shape (2,)"),
         (
@@ -419,28 +386,18 @@ class TestWrongCalls(WrongCalls):
     interface, rows = INTERFACE, ROWS
 
 
-@pytest.mark.parametrize(
-    "reducer",
-    [
+def test_a_reducer_that_returns_no_sums_is_refused():
+    lists = [[variable()] for _ in range(2)]
+    for reducer in (
         lambda grads: None,
         lambda grads: [None] * len(grads),
         lambda grads: grads[:1],
         lambda grads: [tower[:0] for tower in grads],
         lambda grads: [[tf.zeros([3]) for _ in tower] for tower in grads],
         lambda grads: [["a" for _ in tower] for tower in grads],
-    ],
-)
-def test_a_reducer_that_returns_no_sums_is_refused(reducer):
-    lists = [[variable()] for _ in range(2)]
-    optimizer = TowerOptimizer(
-        lists, name="T", towers=towers(CPUS[:2]), reducer=reducer
-    )
-    with pytest.raises(ValueError, match=r"^reducer must return \[K\]\[M\] sums"):
-        optimizer.apply([[ONES], [ONES]])
-
-
-@pytest.mark.parametrize("kind", ["tf.train.GradientDescentOptimizer", SimpleAdam])
-def test_a_negative_learning_rate_is_fine(kind):
-    w = variable()
-    TowerOptimizer([w], tf_optimizer=kind, learning_rate=-1.0).apply([ONES])
-    np.testing.assert_allclose(w, [2, 2], rtol=1e-5)
+    ):
+        optimizer = TowerOptimizer(
+            lists, name="T", towers=towers(CPUS[:2]), reducer=reducer
+        )
+        with pytest.raises(ValueError, match=r"^reducer must return \[K\]\[M\] sums"):
+            optimizer.apply([[ONES], [ONES]])
