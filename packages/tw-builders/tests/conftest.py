@@ -7,5 +7,5 @@ from tw_core.testing import start_logical_cpus
 
 start_logical_cpus()
 
-# For the module beside this one that several tests import.
+# For the modules beside this one that several tests import.
 sys.path.insert(0, str(Path(__file__).parent))

@@ -202,27 +202,6 @@ def variables_of(optimizer):
     return list(variables() if callable(variables) else variables)
 
 
-def test_functions_with_an_optimizer_a_tower_do_not_wait():
-    w = tf.Variable(tf.zeros([3]))
-
-    def tower_step(k):
-        optimizer = keras.optimizers.Adam(0.1)
-        optimizer.build([w])
-
-        @tf.function(autograph=False)
-        def step():
-            with tf.device(CPUS[k]):
-                apply_shared_gradients([[(tf.constant(LINEAR), w)]], optimizer)
-
-        step()
-        return (lambda: (time.sleep(0.2), step())) if k == 1 else step
-
-    with AsyncRunner([tower_step(k) for k in range(2)]) as runner:
-        wait_until(lambda: runner.steps_done[1] >= 3)
-    assert runner.steps_done[0] >= 5 * runner.steps_done[1]
-    assert not runner.is_running
-
-
 def test_a_tower_that_raises_is_named_and_stops_the_others():
     def fails():
         raise ArithmeticError("no luck")

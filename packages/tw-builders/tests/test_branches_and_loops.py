@@ -144,37 +144,30 @@ def test_in_a_session_graph(expect, place, way, optimizer):
 
 @each_place
 @each_sharing
-@each_optimizer
+@pytest.mark.parametrize(
+    ("optimizer", "wrapped"),
+    [(n, w) for n in OPTIMIZERS for w in (False, True) if not (w and "keras" in n)],
+)
 @pytest.mark.each_choice
-def test_in_a_function(expect, place, way, optimizer):
+def test_in_a_function_or_wrapped_graph_code(expect, place, way, optimizer, wrapped):
     variables = make_variables(way)
     optimizers = make_optimizers_of(way, optimizer, variables)
     step = make_step(variables, optimizers, way=way)
 
     def effect():
-        assert step() is None  # takes place by itself
+        op = step()
+        assert wrapped or op is None  # takes place by itself
+        return op
 
-    call = tf.function(lambda on: place(effect, on), autograph=False)
+    if wrapped:
+        on = tf.TensorSpec([], tf.bool, name="on")
+        call = v1.wrap_function(lambda on: place(effect, on), [on])
+    else:
+        call = tf.function(lambda on: place(effect, on), autograph=False)
     for _ in range(STEPS):
         assert call(tf.constant(True)) == 1
     if place is not directly:
         assert call(tf.constant(False)) == 0
-    expect(optimizer, variables)
-
-
-@each_place
-@each_sharing
-@each_v1_optimizer
-@pytest.mark.each_choice
-def test_in_wrapped_graph_code(expect, place, way, optimizer):
-    variables = make_variables(way)
-    optimizers = make_optimizers_of(way, optimizer, variables)
-    step = make_step(variables, optimizers, way=way)
-    call = v1.wrap_function(
-        lambda on: place(step, on), [tf.TensorSpec([], tf.bool, name="on")]
-    )
-    for _ in range(STEPS):
-        assert call(tf.constant(True)) == 1
     expect(optimizer, variables)
 
 

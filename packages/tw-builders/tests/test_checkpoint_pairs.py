@@ -13,15 +13,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from function_ways import make_apply
 from session_builders import SYNCHRONOUS, build, new_session
 
-from tw_builders import (
-    apply_gradients,
-    apply_sharded_gradients,
-    apply_shared_gradients,
-    make_optimizers,
-    make_sharded_optimizer,
-)
+from tw_builders import apply_sharded_gradients, make_sharded_optimizer
 from tw_core import (
     copy_to_replicas,
     get_current_tower_context,
@@ -157,16 +152,13 @@ class FunctionRun(Run):
     def __init__(self, way, optimizer):
         kind, num_towers = way
         ours = towers(list(CPUS[:num_towers]))
-        shared, make = "server" in kind, FUNCTION_OPTIMIZERS[optimizer]
-        is_sharded = "sharded" in kind
-        self.models = replicate(ours[:1] if shared else ours, lambda tower: Module())
+        kind = "shared" if "server" in kind else kind
+        own = ours[:1] if kind == "shared" else ours
+        self.models = replicate(own, lambda tower: Module())
         parts = [model.parts for model in self.models]
-        if is_sharded:
-            applied, saved = make_sharded_optimizer(ours, make, parts)
-            used = [saved]
-        else:
-            used = make_optimizers(ours[: len(parts)], make, parts)
         reducer = mean(partial(sum_balanced, devices=CPUS[:num_towers]))
+        make = FUNCTION_OPTIMIZERS[optimizer]
+        apply, used = make_apply(kind, ours, make, parts, reducer)
 
         @tf.function(autograph=False)
         def step(rows):
@@ -175,14 +167,7 @@ class FunctionRun(Run):
             def gradients(tower):
                 return [tf.reduce_mean(rows[tower.index], 0) for rows in shards]
 
-            grads = map_towers(gradients, ours)
-            if is_sharded:
-                apply_sharded_gradients(ours, grads, parts, applied)
-            elif shared:
-                pairs = [list(zip(own, parts[0], strict=True)) for own in grads]
-                apply_shared_gradients(pairs, used[0])
-            else:
-                apply_gradients(ours, reducer(grads), parts, used)
+            apply(map_towers(gradients, ours))
 
         self._step = step
         # A checkpoint of each replica that has an optimizer; the first one is saved.

@@ -8,17 +8,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from function_ways import make_apply
 from session_builders import SYNCHRONOUS, build, new_session, pairs_of
 
-from tw_builders import (
-    AsyncMultiGPUBuilder,
-    SyncMultiGPUShardedBuilder,
-    apply_gradients,
-    apply_sharded_gradients,
-    apply_shared_gradients,
-    make_optimizers,
-    make_sharded_optimizer,
-)
+from tw_builders import AsyncMultiGPUBuilder, SyncMultiGPUShardedBuilder
 from tw_core import (
     get_current_tower_context,
     map_towers,
@@ -185,11 +178,8 @@ def train_in_function(make_replica, get_opt_fn, num_towers, way="replicated"):
     devices = [tower.device for tower in all_towers]
     own = all_towers[:1] if way == "shared" else all_towers
     replicas = replicate(own, make_replica)
-    if way == "sharded":
-        optimizers = make_sharded_optimizer(all_towers, get_opt_fn, replicas)[:1]
-    else:
-        optimizers = make_optimizers(own, get_opt_fn, replicas)
     reduce = mean(packed(broadcast(partial(sum_balanced, devices=devices))))
+    apply, _ = make_apply(way, all_towers, get_opt_fn, replicas, reduce)
 
     @tf.function
     def step(x):
@@ -201,14 +191,7 @@ def train_in_function(make_replica, get_opt_fn, num_towers, way="replicated"):
 
         results = map_towers(tower_step, all_towers, tf.split(x, num_towers))
         losses, grads = zip(*results, strict=True)
-        if way == "sharded":
-            apply_sharded_gradients(all_towers, grads, replicas, *optimizers)
-        elif way == "shared":
-            variables = replicas[0].trainable_variables
-            pairs = [list(zip(g, variables, strict=True)) for g in grads]
-            apply_shared_gradients(pairs, *optimizers)
-        else:
-            apply_gradients(all_towers, reduce(grads), replicas, optimizers)
+        apply(grads)
         return tf.add_n(losses) / num_towers
 
     return [float(step(batch(n))) for n in range(STEPS)], replicas

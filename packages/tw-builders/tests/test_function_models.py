@@ -10,14 +10,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from function_ways import make_apply
 
-from tw_builders import (
-    apply_gradients,
-    apply_sharded_gradients,
-    apply_shared_gradients,
-    make_optimizers,
-    make_sharded_optimizer,
-)
+from tw_builders import apply_gradients, make_optimizers
 from tw_core import LeastLoadedDeviceSetter, map_towers, replicate, towers
 from tw_core.testing import CPUS
 from tw_reduce import broadcast, mean, packed, sum_balanced
@@ -105,28 +100,20 @@ def train(model_name, optimizer_name, num_towers, kind):
             replicas = [make_model()]
     else:
         replicas = replicate(ours, lambda tower: make_model())
-    make = OPTIMIZERS[optimizer_name]
-    if kind == "sharded":
-        optimizers = list(make_sharded_optimizer(ours, make, replicas)[:1])
-    else:
-        optimizers = make_optimizers(ours[: len(replicas)], make, replicas)
     reducer = mean(packed(broadcast(partial(sum_balanced, devices=CPUS[:num_towers]))))
+    apply, optimizers = make_apply(
+        kind, ours, OPTIMIZERS[optimizer_name], replicas, reducer
+    )
     models = replicas * num_towers if shared else replicas
 
     @tf.function(autograph=False)
     def step(x, y):
-        grads = map_towers(
-            lambda tower, model, x, y: gradients(model, x, y),
-            *(ours, models, tf.split(x, num_towers), tf.split(y, num_towers)),
+        apply(
+            map_towers(
+                lambda tower, model, x, y: gradients(model, x, y),
+                *(ours, models, tf.split(x, num_towers), tf.split(y, num_towers)),
+            )
         )
-        if shared:
-            variables = replicas[0].trainable_variables
-            pairs = [list(zip(tower, variables, strict=True)) for tower in grads]
-            apply_shared_gradients(pairs, optimizers[0])
-        elif kind == "sharded":
-            apply_sharded_gradients(ours, grads, replicas, optimizers[0])
-        else:
-            apply_gradients(ours, reducer(grads), replicas, optimizers)
 
     for x, y in batches():
         step(x, y)

@@ -1,5 +1,7 @@
 """In a tower the collections of losses have what they have without towers."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -125,25 +127,19 @@ def test_an_inference_tower_sees_its_own_losses():
 
 
 @pytest.mark.parametrize("policy", [Shared(), Replicated()])
-def test_map_towers_in_a_session_graph_does_so_too(policy):
-    def tower(tower):
-        with policy.scope(tower):
-            return model()[0]
-
-    with tf.Graph().as_default():
-        got = run(map_towers(tower, towers(CPUS[:3])))
-        np.testing.assert_allclose(got, [6.9] * 3, rtol=1e-6)
-
-
-@pytest.mark.parametrize("policy", [Shared(), Replicated()])
-def test_map_towers_in_a_function_does_so_too(policy):
+def test_map_towers_does_so_too(policy):
     store = VariableStore(policy)
 
-    def tower(tower):
-        with store.scope(tower):
+    def tower(tower, scopes):
+        with scopes.scope(tower):
             return model()[0]
 
-    step = tf.function(lambda: map_towers(tower, towers(CPUS[:3])), autograph=False)
+    def losses(scopes):
+        return map_towers(partial(tower, scopes=scopes), towers(CPUS[:3]))
+
+    with tf.Graph().as_default():
+        np.testing.assert_allclose(run(losses(policy)), [6.9] * 3, rtol=1e-6)
+    step = tf.function(partial(losses, store), autograph=False)
     np.testing.assert_allclose(step(), [6.9] * 3, rtol=1e-6)
 
 

@@ -187,26 +187,6 @@ def test_towers_reach_the_variables_of_one_device(builder, num_towers, optimizer
         assert not np.array_equal(values[0][0][0], values[-1][0][0])
 
 
-@each_builder
-@each_count
-@pytest.mark.each_choice
-def test_adam_advances_once_a_step_in_every_tower(builder, num_towers):
-    with tf.Graph().as_default() as graph:
-        (x, y), _, train_op, _ = build_graph(builder, num_towers, "adam")
-        variables = graph.get_collection("variables")
-        variables += graph.get_collection("local_variables")
-        powers = [v for v in variables if "beta1_power" in v.name]
-        with new_session() as session:
-            for a, b in batches():
-                session.run(train_op, {x: a, y: b})
-            values = session.run(powers)
-    assert len(powers) == (num_towers if builder.startswith("replicated") else 1)
-    want = np.float32(0.9)
-    for _ in range(STEPS):
-        want = np.float32(want * np.float32(0.9))
-    np.testing.assert_allclose(values, want, rtol=1e-6)
-
-
 @pytest.mark.full("spread server", "replicated, balanced")
 @pytest.mark.parametrize("builder", BUILDERS)
 def test_operations_grow_linearly_with_towers_and_variables(builder):

@@ -97,17 +97,6 @@ def test_a_predict_tower_leaves_no_op_that_training_would_run(graph, contexts):
     assert len(predict.get_collection_in_tower(MOVING)) == 1
 
 
-def test_a_predict_tower_leaves_none_without_a_builder_either(graph):
-    with tensorpack.TowerContext("", is_training=True):
-        model(tf.ones([2]))
-    with (
-        v1.variable_scope(v1.get_variable_scope(), reuse=True),
-        tensorpack.TowerContext("predict", is_training=False),
-    ):
-        model(v1.placeholder(tf.float32, [2]))
-    assert run_moving_averages(graph, {}) == 1
-
-
 def test_training_towers_of_ones_own_leave_them_to_the_main_one(graph):
     for k in range(2):
         name = f"tower{k}"

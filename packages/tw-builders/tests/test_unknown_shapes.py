@@ -6,15 +6,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from function_ways import make_apply
 from session_builders import BUILDERS, build, new_session
 
-from tw_builders import (
-    SyncMultiGPUReplicatedBuilder,
-    apply_gradients,
-    apply_sharded_gradients,
-    apply_shared_gradients,
-    make_optimizers,
-)
+from tw_builders import SyncMultiGPUReplicatedBuilder
 from tw_core import towers
 from tw_core.testing import CPUS
 from tw_reduce import broadcast, packed, sum_balanced
@@ -125,30 +120,22 @@ def test_a_gradient_of_another_shape_is_refused_by_name(builder, static, wrong, 
 
 
 @pytest.mark.parametrize("kind", ["v1", "keras"])
-@pytest.mark.parametrize("way", ["own", "shared", "sharded"])
+@pytest.mark.parametrize("way", ["replicated", "shared", "sharded"])
 @pytest.mark.each_choice
 def test_in_a_function_as_well(kind, way):
-    ours = towers(TWO)
-    make = descend if kind == "v1" else partial(keras.optimizers.SGD, 1.0)
-    variables = []
-    for device in TWO:
+    ours, variables = towers(TWO), []
+    for device in TWO[: 1 if way == "shared" else 2]:
         with tf.device(device):
             variables.append([tf.Variable(tf.zeros([2, 3]), name="w")])
-    optimizers = make_optimizers(ours, make, variables)
+    make = descend if kind == "v1" else partial(keras.optimizers.SGD, 1.0)
+    apply, _ = make_apply(way, ours, make, variables, list)
 
     @tf.function(
         autograph=False,
         input_signature=[[tf.TensorSpec([None, None]), tf.TensorSpec(None)]],
     )
     def step(grads):
-        if way == "shared":
-            only = variables[0][0]
-            apply_shared_gradients([[(g, only)] for g in grads], optimizers[0])
-        elif way == "sharded":
-            own = [[g] for g in grads]
-            apply_sharded_gradients(ours, own, variables, optimizers[0])
-        else:
-            apply_gradients(ours, [[g] for g in grads], variables, optimizers)
+        apply([[grad] for grad in grads])
 
     step([tf.ones([2, 3])] * 2)
     np.testing.assert_array_equal(variables[0][0], -np.ones([2, 3]))
