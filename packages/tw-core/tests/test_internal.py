@@ -5,7 +5,13 @@ import sys
 
 import pytest
 
+import tw_core
 from tw_core import internal
+
+
+def test_a_name_that_was_loaded_is_not_in_the_front():
+    assert internal.check_flag is not None
+    assert not hasattr(tw_core, "check_flag")
 
 
 def test_an_unknown_name_is_refused():

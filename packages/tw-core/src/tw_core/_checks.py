@@ -234,6 +234,9 @@ def refusing_unknown(
 ) -> Callable[[str], object]:
     """Makes a module refuse unknown names as Python does, with "Did you mean".
 
+    What a module beside the package's ``__init__``, as ``internal`` is, loads on first
+    use is stored on that module, and not on the package.
+
     Args:
       module: the module's name.
       getattr_: returns the objects in the module's ``dir``, and raises
@@ -244,14 +247,19 @@ def refusing_unknown(
     """
 
     def __getattr__(name: str) -> object:
+        own = sys.modules[module]
         try:
-            return getattr_(name)
+            found = getattr_(name)
         except AttributeError:
-            package = sys.modules[module]
-            if name in dir(package):  # Something else was missing while it loaded.
+            if name in dir(own):  # Something else was missing while it loaded.
                 raise
             message = f"module {module!r} has no attribute {name!r}"
-            raise AttributeError(message, name=name, obj=package) from None
+            raise AttributeError(message, name=name, obj=own) from None
+        package = own.__package__
+        if package and package != module:  # on which lazy_loader stores what it loads
+            vars(sys.modules[package]).pop(name, None)
+            vars(own)[name] = found
+        return found
 
     return __getattr__
 
