@@ -48,7 +48,11 @@ def test_a_class_shows_members_and_what_it_inherits_but_nothing_private(lines_of
         def inherited(self, a: int) -> None: ...
         def _hidden(self) -> None: ...
 
+    class _Own(Generic[T]):
+        def __get__(self, thing: Any, kind: Any = None) -> T: ...
+
     class Thing(_Base):
+        kept = _Own[list[int]]()
         kind: str = "x"
 
         def __init__(self, size: int) -> None:
@@ -70,6 +74,7 @@ def test_a_class_shows_members_and_what_it_inherits_but_nothing_private(lines_of
         "class toy.Thing(size: int) of _Base",
         "def toy.Thing.__len__(self) -> int",
         "def toy.Thing.inherited(self, a: int) -> None",
+        "property toy.Thing.kept -> list[int]",
         "value toy.Thing.kind: str = 'x'",
         "property toy.Thing.level -> int @setter",
         "def toy.Thing.make() -> Thing @staticmethod",

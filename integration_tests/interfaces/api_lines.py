@@ -108,12 +108,35 @@ def _forms(member: Any) -> Iterator[tuple[str, str]]:
     elif "property" in member.labels:
         setter = " @setter" if "writable" in member.labels else ""
         yield "property", f" -> {member.annotation}" * has_type + setter
+    elif of_type := _type_of_descriptor(member):
+        yield "property", f" -> {of_type}"
     else:
         is_shared = member.labels & {"module-attribute", "class-attribute"}
         value = f" = {member.value}" if is_shared and member.value is not None else ""
         if str(member.annotation) == "TypeAlias":
             value = " = " + str(member.value).strip("'\"")  # a late name
         yield "value", f": {member.annotation}" * has_type + value
+
+
+def _type_of_descriptor(member: Any) -> str:
+    """Writes the type of an attribute that is made as ``Own[type]()``, or nothing.
+
+    ``Own`` is a class of the package with ``__get__``.
+    """
+    kind = getattr(member.value, "function", None)
+    if not isinstance(kind, griffe.ExprSubscript):
+        return ""
+    owner = _found(kind.left)
+    return str(kind.slice) if owner and "__get__" in owner.members else ""
+
+
+def _found(name: Any) -> Any:
+    """Returns what a name of the package stands for, or None."""
+    try:
+        named: Any = name.resolved if isinstance(name, griffe.ExprName) else None
+        return named.final_target if named and named.is_alias else named
+    except (AttributeError, KeyError, griffe.GriffeError):
+        return None  # a builtin, or of elsewhere
 
 
 def _constructor(owner: griffe.Class) -> str:
@@ -155,11 +178,7 @@ def _constant(value: Any) -> str:
 
     Otherwise the constant could change, and the line would not.
     """
-    try:
-        named: Any = value.resolved if isinstance(value, griffe.ExprName) else None
-        named = named.final_target if named and named.is_alias else named
-    except (AttributeError, KeyError, griffe.GriffeError):
-        named = None  # a builtin, or of elsewhere
+    named = _found(value)
     if named and named.is_attribute and named.value is not None:
         return _constant(named.value)
     return str(value)

@@ -1,13 +1,16 @@
 """What a ``TowerModel`` answers as tower 0's model, which is an ordinary one, does."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, cast
 
 import keras
 
 from tw_keras._copies import Copies
 
+T = TypeVar("T")
 
-class OfTower0:
+
+class OfTower0(Generic[T]):
     """An attribute or a method of tower 0's model."""
 
     def __init__(self, before: Any = None) -> None:
@@ -17,11 +20,11 @@ class OfTower0:
     def __set_name__(self, owner: type, name: str) -> None:
         self._name, self.__doc__ = name, f"Tower 0's ``{name}``."
 
-    def __get__(self, model: Any, kind: Any = None) -> Any:
+    def __get__(self, model: Any, kind: Any = None) -> T:
         if model is None:
-            return self
+            return cast(T, self)
         own = vars(model).get("_own")
-        return self._before if own is None else getattr(own.main, self._name)
+        return cast(T, self._before if own is None else getattr(own.main, self._name))
 
     def __set__(self, model: Any, value: Any) -> None:
         """Does nothing: Keras sets some while it makes the object."""
@@ -32,36 +35,37 @@ class AsTower0(keras.Model):  # type: ignore[misc] # Keras is untyped
 
     _own: Copies
 
-    variables = OfTower0()
-    trainable_variables = OfTower0()
-    non_trainable_variables = OfTower0()
-    weights = OfTower0()
-    trainable_weights = OfTower0()
-    non_trainable_weights = OfTower0()
-    layers = OfTower0([])
-    metrics = OfTower0()
-    losses = OfTower0()
-    loss = OfTower0()
-    built = OfTower0(False)
-    input = OfTower0()
-    output = OfTower0()
-    inputs = OfTower0()
-    outputs = OfTower0()
-    input_shape = OfTower0()
-    output_shape = OfTower0()
+    variables = OfTower0[list[keras.Variable]]()
+    trainable_variables = OfTower0[list[keras.Variable]]()
+    non_trainable_variables = OfTower0[list[keras.Variable]]()
+    weights = OfTower0[list[keras.Variable]]()
+    trainable_weights = OfTower0[list[keras.Variable]]()
+    non_trainable_weights = OfTower0[list[keras.Variable]]()
+    layers = OfTower0[list[keras.layers.Layer]]([])
+    metrics = OfTower0[list[keras.metrics.Metric]]()
+    losses = OfTower0[list[Any]]()
+    loss = OfTower0[Any]()
+    built = OfTower0[bool](False)
+    input = OfTower0[Any]()
+    output = OfTower0[Any]()
+    inputs = OfTower0[Any]()
+    outputs = OfTower0[Any]()
+    input_shape = OfTower0[Any]()
+    output_shape = OfTower0[Any]()
 
-    export = OfTower0()
-    summary = OfTower0()
-    get_layer = OfTower0()
-    to_json = OfTower0()
-    count_params = OfTower0()
-    get_config = OfTower0()
-    get_build_config = OfTower0()
-    save_own_variables = OfTower0()
-    _obj_type = OfTower0()
-    _run_through_graph = OfTower0()  # For ``clone_model``, as ``_layers`` is.
+    export = OfTower0[Callable[..., None]]()
+    summary = OfTower0[Callable[..., None]]()
+    get_layer = OfTower0[Callable[..., keras.layers.Layer]]()
+    to_json = OfTower0[Callable[..., str]]()
+    count_params = OfTower0[Callable[[], int]]()
+    get_config = OfTower0[Callable[[], dict[str, Any]]]()
+    get_build_config = OfTower0[Callable[[], Any]]()
+    save_own_variables = OfTower0[Callable[[Any], None]]()
+    _obj_type = OfTower0[Callable[[], str]]()
+    # For ``clone_model``, as ``_layers`` is.
+    _run_through_graph = OfTower0[Callable[..., Any]]()
     # A tf.train.Checkpoint of this holds what one of the plain model does.
-    _trackable_children = OfTower0()
+    _trackable_children = OfTower0[Callable[..., Any]]()
 
     @property
     def trainable(self) -> bool:
