@@ -104,11 +104,19 @@ def gather(tensor: tf.Tensor, endpoint: Endpoint, key: Any) -> tf.Tensor:
     return _run_with_elements(tf.raw_ops.CollectiveGatherV2, tensor, endpoint, key)
 
 
-def swap(tensor: tf.Tensor, endpoint: Endpoint, key: Any) -> tf.Tensor:
-    """Sends row r of [size, ...] to rank r; returns [size, ...], each rank's row."""
+def swap(
+    tensor: tf.Tensor, endpoint: Endpoint, key: Any, *, has_elements: bool = False
+) -> tf.Tensor:
+    """Sends row r of [size, ...] to rank r; returns [size, ...], each rank's row.
+
+    With ``has_elements`` it is a matrix that is known not to be empty.
+    """
     if endpoint.mpi is not None:
         return as_tensor(endpoint.mpi.swap(_tf_compat.as_array(tensor)))
-    return _run_with_elements(tf.raw_ops.CollectiveAllToAllV2, tensor, endpoint, key)
+    op = tf.raw_ops.CollectiveAllToAllV2
+    if has_elements:
+        return op(input=tensor, **_in_order(endpoint, key))
+    return _run_with_elements(op, tensor, endpoint, key)
 
 
 def add_narrow(
@@ -120,15 +128,15 @@ def add_narrow(
     divides: bool = False,
     weights: Sequence[tf.Tensor] | None = None,
 ) -> tf.Tensor:
-    """Adds [R] that travels in a narrow dtype: each rank adds a part in float32.
+    """Adds [R], R >= 1, that travels narrow: each rank adds a part in float32.
 
     Gradients times their ``weights``, by rank, may overflow the narrow dtype, so they
     are weighed in float32, too. Takes the first of two keys.
     """
     size, sent = endpoint.size, tf.cast(flat, wire)
-    count = tf.shape(sent)[0]
-    filled = tf.pad(sent, [[0, -count % size]])
-    parts = swap(tf.reshape(filled, [size, -1]), endpoint, key)
+    count = flat.shape.num_elements() or tf.size(flat)
+    filled = tf.reshape(tf.pad(sent, [[0, -count % size]]), [size, -1])
+    parts = swap(filled, endpoint, key, has_elements=True)
     wide = tf.unstack(tf.cast(parts, tf.float32), num=size)
     if weights is not None:
         wide = [weigh(part, w) for part, w in zip(wide, weights, strict=True)]
@@ -137,7 +145,8 @@ def add_narrow(
         added /= size
     # Not ``gather``, which copies large tensors slowly.
     sums = tf.stack([tf.cast(added, wire)] * size)
-    summed = tf.reshape(swap(sums, endpoint, key + 1), [-1])[:count]
+    swapped = swap(sums, endpoint, key + 1, has_elements=True)
+    summed = tf.slice(tf.reshape(swapped, [-1]), [0], [count])
     return tf.cast(summed, flat.dtype)
 
 
