@@ -71,8 +71,9 @@ def with_rows_added(
 ) -> Sequence[Brought]:
     """Adds up sparse gradients for the same rows, of which one tower brings the sum.
 
-    A table of positions has a gradient for each position in every tower. Left apart,
-    they would be repeated rows, which one device does not have.
+    A table of relative positions is read at the same places in every tower, at some of
+    them twice. Left apart, the rows would repeat more often than on one device; rows
+    that are known to be unique would be added anyway, others not.
     """
     if not brought[0].same_rows:
         return brought
