@@ -9,11 +9,13 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 from harness.rank_programs import answer
 
 import tw_horovod as hvd
+import tw_horovod.keras as hvd_keras
 from tw_horovod._state import group as state
 
 v1 = tf.compat.v1
@@ -51,15 +53,13 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
         answer(pipe, functools.partial(globals()[name], *arguments))
 
 
-def place() -> dict[str, Any]:
-    """Initializes again, and tells all numbers."""
+def place() -> list[int]:
+    """Initializes again, and tells numbers, those of ops too."""
     hvd.init()
-    names = ("size", "rank", "local_size", "local_rank", "cross_size", "cross_rank")
-    numbers = {name: getattr(hvd, name)() for name in names}
-    ops = ("size_op", "rank_op", "local_size_op", "local_rank_op")
-    mode = "eager" if tf.executing_eagerly() else "session"
-    numbers |= {name: run(lambda n=name: getattr(hvd, n)(), mode) for name in ops}
-    return numbers | {"is_homogeneous": hvd.is_homogeneous()}
+    ops = (hvd.rank_op, hvd.size_op, hvd.local_rank_op, hvd.local_size_op)
+    known = (hvd.local_rank, hvd.local_size, hvd.cross_rank, hvd.cross_size)
+    of_ops = run(lambda: [op() for op in ops], "session")
+    return [*map(int, of_ops), *(own() for own in known), hvd.is_homogeneous()]
 
 
 def run(build: Any, mode: str = "eager", *arrays: np.ndarray) -> Any:
@@ -155,20 +155,6 @@ def gradient(
     return run(build, mode, array, upstream)
 
 
-def reduce_rows(
-    mode: str, values: np.ndarray, indices: np.ndarray, op: Any
-) -> tuple[np.ndarray, np.ndarray]:
-    """Reduces sparse rows, alone and with a dense tensor."""
-
-    def build(values: tf.Tensor, indices: tf.Tensor) -> Any:
-        slices = tf.IndexedSlices(values, indices, tf.constant([50, 2]))
-        alone = hvd.allreduce(slices, op=op)
-        [dense, grouped] = hvd.grouped_allreduce([tf.ones([2]), slices], op=hvd.Sum)
-        return [alone, dense, grouped]
-
-    return run(build, mode, values, indices)
-
-
 def reduce_many(mode: str, threads: int, steps: int) -> list[np.ndarray]:
     """Runs 24 independent collectives, whose inputs are ready in this rank's own order.
 
@@ -220,22 +206,19 @@ def train_in_session(
     *,
     steps: int = 4,
     use_resource: bool = False,
-    is_monitored: bool = False,
     start: float = 0.0,
-    momentum: float = 0.5,
     is_local: bool = False,
     options: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Trains a linear model with an optimizer of TensorFlow 1; see ``Linear``."""
-    options = dict(options or {})
-    options |= _find_compression(options)
+    options = {**(options or {}), **_find_compression(options or {})}
     with tf.Graph().as_default():
         weights = v1.get_variable(
             "w", initializer=tf.fill([rows.shape[1]], start), use_resource=use_resource
         )
         unused = v1.get_variable("unused", [], use_resource=use_resource)
         loss = tf.reduce_mean((tf.linalg.matvec(rows, weights) - targets) ** 2)
-        optimizer = v1.train.MomentumOptimizer(0.1, momentum)
+        optimizer = v1.train.MomentumOptimizer(0.1, 0.5)
         optimizer = hvd.DistributedOptimizer(optimizer, **options)
         if is_local:
             optimizer.register_local_var(weights)
@@ -243,28 +226,14 @@ def train_in_session(
         step = v1.train.get_or_create_global_step()
         train_op = optimizer.apply_gradients(pairs, global_step=step)
         values = []
-        if is_monitored:
-            hooks = [
-                hvd.BroadcastGlobalVariablesHook(0),
-                v1.train.StopAtStepHook(last_step=steps),
-            ]
-            with v1.train.MonitoredTrainingSession(hooks=hooks) as session:
-                while not session.should_stop():
-                    session.run(train_op)
-                    values.append(
-                        session.run_step_fn(
-                            lambda step_context: step_context.session.run(weights)
-                        )
-                    )
-        else:
-            with v1.Session() as session:
-                session.run(v1.global_variables_initializer())
-                session.run(v1.local_variables_initializer())
-                session.run(hvd.broadcast_global_variables(0))
-                for _ in range(steps):
-                    session.run(train_op)
-                    values.append(session.run(weights))
-                counted = session.run(step)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            session.run(v1.local_variables_initializer())
+            session.run(hvd.broadcast_global_variables(0))
+            for _ in range(steps):
+                session.run(train_op)
+                values.append(session.run(weights))
+            counted = session.run(step)
         return {
             "is_optimizer": isinstance(optimizer, v1.train.Optimizer),
             "kind": type(weights).__name__,
@@ -272,7 +241,7 @@ def train_in_session(
             "slots": optimizer.get_slot_names(),
             "slot": optimizer.get_slot(weights, "momentum").name,
             "variables": [variable.name for variable in optimizer.variables()],
-            "steps": steps if is_monitored else int(counted),
+            "steps": int(counted),
             "weights": np.array(values),
         }
 
@@ -308,8 +277,7 @@ def train_with_tape(
     options: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Trains a linear model step by step, broadcasts in the first, and may join."""
-    options = dict(options or {})
-    options |= _find_compression(options)
+    options = {**(options or {}), **_find_compression(options or {})}
     weights = tf.Variable(tf.fill([rows.shape[1]], start), name="w")
     unused = tf.Variable(0.0, name="unused")
     speed = tf.Variable(tf.zeros_like(weights), name="v")
@@ -369,8 +337,6 @@ def call_program(
 
 def make_model(start: float, optimizer: Any, **options: Any) -> Any:
     """Returns a linear model of Keras, compiled."""
-    import keras
-
     begin = keras.initializers.Constant(start)
     dense = keras.layers.Dense(
         1, use_bias=False, kernel_initializer=begin, name="dense"
@@ -396,18 +362,11 @@ def fit(
 
     Before the epoch ``parts_at`` rank 1 changes its weights.
     """
-    import keras
-
-    import tw_horovod.keras as hvd_keras
-
     optimizer = hvd_keras.DistributedOptimizer(
         keras.optimizers.SGD(0.1, momentum=0.5), **(options or {})
     )
     model = make_model(start, optimizer, **(compiling or {}))
     weights: list[np.ndarray] = []
-    note = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: weights.append(_weights(model))
-    )
     kept = model.trainable_variables if is_local else None
     for variable in kept or []:
         optimizer.register_local_var(variable)
@@ -415,7 +374,7 @@ def fit(
         hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0, "", kept),
         hvd_keras.callbacks.MetricAverageCallback(),
         hvd_keras.callbacks.CheckWeightsCallback(every=2),
-        note,
+        _noting(model, weights),
     ]
     if parts_at is not None and hvd.rank() == 1:
         part = keras.callbacks.LambdaCallback(
@@ -460,9 +419,6 @@ def resume(
     layer: str | None,
 ) -> dict[str, Any]:
     """Trains for two steps, then for two more: rank 0 loads, the others make anew."""
-    import keras
-
-    import tw_horovod.keras as hvd_keras
 
     def make(value: float, *, is_built: bool = True) -> Any:
         optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
@@ -480,13 +436,10 @@ def resume(
     weights: list[np.ndarray] = []
 
     def fit(model: Any) -> None:
-        note = keras.callbacks.LambdaCallback(
-            on_epoch_end=lambda epoch, logs: weights.append(_weights(model))
-        )
         broadcast = hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
         check = hvd_keras.callbacks.CheckWeightsCallback(every=1)
         options = {"epochs": 2, "shuffle": False, "verbose": 0}
-        callbacks = [broadcast, check, note]
+        callbacks = [broadcast, check, _noting(model, weights)]
         model.fit(rows, targets, len(rows), callbacks=callbacks, **options)
 
     path = os.path.join(folder, "model.keras")
@@ -508,28 +461,8 @@ def resume(
     }
 
 
-def apply_partial() -> list[float]:
-    """Applies this rank's number as the gradient of a shared and of a local layer."""
-    import keras
-
-    import tw_horovod.keras as hvd_keras
-
-    layers = [keras.layers.Dense(1, kernel_initializer="zeros") for _ in range(2)]
-    for layer in layers:
-        layer.build([None, 1])
-    optimizer = hvd_keras.PartialDistributedOptimizer(
-        keras.optimizers.SGD(1.0), local_layers=layers[1]
-    )
-    own = tf.fill([1, 1], 1.0 + hvd.rank())
-    optimizer.apply([own, own], [layer.kernel for layer in layers])
-    return [float(layer.kernel[0, 0]) for layer in layers]
-
-
 def restore(folder: str) -> dict[str, Any]:
     """Trains from a backup of its own, and drops out with one seed on all ranks."""
-    import keras
-
-    import tw_horovod.keras as hvd_keras
 
     def make(start: float) -> Any:
         begin = keras.initializers.Constant(start)
@@ -548,9 +481,7 @@ def restore(folder: str) -> dict[str, Any]:
     backup.on_epoch_end(0)
     model = make(-1.0)
     weights: list[np.ndarray] = []
-    note = keras.callbacks.LambdaCallback(
-        on_train_batch_begin=lambda batch, logs: weights.append(_weights(model))
-    )
+    note = _noting(model, weights, "train_batch_begin")
     broadcast = hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
     callbacks = [note, broadcast, keras.callbacks.BackupAndRestore(path)]
     rows = np.ones([2, 32], np.float32)
@@ -561,10 +492,6 @@ def restore(folder: str) -> dict[str, Any]:
 
 def apply_copies() -> dict[str, Any]:
     """Applies a gradient with copies of an optimizer; trains a cloned model."""
-    import keras
-
-    import tw_horovod.keras as hvd_keras
-
     shared, local = keras.Variable(0.0), keras.Variable(0.0)
     optimizer = hvd_keras.DistributedOptimizer(
         keras.optimizers.SGD(1.0, momentum=0.5), scale_local_gradients=False
@@ -601,12 +528,14 @@ def _weights(model: Any) -> np.ndarray:
     return np.asarray(model.get_weights()[0])[:, 0]
 
 
+def _noting(model: Any, weights: list[np.ndarray], when: str = "epoch_end") -> Any:
+    """Returns a callback that notes weights after each epoch, or at another time."""
+    noting = {f"on_{when}": lambda number, logs: weights.append(_weights(model))}
+    return keras.callbacks.LambdaCallback(**noting)
+
+
 def _load(path: str) -> dict[str, Any]:
     """Loads a model without and with Horovod's names."""
-    import keras
-
-    import tw_horovod.keras as hvd_keras
-
     plain, ours = keras.models.load_model(path), hvd_keras.load_model(path)
     loaded = {"plain": plain, "ours": ours}
     return {
@@ -634,8 +563,6 @@ def train_by_hand(
     is_scaled: bool = False,
 ) -> dict[str, Any]:
     """Trains a Keras model step by step, with a distributed optimizer."""
-    import keras
-
     optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
     if is_scaled:
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
@@ -664,10 +591,6 @@ def train_by_hand(
 
 def warm_up(epochs: int, batches: int, momentum: float) -> list[float]:
     """Returns the learning rates, the one logged last, and the last velocity."""
-    import keras
-
-    import tw_horovod.keras as hvd_keras
-
     optimizer = keras.optimizers.SGD(0.8, momentum=momentum)
     model = make_model(0.0, hvd_keras.DistributedOptimizer(optimizer))
     rates: list[float] = []
@@ -691,21 +614,15 @@ def warm_up(epochs: int, batches: int, momentum: float) -> list[float]:
 
 def schedule(momentum: float) -> list[float]:
     """Returns weights after steps with gradient 1, whose rate a schedule changes."""
-    import keras
-
-    import tw_horovod.keras as hvd_keras
-
     optimizer = keras.optimizers.SGD(0.5, momentum=momentum)
     model = make_model(0.0, hvd_keras.DistributedOptimizer(optimizer))
     model.compile(optimizer=model.optimizer, loss=lambda y, p: keras.ops.mean(p))
-    weights: list[float] = []
-    note = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: weights.append(float(_weights(model)[0]))
-    )
+    weights: list[np.ndarray] = []
     change = hvd_keras.callbacks.LearningRateScheduleCallback(0.5, 0.5)
+    callbacks = [change, _noting(model, weights)]
     rows = np.ones([1, 2], np.float32)
-    model.fit(rows, rows[:, :1], epochs=3, callbacks=[change, note], verbose=0)
-    return weights
+    model.fit(rows, rows[:, :1], epochs=3, callbacks=callbacks, verbose=0)
+    return [float(own[0]) for own in weights]
 
 
 def normalize(rows: np.ndarray, shift: float) -> dict[str, Any]:
@@ -735,24 +652,25 @@ def normalize(rows: np.ndarray, shift: float) -> dict[str, Any]:
 
 def call_keras(name: str, value: Any, *arguments: Any) -> Any:
     """Calls a collective of values."""
-    import tw_horovod.keras as hvd_keras
-
     return np.asarray(getattr(hvd_keras, name)(value, *arguments))
 
 
-def take_partial_gradients() -> dict[str, float]:
-    """Takes the gradients of two layers, one of which is each rank's own."""
-    import keras
-
+def train_partial() -> list[float]:
+    """Takes gradients of a shared and of a local layer; applies this rank's number."""
     layers = [keras.layers.Dense(1, kernel_initializer="ones") for _ in range(2)]
-    given = tf.constant([[1.0 + hvd.rank()]])
+    own = tf.constant([[1.0 + hvd.rank()]])
     with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(layers[1](layers[0](given)))
+        loss = tf.reduce_sum(layers[1](layers[0](own)))
     tape = hvd.PartialDistributedGradientTape(
         tape, local_layers=layers[1], scale_local_gradients=False
     )
-    shared, local = tape.gradient(loss, [layer.kernel for layer in layers])
-    return {"shared": float(shared[0, 0]), "local": float(local[0, 0])}
+    kernels = [layer.kernel for layer in layers]
+    grads = tape.gradient(loss, kernels)
+    optimizer = hvd_keras.PartialDistributedOptimizer(
+        keras.optimizers.SGD(1.0), local_layers=layers[1]
+    )
+    optimizer.apply([own, own], kernels)
+    return [float(one[0, 0]) for one in (*grads, *kernels)]
 
 
 def reduce_by_name(
@@ -791,31 +709,19 @@ def reduce_by_name(
     return [take(step(*map(tf.constant, arrays))) for _ in range(times)]
 
 
-def reduce_shapes(mode: str, shape: list[int], signature: Any) -> float:
-    """Sums ones of a shape that is not known while tracing."""
-    total = run_with(mode, signature, lambda own: hvd.allreduce(own, op=hvd.Sum), shape)
-    return float(np.sum(total))
+def combine_ones(mode: str, name: str, shape: list[int], signature: Any) -> float:
+    """Combines ones, of whose shape the signature is known; returns their sum."""
+    options = {} if name == "allgather" else {"op": hvd.Sum}
 
+    def build(ones: tf.Tensor) -> tf.Tensor:
+        return getattr(hvd, name)(ones, **options)
 
-def scatter_shapes(mode: str, shape: list[int], signature: Any) -> float:
-    """Leaves each rank a share of ones of such a shape."""
-    own = run_with(mode, signature, lambda t: hvd.reducescatter(t, op=hvd.Sum), shape)
-    return float(np.sum(own))
-
-
-def gather_shapes(mode: str, shape: list[int], signature: Any) -> float:
-    """Joins rows of such a shape."""
-    return float(np.sum(run_with(mode, signature, hvd.allgather, shape)))
-
-
-def run_with(mode: str, signature: Any, build: Any, shape: list[int]) -> Any:
-    """Runs something of ones, of whose shape the signature is known."""
     if mode == "session":
         with tf.Graph().as_default(), v1.Session() as session:
             fed = v1.placeholder(tf.float32, signature)
-            return session.run(build(fed), {fed: np.ones(shape)})
+            return float(np.sum(session.run(build(fed), {fed: np.ones(shape)})))
     step = tf.function(build, [tf.TensorSpec(signature, tf.float32)])
-    return step(tf.ones(shape))
+    return float(np.sum(step(tf.ones(shape))))
 
 
 def use_in_order(kind: str, order: list[int]) -> list[float]:
@@ -837,8 +743,6 @@ def use_in_order(kind: str, order: list[int]) -> list[float]:
 
 def average_metrics(logs: dict[str, float]) -> dict[str, float]:
     """Averages metrics as ``fit`` does at the end of an epoch."""
-    import tw_horovod.keras as hvd_keras
-
     logs = dict(logs)
     hvd_keras.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
     return logs

@@ -5,7 +5,6 @@ runtime has started.
 """
 
 import pytest
-import tensorflow as tf
 
 from tw_horovod._state.group import pin_gpu
 from tw_ranks import _tf_compat
@@ -58,13 +57,6 @@ def test_what_programs_choose_after_init_is_set_already(
     assert all(settings.get_memory_growth(gpu) for gpu in gpus)
 
 
-def test_without_it_they_come_too_late(make_settings):
-    settings = make_settings(2)
-    start(settings)
-    with pytest.raises(RuntimeError, match="cannot be modified after"):
-        choose_as_horovods_programs_do(settings, 1)
-
-
 def test_a_launchers_choice_stays(make_settings):
     settings = make_settings(1)
     pin_gpu(settings, 3)
@@ -80,15 +72,3 @@ def test_a_programs_own_choice_before_init_stays(make_settings):
     assert settings.get_visible_devices("GPU") == gpus[2:]
     growths = [settings.get_memory_growth(gpu) for gpu in gpus]
     assert growths == [None, None, False]
-
-
-def test_the_settings_have_public_names():
-    public = tf.config.experimental
-    for name in (
-        "get_memory_growth",
-        "get_visible_devices",
-        "list_physical_devices",
-        "set_memory_growth",
-        "set_visible_devices",
-    ):
-        assert callable(getattr(public, name))

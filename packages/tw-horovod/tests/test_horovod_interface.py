@@ -26,34 +26,20 @@ _OBJECT = f"session=None, name=None, {_SET}"
 
 # As horovod/tensorflow/__init__.py and the modules that it imports define them; those
 # of its C library's wrapper, horovod/common/basics.py, without `self`.
-TENSORFLOW = {
+NO_ARGUMENTS = """
+    shutdown is_initialized stop_timeline size local_size cross_size rank
+    local_rank cross_rank is_homogeneous mpi_threads_supported mpi_enabled
+    mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built
+    cuda_built rocm_built join
+"""
+TENSORFLOW = dict.fromkeys(NO_ARGUMENTS.split(), "") | {
     "init": "comm=None, process_sets=None",
-    "shutdown": "",
-    "is_initialized": "",
     "start_timeline": "file_path, mark_cycles=False",
-    "stop_timeline": "",
-    "size": "",
-    "local_size": "",
-    "cross_size": "",
-    "rank": "",
-    "local_rank": "",
-    "cross_rank": "",
-    "is_homogeneous": "",
     "rank_op": "name=None",
     "local_rank_op": "name=None",
     "size_op": "process_set_id=0, name=None",
     "local_size_op": "name=None",
     "process_set_included_op": "process_set_id=0, name=None",
-    "mpi_threads_supported": "",
-    "mpi_enabled": "",
-    "mpi_built": "",
-    "gloo_enabled": "",
-    "gloo_built": "",
-    "nccl_built": "",
-    "ddl_built": "",
-    "ccl_built": "",
-    "cuda_built": "",
-    "rocm_built": "",
     "ProcessSet": "ranks_or_comm",
     "add_process_set": "process_set",
     "remove_process_set": "process_set",
@@ -77,7 +63,6 @@ TENSORFLOW = {
     "grouped_reducescatter": (
         f"tensors, device_dense='', {_COMPRESSION}, op=Average, {_SET}, {_SCALES}"
     ),
-    "join": "",
     "barrier": _SET,  # As horovod.torch has it.
     "broadcast_object": f"obj, root_rank=0, {_OBJECT}",
     "broadcast_object_fn": f"root_rank=0, {_OBJECT}",
@@ -101,19 +86,10 @@ TENSORFLOW = {
     ),
     "SyncBatchNormalization": "fused=False, **kwargs",
 }
-VALUES = {
-    "Compression",
-    "Average",
-    "Sum",
-    "Adasum",
-    "Min",
-    "Max",
-    "Product",
-    "compression",
-    "elastic",
-    "global_process_set",
-    "keras",
-}
+VALUES = """
+    Compression Average Sum Adasum Min Max Product compression elastic
+    global_process_set keras
+"""
 
 # As horovod/tensorflow/keras/__init__.py and its callbacks.py define them.
 KERAS = {
@@ -139,38 +115,13 @@ KERAS = {
         f"{_LOCAL}"
     ),
 }
-KERAS_SAME = {
-    "Adasum",
-    "Average",
-    "Compression",
-    "ProcessSet",
-    "Sum",
-    "add_process_set",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
-}
+SAME_NAMES = """
+    Adasum Average Compression ProcessSet Sum add_process_set ccl_built cross_rank
+    cross_size cuda_built ddl_built elastic global_process_set gloo_built
+    gloo_enabled init is_initialized local_rank local_size mpi_built mpi_enabled
+    mpi_threads_supported nccl_built rank remove_process_set rocm_built shutdown
+    size start_timeline stop_timeline
+"""
 CALLBACKS = {
     "BroadcastGlobalVariablesCallback": "root_rank, device='', local_variables=None",
     "MetricAverageCallback": "device=''",
@@ -214,25 +165,16 @@ def written(function):
     return ", ".join(parts)
 
 
-@pytest.mark.parametrize("name", TENSORFLOW)
-def test_a_function_takes_what_horovods_takes(name):
-    assert written(getattr(hvd, name)) == TENSORFLOW[name]
-
-
-@pytest.mark.parametrize("name", KERAS)
-def test_one_for_keras_takes_what_horovods_takes(name):
-    assert written(getattr(hvd_keras, name)) == KERAS[name]
-
-
-@pytest.mark.parametrize("name", CALLBACKS)
-def test_a_callback_takes_what_horovods_takes(name):
-    assert written(getattr(hvd_keras.callbacks, name)) == CALLBACKS[name]
+def test_a_function_takes_what_horovods_takes():
+    tables = (hvd, TENSORFLOW), (hvd_keras, KERAS), (hvd_keras.callbacks, CALLBACKS)
+    for module, table in tables:
+        assert {name: written(getattr(module, name)) for name in table} == table
 
 
 def test_there_are_no_other_names():
-    assert set(hvd.__all__) == set(TENSORFLOW) | VALUES
-    assert set(hvd_keras.__all__) == set(KERAS) | KERAS_SAME | {"callbacks"}
-    for name in KERAS_SAME:
+    assert set(hvd.__all__) == {*TENSORFLOW, *VALUES.split()}
+    assert set(hvd_keras.__all__) == {*KERAS, *SAME_NAMES.split(), "callbacks"}
+    for name in SAME_NAMES.split():
         assert getattr(hvd_keras, name) is getattr(hvd, name)
 
 
@@ -275,11 +217,11 @@ BEFORE = {
 }
 
 
-@pytest.mark.parametrize("name", BEFORE)
-def test_it_is_said_that_init_was_not_called(name):
+def test_it_is_said_that_init_was_not_called():
     assert not hvd.is_initialized()
-    with pytest.raises(ValueError, match=r"^hvd\.init\(\) has not been called"):
-        getattr(hvd, name)(*BEFORE[name])
+    for name, arguments in BEFORE.items():
+        with pytest.raises(ValueError, match=r"^hvd\.init\(\) has not been called"):
+            getattr(hvd, name)(*arguments)
 
 
 @pytest.mark.parametrize(

@@ -5,26 +5,16 @@ import horovod_ranks
 import numpy as np
 import pytest
 from harness.ranks import Raised
-from horovod_models import make_batch
+from horovod_ranks import train
 
 SUM = 1
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
+@pytest.fixture(scope="module", params=[1, 2])
 def ranks(request, processes):
     group = horovod_ranks.make(processes, request.param)
     yield group
     group.end()
-
-
-def train(ranks, name, **given):
-    """Returns the batch, and what each rank's training returned."""
-    rows, targets = make_batch(len(ranks.all))
-    calls = [
-        (name, rows[rank], targets[rank], {**given, "start": 1.0 + rank})
-        for rank in range(len(rows))
-    ]
-    return rows, targets, ranks.call_each("call_program", calls)
 
 
 @pytest.mark.parametrize(
@@ -111,15 +101,10 @@ def test_local_variables_stay_with_their_rank_in_fit(ranks):
 
 
 def test_local_layers_stay_with_their_rank(ranks):
-    inputs = 1.0 + np.arange(len(ranks.all))
-    for rank, got in enumerate(ranks.call("take_partial_gradients")):
-        assert got == {"shared": pytest.approx(inputs.mean()), "local": inputs[rank]}
-
-
-def test_an_optimizer_leaves_local_layers_to_their_rank(ranks):
-    numbers = 1.0 + np.arange(len(ranks.all))
-    for rank, got in enumerate(ranks.call("apply_partial")):
-        assert got == pytest.approx([-numbers.mean(), -numbers[rank] / len(numbers)])
+    own = 1.0 + np.arange(len(ranks.all))
+    for rank, got in enumerate(ranks.call("train_partial")):
+        grads, updates = [own.mean(), own[rank]], [own.mean(), own[rank] / len(own)]
+        assert got == pytest.approx([*grads, *(1 - update for update in updates)])
 
 
 @pytest.mark.parametrize("averages", [False, True])

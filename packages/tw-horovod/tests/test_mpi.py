@@ -30,7 +30,7 @@ SAME = [
 ]
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[3])
 def ranks(request, processes):
     group = Ranks(processes, request.param, engine="mpi").joined()
     yield group

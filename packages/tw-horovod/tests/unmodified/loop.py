@@ -36,4 +36,4 @@ for _ in range(4):
     values.append(weights.numpy())
 assert horovod.__version__.startswith("0.28")
 assert hvd.size() == 2 and not hvd.mpi_built() and not hvd.nccl_built()
-np.save(f"{out}/{hvd.rank()}.npy", values)
+np.save(f"{out}/plain{hvd.rank()}.npy", values)

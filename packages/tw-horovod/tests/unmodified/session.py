@@ -29,4 +29,4 @@ with tf.train.MonitoredTrainingSession(hooks=hooks) as session:
     while not session.should_stop():
         session.run(train_op, fed)
         values.append(session.run_step_fn(read))
-np.save(f"{out}/{hvd.rank()}.npy", values)
+np.save(f"{out}/plain{hvd.rank()}.npy", values)
