@@ -65,10 +65,9 @@ CASES = {
     "one tower": ("mlp", 1, adam, {}),
     "not inlined": ("mlp", 4, lambda: adam(2, clipnorm=0.05), {"inline": False}),
     "averages": ("mlp", 3, averaging, {}),
-    "flat": ("mlp", 3, lambda: adam(clipvalue=1e-3), {"flat_below_bytes": 1_000}),
     "sharded": ("mlp", 3, lambda: adam(global_clipnorm=0.1), {}),
     "shared": ("mlp", 4, lambda: adam(clipvalue=1e-3), {}),
-    "sparse": ("embedding", 3, adam, {}),
+    "sparse, flat": ("embedding", 3, adam, {"flat_below_bytes": 1_000}),
     "sparse, sharded": ("embedding", 2, adam, {}),
     "sparse, shared": ("embedding", 2, adam, {}),
     "scaled": ("mlp", 2, scaling, {}),
@@ -76,12 +75,10 @@ CASES = {
     "scaled, shared": ("mlp", 2, scaling, {}),
     "static scale": ("mlp", 2, lambda: adam(loss_scale_factor=16.0), {}),
     "synchronised": ("normalised", 2, adam, {}),
-    "two optimizers": ("two players", 2, adam, {}),
-    "two optimizers, shared": ("two players", 2, adam, {}),
 }
 
 
-@pytest.mark.full("plain", "flat", "scaled, sharded", "sparse, shared")
+@pytest.mark.full("plain", "sparse, flat", "scaled, sharded")
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_are_those_of_one_device(name):
     model, num_towers, make, options = CASES[name]
@@ -90,10 +87,7 @@ def test_numbers_are_those_of_one_device(name):
     calls = {"steps_per_execution": 3} if name in ("plain", "scaled, sharded") else {}
     one, many = pair(model, num_towers, make, calls, **options)
     check_same(fit(one, model), fit(many, model), rtol=1e-7)
-    if model == "two players":
-        check_same_optimizers(one.critic_optimizer, many.critic_optimizer)
-    else:
-        check_same_optimizers(one.optimizer, many.optimizer)
+    check_same_optimizers(one.optimizer, many.optimizer)
     for tower in many.towers:
         for own, plain in zip(tower.weights, one.weights, strict=True):
             np.testing.assert_allclose(own.numpy(), plain.numpy(), 1e-6, 1e-9)
@@ -123,9 +117,7 @@ def test_gradients_are_reduced_once_per_update():
         return int(count)
 
     # Of 12 batches; an epoch ends within a group, whose gradients are added up then.
-    assert run(adam) == 4
-    assert run(scaling) == 4
-    assert run(lambda: adam(4), callbacks=[keras.callbacks.TerminateOnNaN()]) == 3
+    assert run(scaling, callbacks=[keras.callbacks.TerminateOnNaN()]) == 4
     assert run(adam, callbacks=[Looks()]) == 12
     own = AppliesItself(0.01, gradient_accumulation_steps=3)
     assert run(lambda: own) == 12
@@ -143,7 +135,7 @@ def test_callbacks_between_batches_see_the_accumulators_of_one_device(variables)
             np.testing.assert_allclose(b, a, rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.full("replicated", "sharded")
+@pytest.mark.full("sharded")
 @pytest.mark.parametrize("variables", VARIABLES)
 def test_what_is_saved_within_a_group_goes_on_as_on_one_device(variables, tmp_path):
     one, many = pair("mlp", 2, adam, variables=variables)
@@ -195,7 +187,7 @@ def test_steps_without_fit_reduce_each(variables):
         check_same_optimizers(one.optimizer, many.optimizer)
 
 
-@pytest.mark.full("1-sharded", "2-replicated")
+@pytest.mark.full("2-replicated")
 @pytest.mark.parametrize("variables", VARIABLES)
 @pytest.mark.parametrize("at", [1, 2])
 def test_batches_that_overflow_are_skipped_as_on_one_device(variables, at):
@@ -210,6 +202,7 @@ def test_batches_that_overflow_are_skipped_as_on_one_device(variables, at):
     assert int(one.optimizer._iterations) == 0 < int(one.optimizer.iterations) < 8
 
 
+@pytest.mark.full
 def test_data_of_unknown_length_ends_without_a_change():
     one, many = pair("mlp", 2, adam)
     x, y = data_for("mlp")

@@ -4,6 +4,7 @@ Batches have as many rows in every tower, whose sums over several batches are th
 of one device.
 """
 
+import itertools
 from types import SimpleNamespace
 
 import keras
@@ -164,11 +165,8 @@ STEPS = {
     "nested": nested,
 }
 CASES = [
-    (name, way, optimizer, num_towers)
-    for name in STEPS
-    for way in WAYS
-    for optimizer in OPTIMIZERS
-    for num_towers in (2, 3)
+    (name, way, ["SGD", "Adam"][n % 2], 2 + n % 3 % 2)
+    for n, (name, way) in enumerate(itertools.product(STEPS, WAYS))
 ]
 
 
@@ -184,14 +182,12 @@ def trained(model, optimizer, x=WORDS, y=Y, batch_size=12, **options):
 
 
 @pytest.mark.full(
-    *("in a method-once-Adam-3", "accumulating-once-Adam-3", "in turns-once-SGD-2"),
-    *("accumulating by AutoGraph-not inlined-SGD-3", "nested-compiled by XLA-Adam-2"),
-    "accumulating-sharded-SGD-3",
-    *("in a method-eager-Adam-2", "nested-eager-SGD-3"),
+    *("in a method-once", "accumulating-sharded", "accumulating by AutoGraph-eager"),
+    *("in turns-not inlined", "nested-once"),
 )
 @pytest.mark.parametrize(
     ("step", "way", "optimizer", "num_towers"),
-    [pytest.param(*case, id="-".join(map(str, case))) for case in CASES],
+    [pytest.param(*case, id="-".join(case[:2])) for case in CASES],
 )
 def test_a_step_that_applies_in_a_body_trains_as_on_one_device(
     step, way, optimizer, num_towers

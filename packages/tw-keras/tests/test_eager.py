@@ -6,9 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tower_models import CPUS, check_near, seeded, towers_of
-
-from tw_keras import TowerModel
+from tower_models import check_near, seeded, towers_of
 
 layers, optimizers = keras.layers, keras.optimizers
 X = np.random.default_rng(0).normal(size=(22, 5)).astype("float32")
@@ -89,15 +87,3 @@ def test_eager_steps_are_those_of_one_device(make, kind, num_towers):
     )
     for tower in model.towers[1:]:
         check_near(tower.get_weights(), model.get_weights(), 0.0)
-
-
-def test_variables_of_a_model_are_not_made_in_an_eager_step():
-    class Late(keras.Sequential):
-        def train_step(self, data):
-            self.late = tf.Variable(1.0, name="late")
-            return super().train_step(data)
-
-    model = TowerModel(lambda: Late([keras.Input([5]), layers.Dense(1)]), CPUS[:2])
-    model.compile("sgd", "mse", run_eagerly=True)
-    with pytest.raises(ValueError, match="'late' was to be made in a step"):
-        model.fit(X, X[:, :1], verbose=0)

@@ -85,11 +85,14 @@ CALLS = {
     "test_on_batch": lambda m: m.test_on_batch(BAD[8:], BAD[8:, :1]),
     "predict_on_batch": lambda m: m.predict_on_batch(BAD[8:]),
 }
-CELLS = [(name, {}) for name in CALLS]
-CELLS += [("fit", {"variables": "sharded"}), ("fit", {"flat_below_bytes": 20})]
+CELLS = [("fit", {"variables": "sharded"}), ("fit", {"flat_below_bytes": 20})]
 CELLS += [("fit", {"variables": "parameter_server"})]
+CELLS += [(name, {}) for name in CALLS]
 
 
+@pytest.mark.full(
+    "fit-options0", "fit-options1", "evaluate-options4", "predict-options5"
+)
 @pytest.mark.parametrize(("name", "options"), CELLS)
 def test_the_lost_error_of_a_tower_is_found_by_running_its_part_again(name, options):
     model = compiled(**options)

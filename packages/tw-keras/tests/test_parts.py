@@ -92,13 +92,3 @@ def test_parts_lie_on_their_towers_devices():
 def test_what_has_no_rows_to_share_is_refused(data, message):
     with pytest.raises(ValueError, match=message):
         checked_sizes(data, 2)
-
-
-def test_rows_stay_in_order():
-    parts = cut(tf.range(10.0), plan_sizes(10, 4))
-    assert [part.numpy().tolist() for part in parts] == [
-        [0, 1, 2],
-        [3, 4, 5],
-        [6, 7],
-        [8, 9],
-    ]

@@ -4,7 +4,6 @@ All compute in float64, so that what differs differs by a fault and not by round
 """
 
 import functools
-import os
 from contextlib import contextmanager
 
 import keras
@@ -15,8 +14,6 @@ import tensorflow as tf
 from tw_keras import TowerModel
 
 CPUS = ["/cpu:0", "/cpu:1", "/cpu:2", "/cpu:3"]
-# Where this is set, as the session ``nightly`` does, tests train every combination.
-FULL = os.environ.get("TOWERS_TESTS") == "full"
 ROWS = 33  # three batches of 10, and one of 3: with four towers one part is empty
 KERAS = tuple(map(int, keras.__version__.split(".")[:2]))
 # Steps in one call. Before 3.7 Keras loses batches at the end that are fewer.
@@ -81,41 +78,28 @@ def embedding():
     )
 
 
-def convolutional():
-    return keras.Sequential(
-        [
-            keras.Input([6], dtype="float64"),
-            layers.Reshape([6, 1, 1], **OPTIONS),
-            layers.Conv2D(4, [3, 1], activation="relu", **OPTIONS),
-            layers.MaxPooling2D([2, 1], **OPTIONS),
-            layers.Flatten(**OPTIONS),
-            layers.Dense(3, **OPTIONS),
-        ]
-    )
+def norm():
+    return layers.BatchNormalization(synchronized=True, momentum=0.7, **OPTIONS)
 
 
-def recurrent():
-    return keras.Sequential(
-        [
-            keras.Input([6], dtype="float64"),
-            layers.Reshape([6, 1], **OPTIONS),
-            layers.GRU(5, **OPTIONS),
-            layers.Dense(3, **OPTIONS),
-        ]
-    )
+class Block(layers.Layer):
+    """A synchronised layer inside of another one."""
+
+    def __init__(self):
+        super().__init__(**OPTIONS)
+        self.norm = norm()
+
+    def build(self, shape):
+        self.norm.build(shape)
+
+    def call(self, inputs, training=None):
+        return self.norm(inputs, training=training)
 
 
 def normalised():
-    return keras.Sequential(
-        [
-            keras.Input([6], dtype="float64"),
-            layers.Dense(8, "relu", **OPTIONS),
-            layers.BatchNormalization(synchronized=True, momentum=0.7, **OPTIONS),
-            layers.Dense(5, "relu", **OPTIONS),
-            layers.BatchNormalization(synchronized=True, momentum=0.7, **OPTIONS),
-            layers.Dense(3, **OPTIONS),
-        ]
-    )
+    dense = [layers.Dense(n, **OPTIONS) for n in (8, 5, 3)]
+    inputs = keras.Input([6], dtype="float64")
+    return keras.Sequential([inputs, dense[0], norm(), dense[1], Block(), dense[2]])
 
 
 class Subclassed(keras.Model):
@@ -136,68 +120,13 @@ class OwnLoss(Subclassed):
         return own + tf.reduce_mean(tf.reduce_sum(y_pred**2, axis=1))
 
 
-class TwoPlayers(keras.Model):
-    """Two optimizers, of which the second sees what the first has updated."""
-
-    def __init__(self):
-        super().__init__(**OPTIONS)
-        self.critic = self.player(1)
-        self.maker = self.player(6)
-        self.critic_loss = keras.metrics.Mean("critic_loss", **OPTIONS)
-        self.rows = keras.metrics.Sum("rows", **OPTIONS)
-
-    @staticmethod
-    def player(width):
-        inputs = keras.Input([6], dtype="float64")
-        dense = layers.Dense(8, "relu", **OPTIONS)(inputs)
-        return keras.Model(inputs, layers.Dense(width, **OPTIONS)(dense))
-
-    @property
-    def metrics(self):
-        return [self.critic_loss, self.rows]
-
-    def compile(self, critic_optimizer, maker_optimizer):
-        super().compile()
-        self.critic_optimizer = critic_optimizer
-        self.maker_optimizer = maker_optimizer
-
-    def losses_of(self, real, noise):
-        of_made = self.critic(self.maker(noise))
-        fooled = tf.reduce_mean(tf.nn.softplus(-of_made))
-        found = tf.reduce_mean(tf.nn.softplus(-self.critic(real)))
-        return found + tf.reduce_mean(tf.nn.softplus(of_made)), fooled
-
-    def train_step(self, data):
-        real, noise = data
-        variables = self.critic.trainable_variables
-        with tf.GradientTape() as tape:
-            critic_loss, _ = self.losses_of(real, noise)
-        grads = tape.gradient(critic_loss, variables)
-        self.critic_optimizer.apply_gradients(zip(grads, variables, strict=True))
-        variables = self.maker.trainable_variables
-        with tf.GradientTape() as tape:
-            _, maker_loss = self.losses_of(real, noise)
-        grads = tape.gradient(maker_loss, variables)
-        self.maker_optimizer.apply(grads, variables)
-        self.critic_loss.update_state(critic_loss)
-        self.rows.update_state(tf.shape(real)[0])
-        return {
-            "critic_loss": self.critic_loss.result(),
-            "rows": self.rows.result(),
-            "maker_loss": maker_loss,
-        }
-
-
 MODELS = {
     "mlp": mlp,
     "two outputs": two_outputs,
     "embedding": embedding,
-    "convolutional": convolutional,
-    "recurrent": recurrent,
     "normalised": normalised,
     "subclassed": Subclassed,
     "own loss": OwnLoss,
-    "two players": TwoPlayers,
 }
 
 
@@ -214,8 +143,6 @@ def data_for(name, rows=ROWS):
         return random.integers(0, 50, [rows, 6]), labels
     if name == "two outputs":
         return x, {"a": labels, "b": x[:, :1]}
-    if name == "two players":
-        return x, random.standard_normal([rows, 6])
     return x, labels
 
 
@@ -229,11 +156,6 @@ def adam():
 
 def settings_for(name, make_optimizer=adam):
     """Returns what ``compile`` takes."""
-    if name == "two players":
-        return {
-            "critic_optimizer": make_optimizer(),
-            "maker_optimizer": keras.optimizers.SGD(0.05, momentum=0.9),
-        }
     if name == "two outputs":
         return {
             "optimizer": make_optimizer(),
@@ -253,9 +175,9 @@ def on_one_device(name, make_optimizer=adam, compiled=None):
     """Makes the model, compiled for training on one device."""
     keras.utils.set_random_seed(0)
     one = MODELS[name]()
-    if not one.built and name != "two players":
+    if not one.built:
         one.predict(data_for(name)[0][:2], verbose=0)
-    compile_as(one, name, make_optimizer, compiled)
+    one.compile(**settings_for(name, make_optimizer), **(compiled or {}))
     one.jit_compile = False
     return one
 
@@ -265,16 +187,11 @@ def over_towers(
 ):
     """Makes the model over towers, compiled, with these values."""
     many = TowerModel(MODELS[name], CPUS[:num_towers], **options)
-    if not many.built and name != "two players":
+    if not many.built:
         many.predict(data_for(name)[0][:2], verbose=0)
-    compile_as(many, name, make_optimizer, compiled)
+    many.compile(**settings_for(name, make_optimizer), **(compiled or {}))
     many.set_weights(weights)
     return many
-
-
-def compile_as(model, name, make_optimizer, compiled):
-    settings = settings_for(name, make_optimizer)
-    model.compile(**settings, **({} if name == "two players" else compiled or {}))
 
 
 def pair(name, num_towers, make_optimizer=adam, compiled=None, **options):
@@ -285,34 +202,21 @@ def pair(name, num_towers, make_optimizer=adam, compiled=None, **options):
     )
 
 
-def trained_pair(
-    name, num_towers, make_optimizer=adam, *, compiled=(), held=0, **options
-):
+def trained_pair(name, num_towers, make_optimizer=adam, split=0.0, **options):
     """Trains the model on one device, once for all that ask, and over towers.
 
-    Args:
-      compiled: more (name, value) pairs that ``compile`` takes.
-      held: rows of which the history has values, too.
-
-    Returns:
-      Both models, of which the first is not to be changed, and both histories.
+    Returns both models, of which the first is not to be changed, and both histories,
+    which have values of the last rows, too, if ``split`` is the share of those.
     """
-    first, one, want = _trained(name, make_optimizer, compiled, held)
-    more = dict(compiled)
-    many = over_towers(name, num_towers, first, make_optimizer, more, **options)
-    return one, many, want, fit(many, name, **_validation(name, held))
+    first, one, want = _trained(name, make_optimizer, split)
+    many = over_towers(name, num_towers, first, make_optimizer, **options)
+    return one, many, want, fit(many, name, validation_split=split)
 
 
 @functools.cache
-def _trained(name, make_optimizer, compiled, held):
-    one = on_one_device(name, make_optimizer, dict(compiled))
-    first = one.get_weights()
-    return first, one, fit(one, name, **_validation(name, held))
-
-
-def _validation(name, held):
-    x, y = data_for(name)
-    return {"validation_data": (x[:held], rows_of(y, held))} if held else {}
+def _trained(name, make_optimizer, split):
+    one = on_one_device(name, make_optimizer)
+    return one.get_weights(), one, fit(one, name, validation_split=split)
 
 
 def fit(model, name, **options):
@@ -323,10 +227,8 @@ def fit(model, name, **options):
 
 
 def check_same(one, many, rtol=1e-9):
-    """Compares two histories."""
-    assert one.keys() == many.keys()
-    for name in one:
-        np.testing.assert_allclose(many[name], one[name], rtol=rtol, err_msg=name)
+    """Compares two histories, or other nests."""
+    check_near(many, one, rtol)
 
 
 def seeded(make, seed=1):
@@ -353,6 +255,5 @@ def check_near(results, wanted, tolerance=2e-6):
     )
 
 
-def check_same_weights(one, many, rtol=1e-6, atol=1e-9):
-    for own, plain in zip(many.get_weights(), one.get_weights(), strict=True):
-        np.testing.assert_allclose(own, plain, rtol=rtol, atol=atol)
+def check_same_weights(one, many, rtol=1e-6):
+    check_near(many.get_weights(), one.get_weights(), rtol)
