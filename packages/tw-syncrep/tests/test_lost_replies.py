@@ -17,7 +17,7 @@ v1 = tf.compat.v1
 BATCHES = [1.0, 10.0, 100.0]
 
 
-def build(task, *, wait_timeout_s=16, **options):
+def build(task, *, wait_timeout_s=10, **options):
     options["wait_timeout_s"] = wait_timeout_s
     fed = v1.placeholder_with_default(1.0, [])
     model = make(task, lambda _: [(tf.fill([3], fed), vector())], **options)

@@ -5,8 +5,9 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.processes import wait_until
 from harness.replica_threads import run_replicas
-from syncrep_given import make, vector
+from syncrep_given import ByHand, make, vector
 
 
 def test_fewer_replicas_than_gradients_bring_several_each():
@@ -25,6 +26,38 @@ def test_fewer_replicas_than_gradients_bring_several_each():
     (step, values), _ = run_replicas(2, build, drive)
     assert step == 2
     np.testing.assert_array_equal(values[0], [-8.0] * 3)
+
+
+def test_a_batch_that_is_pushed_again_counts_once():
+    def build(task):
+        pushed = tf.compat.v1.placeholder_with_default(1.0, [])
+        grads = [(tf.fill([3], pushed), vector())]
+        model = make(task, lambda _: grads, aggregate=2, total_num_replicas=1)
+        model.pushed = pushed
+        return model
+
+    alone = ByHand(1, build)
+    alone.do("open", 0)
+    [model], [session], graph = alone.models, alone.sessions, alone.graph(0)
+
+    def begin(op, feed=None):
+        call = threading.Thread(target=session.run, args=(op, feed), daemon=True)
+        call.start()
+        return call
+
+    stamp = alone.session(0) + 1  # Stamps grow from the session's number.
+    again = {graph.stamp: stamp, model.pushed: 1.0}
+    session.run(model.train, again)  # The first of two does not wait.
+    alone.do("join", 0)  # Its session is replaced, which it does not know of.
+    calls = [begin(graph.round_op), begin(model.train, again)]
+    wait_until(lambda: alone.status().arrived == (0,))
+    calls.append(begin(model.train, {graph.stamp: stamp + 1, model.pushed: 3.0}))
+    calls[0].join(20)
+    np.testing.assert_array_equal(session.run(model.values), [[-2.0] * 3])
+    alone.do("wake", 0)  # Two calls have waited, for one token.
+    for call in calls:
+        call.join(20)
+        assert not call.is_alive()
 
 
 def test_one_replica_fills_one_slot_even_with_initial_tokens():
