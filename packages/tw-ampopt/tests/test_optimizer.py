@@ -61,25 +61,6 @@ def test_the_arguments_are_the_older_systems_in_their_order(graph):
     assert optimizer.report_mem_usage
 
 
-def test_building_runs_no_session_and_the_state_is_initialised_variables(
-    graph, monkeypatch
-):
-    def refuse(*_):
-        raise AssertionError("a session ran while the graph was built")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(v1.Session, "run", refuse)
-        patched.setattr(v1.Session, "__init__", refuse)
-        optimizer = Optimizer(use_loss_scaling=True, minibatch_multiplier=2)
-        w = variable_on("/cpu:0")
-        optimizer.register_gradients(square_loss(w), [w])
-        optimizer.apply_updates()
-    names = {v.name for v in v1.global_variables()}
-    assert {v.name for v in optimizer.variables()} <= names
-    with session(graph) as sess:
-        assert sess.run(v1.report_uninitialized_variables()).size == 0
-
-
 def test_a_variables_gradients_are_averaged_over_the_calls_that_list_it(graph):
     optimizer = Optimizer(**SGD)
     w, b = variable_on("/cpu:0"), variable_on("/cpu:0", name="b")

@@ -197,6 +197,19 @@ def test_functions_with_a_lock_share_an_optimizer_without_losing_steps(make_opti
         np.testing.assert_allclose(after[n], before[n] * 0.9**200, rtol=1e-3)
 
 
+def test_steps_with_a_lock_are_applied_one_at_a_time():
+    inside, lock = [], threading.Lock()
+
+    def apply(tower):
+        inside.append(tower)
+        time.sleep(0.001)
+        assert inside == [tower]
+        inside.clear()
+
+    steps = [locked_step(partial(int, k), apply, lock) for k in range(3)]
+    assert AsyncRunner(steps, max_steps=20).start().join(WAIT_S) == [20] * 3
+
+
 def variables_of(optimizer):
     variables = optimizer.variables
     return list(variables() if callable(variables) else variables)

@@ -15,10 +15,8 @@ from tw_builders import (
 )
 from tw_core import (
     Replicated,
-    copy_to_replicas,
     get_current_tower_context,
     map_towers,
-    replicate,
     split_grad_list,
     towers,
 )
@@ -136,24 +134,6 @@ def test_moving_averages_made_anywhere_follow_their_variable():
             np.testing.assert_array_equal(after[second], before[first])
 
 
-def test_slots_made_outside_of_towers_follow_their_variable():
-    with tf.Graph().as_default(), new_session() as session:
-        builder = SyncMultiGPUReplicatedBuilder(list(CPUS[:2]), True, "cpu")
-        grads = builder.call_for_each_tower(lambda: gradients(model()))
-        OPTIMIZERS["momentum"]().apply_gradients(
-            [pair for own in grads for pair in own]
-        )
-        sync = builder.get_post_init_ops()
-        initialise(session)
-        slots = [v for v in v1.global_variables() if "Momentum" in v.name]
-        before = number_all(session, slots)
-        session.run(sync)
-        for (_, original), (_, copy) in zip(*grads, strict=True):
-            want = before[f"{original.op.name}/Momentum:0"]
-            [got] = [v for v in slots if v.name == f"{copy.op.name}/Momentum:0"]
-            np.testing.assert_array_equal(session.run(got), want)
-
-
 def test_variables_that_tensorflow_numbers_follow_their_order():
     """As Keras's layers: the same names do not come back in another tower."""
 
@@ -198,26 +178,6 @@ def test_a_policys_scopes_and_functions_on_towers_are_told_apart_as_well():
                 want = before[f"{original.op.name}{suffix}:0"]
                 [got] = [v for v in everything if v.name == f"{copy.op.name}{suffix}:0"]
                 np.testing.assert_array_equal(session.run(got), want)
-
-
-def test_a_replicated_model_knows_each_towers_variables():
-    class Model(tf.Module):
-        def __init__(self):
-            super().__init__()
-            with tf.name_scope("tower1"):
-                self.w = tf.Variable([1.0, 2.0], name="w")
-
-    ours = towers(list(CPUS[:2]))
-    with tf.Graph().as_default(), new_session() as session:
-        models = replicate(ours, lambda tower: Model())
-        for tower, built in zip(ours, models, strict=True):
-            assert Replicated().trainable_variables(tower) == [built.w]
-        initialise(session)
-        models[0].w.load([7.0, 8.0], session)
-        session.run(SyncMultiGPUReplicatedBuilder.get_post_init_ops())
-        np.testing.assert_array_equal(session.run(models[0].w), [7.0, 8.0])
-        np.testing.assert_array_equal(session.run(models[1].w), [7.0, 8.0])
-        copy_to_replicas([[model.w] for model in models])
 
 
 def test_an_imported_graph_goes_by_the_names_of_local_variables(caplog, tmp_path):

@@ -3,7 +3,6 @@
 Imports private modules: no public name lets a test fail or hold up single writes.
 """
 
-import logging
 import threading
 
 import numpy as np
@@ -235,12 +234,3 @@ def test_dropped_rows_are_said_once(caplog):
     assert caplog.text.count("were dropped") == 1
     assert "Owner: 3 of 7 rows" in caplog.text
     assert buffers.report.rows_dropped == 1
-
-
-def test_the_memory_of_two_buffers_is_said_and_reported(caplog):
-    buffers = make(2)
-    with caplog.at_level(logging.INFO):
-        buffers.load_next([ROWS], [], FakeWriter())
-    report = buffers.use_next(30)
-    assert (report.bytes_loaded, report.bytes_resident) == (32, 64)
-    assert "two buffers hold up to" in caplog.text

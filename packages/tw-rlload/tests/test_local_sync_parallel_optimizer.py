@@ -263,17 +263,6 @@ def test_a_graph_takes_a_second_one_also_after_a_build_that_failed():
         assert sess.run(made[0].get_common_loss().w).any()
 
 
-def test_an_optimizer_with_slots_is_stepped_once_a_step():
-    adam = v1.train.AdamOptimizer(0.1, beta1=0.5)
-    optimizer = make(optimizer=adam)
-    power = next(v for v in adam.variables() if "beta1_power" in v.op.name)
-    with session() as sess:
-        optimizer.load_data(sess, [X], [])
-        optimizer.optimize(sess, 0)
-        optimizer.run_epochs(sess, 2)
-        assert sess.run(power) == 0.5**6
-
-
 def test_epochs_without_a_loss_to_report_are_refused_and_steps_are_not():
     class Silent:
         def __init__(self, inputs):

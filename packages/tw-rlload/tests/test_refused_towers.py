@@ -1,7 +1,5 @@
 """The drop-in class in a session graph: which towers and arguments it refuses."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import tensorflow as tf
 from rlload_pulled import Loss, X, descent, make, session
@@ -128,15 +126,3 @@ def test_a_part_of_a_session_graph_is_no_place_for_it(inside):
         RuntimeError, match=r"function of one. .* outside of tf.cond, tf.while_loop"
     ):
         inside(build)
-
-
-def test_a_function_called_from_eager_code_is_no_place_for_it():
-    def build():
-        x = v1.placeholder(tf.float32, [None, 2], "x")
-        LocalSyncParallelOptimizer(descent(), ["/cpu:0"], [x], [], 4, Loss)
-
-    # The graph of these tests is this thread's.
-    with ThreadPoolExecutor(1) as pool:
-        error = pool.submit(tf.function(build, autograph=False)).exception(60)
-    assert isinstance(error, RuntimeError)
-    assert "builds a session graph; got a tf.function. Make it inside" in str(error)

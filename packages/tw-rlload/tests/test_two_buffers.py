@@ -1,6 +1,5 @@
 """Loading in a thread while training, in both modes."""
 
-import threading
 import tracemalloc
 
 import numpy as np
@@ -58,19 +57,6 @@ def test_loading_while_training_gives_what_taking_turns_gives(make_trainer):
         if batch is not None:
             batch_report = trainer.use_next()
             assert batch_report.rows_loaded == ROWS
-
-
-def test_steps_train_on_the_current_batch_while_the_next_one_loads(make_trainer):
-    trainer = trainer_of(make_trainer, num_buffers=2)
-    one, two = (np.full((ROWS, 64), value, np.float32) for value in (1, 2))
-    trainer.load([one])
-    for current, following in ((one, two), (two, one), (one, two)):
-        trainer.load_next([following])
-        for offset in trainer.report.batch_offsets:
-            got = trainer.optimize(offset)
-            assert got["sum"] == current[:100].sum()
-        trainer.use_next()
-    assert threading.active_count() < 20
 
 
 def test_two_buffers_take_two_batches_and_no_more(make_trainer):

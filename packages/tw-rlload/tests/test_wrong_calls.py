@@ -10,6 +10,7 @@ from wrong_calls import Interface, Late, WrongCall, WrongCalls
 
 from tw_core import towers
 from tw_core.testing import CPUS
+from tw_reduce import mean, packed, sum_balanced
 from tw_rlload import plan_load
 
 v1 = tf.compat.v1
@@ -142,6 +143,10 @@ OTHERS = {
     ".num_buffers": [(3, ValueError, "got 3")],
     ".timeout_s": [(-1, ValueError, "timeout_s must be at least 0; got -1")],
     ".batch_index": [(1, IndexError, "got 1")],
+    ".reducer": [
+        (mean(sum_balanced), ValueError, "reducer averages already, and its means"),
+        (packed(mean(sum_balanced)), ValueError, "reducer averages already"),
+    ],
     ".grad_norm_clipping": [
         (-1, ValueError, "got -1"),
         (INF, ValueError, "must be finite; got inf"),
