@@ -206,6 +206,7 @@ OTHERS = {
         *(({"towers": value}, *case) for value, *case in DEVICES),
         ({"devices": TWO[:1]}, ValueError, "got {'devices': 1} for 2 towers"),
         ({"devices": [3, None]}, TypeError, "strings and functions; got [3, None]"),
+        ({"devices": ["cpu zero", None]}, ValueError, "is not a TensorFlow device str"),
         ({"use_vs": [None, None]}, TypeError, "must be True or False; got None"),
     ],
     "SyncMultiGPUParameterServerBuilder.ps_device": [
