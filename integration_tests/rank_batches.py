@@ -9,8 +9,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import losses
-from rank_fits import dense
-from rank_training import X, freeze_first, made, optimizers, sgd, synchronized
+from rank_training import (
+    TwoOptimizers,
+    X,
+    accumulating,
+    dense,
+    freeze_first,
+    made,
+    optimizers,
+    sgd,
+    synchronized,
+)
 
 
 def two_outputs() -> keras.Model:
@@ -58,6 +67,28 @@ OWN: dict[str, dict[str, Any]] = {
         "fits": [[[1, 6, 2], [5, 2]], [[], [4, 2]]],
         "compile": {"loss": losses.MeanSquaredError("mean_with_sample_weight")},
     },
+    "validated, of an unknown number": {
+        "fits": [[[4, 6, 1], [3]]],
+        "is_known": False,
+        "validates": True,
+        "compile": {"metrics": ["mae"]},
+    },
+    "two optimizers": {
+        "make": TwoOptimizers,
+        "fits": [[[4, 6, 1], [3]]],
+        "validates": True,
+    },
+    # Of five batches and one, the epoch ends within a group, and the data of one in it.
+    "accumulated": {
+        "fits": [[[4, 6, 1, 3, 5], [3]]],
+        "optimizer": accumulating,
+        "validates": True,
+    },
+    "accumulated, none at the end": {
+        "fits": [[[4, 6], [3]]],
+        "optimizer": lambda: optimizers.LossScaleOptimizer(accumulating()),
+    },
+    "until one stops": {"fits": [[[4, 6, 1], [3]]], "uneven": "stop"},
     "several steps in one call": {
         "fits": [[[3, 2, 4, 1, 2], [4, 2]]],
         "compile": {"steps_per_execution": 2},
@@ -82,6 +113,7 @@ def own_batches(
     is_known: bool = True,
     targets: int = 1,
     weighs: bool = False,
+    until: Any = max,
 ) -> Any:
     """Returns a rank's batches, or those of one device: all ranks' joined."""
     ends = iter(np.cumsum([n for own in of_ranks for n in own]))
@@ -90,7 +122,7 @@ def own_batches(
         for own in of_ranks
     ]
     if group is None:
-        steps = range(max(map(len, parts)))
+        steps = range(until(map(len, parts)))
         batches = [
             np.concatenate([own[n] for own in parts if n < len(own)]) for n in steps
         ]
@@ -115,25 +147,28 @@ def own_batches(
 def on_own(group: Any, name: str, towers: int) -> Any:
     """Trains a case of ``OWN``; returns its losses and weights."""
     case = OWN[name]
-    make, uneven = case.get("make", dense), case.get("uneven", "wait")
-    options = {"uneven": uneven}
-    if "loss_reduction" in case and group is not None:
-        options["loss_reduction"] = case["loss_reduction"]
-    model = made(group, make, towers, **options)
+    options = {key: case[key] for key in ("uneven", "loss_reduction") if key in case}
+    model = made(group, case.get("make", dense), towers, **options)
+    kinds = {k: case[k] for k in ("targets", "weighs", "is_known") if k in case}
+    kinds["until"] = min if "uneven" in case else max
+    if group is None:
+        kinds["is_known"] = True
     shown: list[float] = []
     for n, of_ranks in enumerate(case["fits"]):
-        options = {"loss": "mse", **case.get("compile", {})}
+        compiles = {"loss": "mse", **case.get("compile", {})}
         if group is None:
-            options.pop("steps_per_execution", None)
+            compiles.pop("steps_per_execution", None)
         if n == 0 or "between" in case:
-            model.compile(optimizers.SGD(0.1 * (n + 1)), **options)
-        kinds = {key: case[key] for key in ("targets", "weighs") if key in case}
+            optimizer = case.get("optimizer", lambda n=n: optimizers.SGD(0.1 * (n + 1)))
+            model.compile(optimizer(), **compiles)
         data, steps = own_batches(group, of_ranks, **kinds), case.get("steps")
+        given = {"validation_data": data} if "validates" in case else {}
         if steps is not None:
             data = data.repeat()
             steps = min(steps) if group is None else steps[group.rank]
-        found = model.fit(data, epochs=2, steps_per_epoch=steps, verbose=0)
-        shown += [value for key in found.history for value in found.history[key]]
+        given |= {"epochs": 2, "steps_per_epoch": steps, "verbose": 0}
+        found = model.fit(data, **given).history
+        shown += [value for key in found for value in found[key]]
         case.get("between", lambda model: None)(model)
     return shown, model.get_weights()
 

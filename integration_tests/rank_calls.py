@@ -1,29 +1,42 @@
 """What ranks do in ``test_training_over_ranks`` beside whole histories.
 
-Interruptions, batches by hand, files, moving averages, and random numbers.
+Interruptions, batches by hand, files, moving averages, random numbers, and what is
+refused.
 """
 
+import functools
 import time
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from rank_fits import dense
+from rank_batches import own_batches
 from rank_training import (
     BATCH,
+    OWN_ROWS,
+    WEIGHTS,
     GoesOn,
     X,
     Y,
+    accumulating,
     callbacks,
+    dense,
     layers,
     made,
     normed,
     optimizers,
+    rows_of,
+    run,
+    seeded,
+    synchronized,
 )
 
+from tw_core.synchronized import sum_over_towers
 from tw_core.testing import CPUS
-from tw_keras import TowerModel
+from tw_keras import TowerModel, on_rank_0
+from tw_reduce import sum_on_device
 
 
 class Fails(callbacks.Callback):
@@ -207,3 +220,142 @@ def noise(group: Any, seed: int) -> Any:
     keeps = Keeps(model.towers)
     model.fit(np.ones([16, 3]), np.ones([16, 1]), 8, verbose=0, callbacks=[keeps])
     return keeps.seen
+
+
+def resumed(group: Any, folder: str, variables: str, towers: int) -> Any:
+    """Trains a model that rank 0 has loaded, and the other ranks have built."""
+    path, place = Path(folder) / "model.keras", (0, 1)
+    model = keras.models.load_model(path)
+    if group is not None:
+        assert model.weights[0].path != dense().weights[0].path
+        make, place = seeded(dense, 1), (group.rank, group.size)
+        if group.rank == 0:
+            make = functools.partial(keras.models.load_model, path)
+        model = TowerModel(make, CPUS[:towers], group=group, variables=variables)
+    return run(model, {}, "", place)
+
+
+def exchanged(group: Any, looks: bool) -> Any:
+    """Accumulates over ranks; returns how often gradients were reduced, and what."""
+    count = tf.Variable(0)
+
+    def reduce(grads: Any) -> Any:
+        count.assign_add(1)
+        return sum_on_device(grads, device="/cpu:0")
+
+    options = {} if group is None else {"reducer": reduce}
+    model = made(group, dense, 2, **options)
+    model.compile(accumulating(), "mse")
+    rank, size = (0, 1) if group is None else (group.rank, group.size)
+    x, y = (rows_of(rank, size, own) for own in (X, Y))
+    seen: list[Any] = []
+
+    def look(batch: int, logs: Any = None) -> None:
+        seen.append([v.numpy() for v in model.optimizer.variables])
+
+    on_this = looks and (group is None or rank == 1)
+    looking = [callbacks.LambdaCallback(on_train_batch_end=look)] if on_this else []
+    given = {"shuffle": False, "verbose": 0, "callbacks": looking}
+    model.fit(x, y, BATCH // size, 2, **given)
+    return int(count), [v.numpy() for v in model.optimizer.variables], seen
+
+
+def stop(group: Any, place: str, rank: int) -> Any:
+    """Stops on one rank; returns the epochs of the history, and updates made."""
+    model = made(group, dense, 1)
+    model.compile(optimizers.SGD(0.01), "mse")
+
+    def stop_at_one(number: int, logs: Any = None) -> None:
+        if group.rank == rank and number == 1:
+            model.stop_training = True
+
+    own = [callbacks.LambdaCallback(**{place: stop_at_one})]
+    x, y = (rows_of(group.rank, group.size, own) for own in (X, Y))
+    history = model.fit(x, y, 6, 5, verbose=0, shuffle=False, callbacks=own)
+    return len(history.history["loss"]), int(model.optimizer.iterations.numpy())
+
+
+def shuffled(group: Any, folder: str) -> Any:
+    """Shuffles shared arrays; returns history, weights, epochs seen, if it is saved."""
+    model = made(group, dense, 2, data="shared")
+    model.compile(optimizers.Adam(0.01), "mse")
+    seen: list[int] = []
+    shown = callbacks.LambdaCallback(on_epoch_end=lambda n, _: seen.append(n))
+    history = model.fit(
+        *(X[:OWN_ROWS], Y[:OWN_ROWS], BATCH, 2), callbacks=[on_rank_0(shown)]
+    )
+    shared = Path(folder) / "model.keras"
+    model.save(shared)
+    return history.history, model.get_weights(), seen, shared.exists()
+
+
+class SumOfRows(layers.Layer):
+    synchronized = True
+
+    def call(self, x: Any) -> Any:
+        return sum_over_towers(x)  # not of a known number of rows
+
+
+def of_rows() -> keras.Model:
+    return keras.Sequential([keras.Input([4]), SumOfRows(), layers.Dense(1)])
+
+
+def refused(group: Any, kind: str) -> None:
+    """Does what is refused."""
+    options: dict[str, Any] = {}
+    loss: Any = "mse"
+    make = dense
+    if kind.startswith("stop"):
+        rows = {"stop, none": [[], [2]], "stop, a part": [[2, 2, 2], [2, 2, 2, 2]]}
+        data: Any = {"x": own_batches(group, rows[kind])}
+        options["uneven"] = "stop"
+    elif kind == "shared":
+        data = {"x": X[: 24 + 12 * group.rank], "y": Y[: 24 + 12 * group.rank]}
+        data |= {"batch_size": BATCH, "shuffle": False}
+        options["data"] = "shared"
+    elif kind == "other rows":
+        data = {"x": X + group.rank, "y": Y, "batch_size": BATCH, "shuffle": False}
+        options["data"] = "shared"
+    elif kind == "weights":
+        data = {"x": X, "y": Y, "sample_weight": WEIGHTS, "shuffle": False}
+        data["validation_data"] = X, Y, WEIGHTS
+        options["data"] = "shared"
+        loss = keras.losses.MeanSquaredError("mean_with_sample_weight")
+    else:
+        data = {"x": X, "y": Y}
+        make = of_rows if kind == "synchronised, rows" else synchronized
+    model = made(group, make, 1, **options)
+    model.compile(
+        *("sgd", loss),
+        steps_per_execution=2 if kind == "stop, a part" else 1,
+        run_eagerly=kind == "synchronised, eagerly",
+    )
+    model.fit(**data, verbose=0)
+
+
+# By what differs: the values of rank 0 and of the others.
+UNLIKE: dict[str, tuple[Any, Any]] = {
+    "data": ("own", "shared"),
+    "uneven": ("wait", "stop"),
+    "steps_per_execution": (1, 2),
+    "gradient_accumulation_steps": (None, 2),
+    "epochs": (3, 2),
+    "validation_data": (None, (X, Y)),
+    "validation_split": (0.5, 0.0),
+}
+
+
+def unlike(group: Any, name: str) -> None:
+    """Trains with a setting that differs between ranks."""
+    own = {name: UNLIKE[name][min(group.rank, 1)]}
+    ours = {key: own[key] for key in ("data", "uneven") if key in own}
+    model = made(group, dense, 1, **ours)
+    steps = own.pop("steps_per_execution", 1)
+    optimizer = optimizers.SGD(
+        gradient_accumulation_steps=own.pop("gradient_accumulation_steps", None)
+    )
+    if name == "gradient_accumulation_steps":  # within another, too
+        optimizer = optimizers.LossScaleOptimizer(optimizer)
+    model.compile(optimizer, "mse", steps_per_execution=steps)
+    fits = {key: value for key, value in own.items() if key not in ours}
+    model.fit(X, Y, BATCH, verbose=0, **fits)

@@ -1,6 +1,7 @@
 """What ranks do in ``test_training_over_ranks``: programs as users of Keras write them.
 
-All ranks run a program on the same data, and one device runs it as it is.
+All ranks run a program on the same data, or each on its rows of every batch; without a
+group one device runs it as it is.
 """
 
 import functools
@@ -13,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 from keras_gallery import RANDOM as RANDOM_PROGRAMS
 from keras_gallery import programs
-from rank_fits import TwoOptimizers, dense, seeded
 
 import tw_ampopt
 from tw_core.testing import CPUS
@@ -22,12 +22,20 @@ from tw_keras import TowerModel, on_rank_0
 layers, optimizers, callbacks = keras.layers, keras.optimizers, keras.callbacks
 metrics = keras.metrics
 RANDOM = np.random.default_rng(1)
-ROWS, BATCH = 37, 12  # the last batch has one row
+BATCH, BATCHES = 12, 4
+OWN_ROWS = BATCH * BATCHES
+ROWS = OWN_ROWS + 1  # the last batch of shared data has one row
 X = RANDOM.normal(size=(ROWS, 4)).astype("float32")
 Y = X[:, :1] * 0.5 + 0.1
 KINDS = (X[:, 0] > 0.3).astype("int32") + (X[:, 1] > 0)
 ONE_HOT = np.eye(3, dtype="float32")[KINDS]
 WEIGHTS = RANDOM.random(ROWS).astype("float32") + 0.1
+WORDS = RANDOM.integers(0, 9, size=(ROWS, 5))
+
+
+def dense(**options: Any) -> keras.Model:
+    hidden = layers.Dense(3, "tanh", **options)
+    return keras.Sequential([keras.Input([4]), hidden, layers.Dense(1)])
 
 
 def classes() -> keras.Model:
@@ -57,6 +65,88 @@ def synchronized() -> keras.Model:
     return keras.Sequential([keras.Input([4]), *inner, layers.Dense(1)])
 
 
+def spectral() -> keras.Model:
+    inner = layers.SpectralNormalization(layers.Dense(3, "tanh"))
+    return keras.Sequential([keras.Input([4]), inner, layers.Dense(1)])
+
+
+def amplifying() -> keras.Model:
+    """Has gradients of rows in float16 that are 7 times the loss's."""
+    options = {"use_bias": False, "dtype": "mixed_float16"}
+    last = layers.Dense(1, kernel_initializer=keras.initializers.Constant(7), **options)
+    return keras.Sequential([keras.Input([4]), layers.Dense(3, **options), last])
+
+
+def linear(_: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(keras.ops.cast(y_pred, "float32"), axis=-1)
+
+
+class OfWords(keras.Model):
+    """Tables of words and of positions, whose rows every tower reads.
+
+    Words are read in two ways, of which one gives a gradient for each distinct word.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = layers.Embedding(9, 4), layers.Embedding(5, 4)
+        self.last = layers.Dense(1)
+
+    def call(self, words: Any) -> Any:
+        x = self.words(words) + self.places(keras.ops.arange(5))
+        bag = tf.RaggedTensor.from_tensor(words)
+        table = self.words.embeddings.value
+        total = tf.nn.embedding_lookup_sparse(table, bag, None, combiner="sum")
+        return self.last(keras.ops.mean(x, axis=1) + total)
+
+
+class TwoOptimizers(keras.Model):
+    """A ``train_step`` of two updates, which logs what is no metric."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = dense()
+        self.second = optimizers.SGD(0.05)
+
+    def call(self, x: Any) -> Any:
+        return self.inner(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        first, last = self.inner.layers
+        for layer, optimizer in ((first, self.optimizer), (last, self.second)):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x) - y) ** 2)
+            own = layer.trainable_variables
+            optimizer.apply(tape.gradient(loss, own), own)
+        return {"loss": loss}
+
+
+@functools.cache
+def steps() -> tf.Variable:
+    return tf.Variable(0.0, name="steps")
+
+
+class Counting(keras.Sequential):
+    """Counts its steps, in an attribute and in a variable of all copies."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        self.count.assign_add(steps().assign_add(1.0))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2) * (1 + 0.1 * tf.sin(self.count))
+        own = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, own), own)
+        return {"loss": loss, "steps": steps() + 0.0, "count": self.count + 0.0}
+
+
+def counting() -> keras.Model:
+    steps().assign(0.0)
+    model = Counting([keras.Input([4]), layers.Dense(3, "tanh"), layers.Dense(1)])
+    model.count = tf.Variable(0.0, trainable=False)
+    return model
+
+
 def sgd() -> Any:
     """Does not count updates, of which plain Keras counts too many at the end."""
     return optimizers.SGD(0.05)
@@ -68,6 +158,11 @@ def momentum() -> Any:
 
 def averaging() -> Any:
     return optimizers.Adam(0.01, use_ema=True, ema_momentum=0.5)
+
+
+def accumulating(steps: int = 3, **options: Any) -> Any:
+    """Of four batches and groups of three, an epoch ends within a group."""
+    return optimizers.Adam(0.01, gradient_accumulation_steps=steps, **options)
 
 
 class Largest(metrics.MeanMetricWrapper):
@@ -141,9 +236,13 @@ def freeze_first(model: Any) -> None:
     model.layers[0].trainable = False
 
 
+def compiling(loss: Any = "mse", **options: Any) -> Any:
+    return lambda: {"loss": loss, **options}
+
+
 _SEEDED = threading.Lock()  # for ranks that are threads
 # A program compiles a model and fits it, once or several times.
-CASES: dict[str, dict[str, Any]] = {
+SHARED: dict[str, dict[str, Any]] = {
     "metrics": {
         "make": classes,
         "y": ONE_HOT,
@@ -177,24 +276,24 @@ CASES: dict[str, dict[str, Any]] = {
     "classes weighed": {
         "make": classes,
         "y": KINDS,
-        "compile": lambda: {"loss": "sparse_categorical_crossentropy"},
+        "compile": compiling("sparse_categorical_crossentropy"),
         "fit": {"class_weight": {0: 1.0, 1: 3.0, 2: 0.5}},
     },
     "synchronised": {"make": synchronized, "is_close": 2e-5},
     "synchronised, losses added": {
         "make": synchronized,
         "optimizer": lambda: optimizers.SGD(0.002),
-        "compile": lambda: {"loss": keras.losses.MeanSquaredError("sum")},
+        "compile": compiling(keras.losses.MeanSquaredError("sum")),
         "is_close": 2e-5,
     },
     "synchronised, several steps in one call": {
         "make": synchronized,
-        "compile": lambda: {"loss": "mse", "steps_per_execution": 2},
+        "compile": compiling(steps_per_execution=2),
         "is_close": 2e-5,
     },
     "synchronised, compiled by XLA": {
         "make": synchronized,
-        "compile": lambda: {"loss": "mse", "jit_compile": True},
+        "compile": compiling(jit_compile=True),
         "is_close": 2e-5,
     },
     "part for validation": {"fit": {"validation_split": 0.3}},
@@ -207,19 +306,17 @@ CASES: dict[str, dict[str, Any]] = {
     "unknown length, several steps in one call": {
         "x": dataset,
         "optimizer": sgd,
-        "compile": lambda: {"loss": "mse", "steps_per_execution": 2},
+        "compile": compiling(steps_per_execution=2),
     },
     "generator": {"x": generated, "optimizer": sgd, "fit": {"steps_per_epoch": 3}},
     "sequence": {"x": lambda: Sequence()},
-    "compiled by XLA": {"compile": lambda: {"loss": "mse", "jit_compile": True}},
+    "compiled by XLA": {"compile": compiling(jit_compile=True)},
     "float16": {"policy": "mixed_float16", "is_close": 2e-2},
     "over towers": {"over_towers": True, "optimizer": momentum},
     "twice": {"fits": 2},
     "compiled again": {"fits": 2, "between": freeze_first},
-    "eagerly": {"compile": lambda: {"loss": "mse", "run_eagerly": True}},
-    "two optimizers": {"make": TwoOptimizers, "compile": lambda: {"loss": "mse"}},
     "weights of a sum": {
-        "compile": lambda: {"loss": keras.losses.MeanSquaredError("sum")},
+        "compile": compiling(keras.losses.MeanSquaredError("sum")),
         "fit": {"sample_weight": WEIGHTS},
     },
     # Callbacks
@@ -268,6 +365,94 @@ CASES: dict[str, dict[str, Any]] = {
         "plain_callbacks": lambda _: [callbacks.Callback()],
     },
 }
+# Of these each rank has rows of its own.
+OWN: dict[str, dict[str, Any]] = {
+    "Adam": {},
+    "momentum, weights": {
+        "optimizer": momentum,
+        "compile": compiling(weighted_metrics=["mae"]),
+        "fit": {"sample_weight": WEIGHTS},
+    },
+    "sparse gradients": {"make": OfWords, "x": WORDS},
+    "sharded": {"towers": {"variables": "sharded"}},
+    "shared variables": {"towers": {"variables": "parameter_server"}},
+    "flat": {"towers": {"flat_below_bytes": 1_000}},
+    "losses added": {
+        "make": lambda: dense(kernel_regularizer="l2"),
+        "compile": compiling(keras.losses.MeanSquaredError("sum")),
+    },
+    "averages, sharded": {
+        "optimizer": averaging,
+        "towers": {"variables": "sharded"},
+    },
+    "spectral": {"make": spectral},
+    "counting": {"make": counting, "compile": compiling()},
+    "counting, shared variables": {
+        "make": counting,
+        "compile": compiling(),
+        "towers": {"variables": "parameter_server"},
+    },
+    "two optimizers": {"make": TwoOptimizers, "compile": compiling()},
+    "accumulated": {"optimizer": functools.partial(accumulating, 2)},
+    "accumulated, scaled": {
+        "optimizer": lambda: optimizers.LossScaleOptimizer(
+            accumulating(clipnorm=0.1), dynamic_growth_steps=2
+        ),
+        "compile": compiling(steps_per_execution=2),
+    },
+    "accumulated, sharded": {
+        "optimizer": lambda: accumulating(global_clipnorm=0.1),
+        "towers": {"variables": "sharded"},
+    },
+    "accumulated, shared": {
+        "make": OfWords,
+        "x": WORDS,
+        "optimizer": lambda: optimizers.SGD(0.1, gradient_accumulation_steps=3),
+        "towers": {"variables": "parameter_server"},
+    },
+    "accumulated, eagerly": {
+        "optimizer": accumulating,
+        "compile": compiling(run_eagerly=True),
+    },
+    "scaled losses": {
+        "optimizer": lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.01))
+    },
+    "overflowing losses": {
+        "make": amplifying,
+        "x": np.abs(X) / 100,  # Gradients of kernels, which add rows, do not overflow.
+        "compile": compiling(linear),
+        "optimizer": lambda: optimizers.LossScaleOptimizer(
+            optimizers.SGD(2.0), dynamic_growth_steps=1
+        ),
+        "is_close": 2e-3,
+    },
+    "several steps in one call": {"compile": compiling(steps_per_execution=3)},
+    "eagerly": {"compile": compiling(run_eagerly=True)},
+}
+CASES = SHARED | OWN
+
+
+def rows_of(rank: int, size: int, array: Any) -> Any:
+    """Returns a rank's rows of every batch."""
+    batches = array[:OWN_ROWS].reshape(BATCHES, size, BATCH // size, *array.shape[1:])
+    return batches[:, rank].reshape(-1, *array.shape[1:])
+
+
+def seeded(make: Any, seed: int) -> Any:
+    def made() -> Any:
+        keras.utils.set_random_seed(seed)
+        return make()
+
+    return made
+
+
+def made(group: Any, make: Any, towers: int, **options: Any) -> Any:
+    """Makes a model, on each rank with values of its own to begin with."""
+    with _SEEDED:
+        if group is None:
+            return seeded(make, 0)()
+        make = seeded(make, group.rank)
+        return TowerModel(make, CPUS[:towers], group=group, **options)
 
 
 def train(
@@ -275,56 +460,55 @@ def train(
 ) -> tuple[Any, Any, Any]:
     """Trains a case; returns its history, weights, and what evaluation gives."""
     case = CASES[name]
-    make = case.get("make", dense)
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(case.get("policy", "float32"))
+    own = {"data": "own" if name in OWN else "shared", **case.get("towers", {})}
     try:
+        model = made(group, case.get("make", dense), towers, **own, **options)
         with _SEEDED:
-            if group is None:
-                model = seeded(make, 0)()
-            else:
-                options = {"group": group, "data": "shared", **options}
-                model = TowerModel(seeded(make, group.rank), CPUS[:towers], **options)
             keras.utils.set_random_seed(3)
-        return run(model, case, folder)
+        place = (0, 1) if group is None else (group.rank, group.size)
+        return run(model, case, folder, place if name in OWN else None)
     finally:
         keras.config.set_dtype_policy(before)
 
 
-def run(model: Any, case: Any, folder: str) -> tuple[Any, Any, Any]:
-    x, y = case.get("x", X), case.get("y", Y)
+def run(model: Any, case: Any, folder: str, place: Any = None) -> tuple[Any, Any, Any]:
+    """Trains and evaluates; by its place a rank has rows of its own."""
+    x, y, batch = case.get("x", X), case.get("y", Y), BATCH
+    fit = {"shuffle": False, **case.get("fit", {})}
+    if place is not None:
+        rank, size = place
+        x, y, batch = rows_of(rank, size, x), rows_of(rank, size, y), BATCH // size
+        if "sample_weight" in fit:
+            fit["sample_weight"] = rows_of(rank, size, fit["sample_weight"])
+    data = {"x": x()} if callable(x) else {"x": x, "y": y, "batch_size": batch}
+    tested = (X, Y) if callable(x) else (x, y)
     make_callbacks = case.get("callbacks", lambda _: [])
     if not isinstance(model, TowerModel):
         make_callbacks = case.get("plain_callbacks", make_callbacks)
     history: dict[str, list[float]] = {}
     for n in range(case.get("fits", 1)):
-        options = case.get("compile", lambda: {"loss": "mse", "metrics": ["mae"]})()
         optimizer = case.get("optimizer", lambda: optimizers.Adam(0.01))()
         if case.get("over_towers") and isinstance(model, TowerModel):
             optimizer = over_towers(model)
         if n == 0 or "between" in case:
-            model.compile(optimizer, **options)
-        data = {"x": x() if callable(x) else x}
-        if not callable(x):
-            data |= {"y": y, "batch_size": BATCH}
-        given = {
-            "epochs": 3,
-            "verbose": 0,
-            "shuffle": False,
-            **data,
-            **case.get("fit", {}),
-        }
+            model.compile(
+                optimizer, **case.get("compile", compiling(metrics=["mae"]))()
+            )
         own = make_callbacks(folder)
-        if own:
-            given |= {"validation_data": (X, Y), "callbacks": own}
-        found = model.fit(**given).history
-        for key, values in found.items():
+        if own or place is not None:
+            fit |= {"validation_data": tested, "callbacks": own}
+        for key, values in model.fit(
+            **data, **fit, epochs=3, verbose=0
+        ).history.items():
             history[key] = history.get(key, []) + values
         case.get("between", lambda model: None)(model)
-    data = (X, y) if not callable(x) else (X, Y)
-    evaluated = model.evaluate(*data, batch_size=9, verbose=0, return_dict=True)
-    predicted = tf.nest.flatten(model.predict(X, verbose=0))
-    return history, model.get_weights(), [*evaluated.values(), *predicted]
+    evaluated = model.evaluate(*tested, batch_size=batch, verbose=0, return_dict=True)
+    whole = case.get("x", X)
+    predicted = model.predict(X if callable(whole) else whole, verbose=0)
+    found = [*evaluated.values(), *tf.nest.flatten(predicted)]
+    return history, model.get_weights(), found
 
 
 def over_towers(model: Any) -> Any:
@@ -349,11 +533,3 @@ def gallery(group: Any, name: str, towers: int, settings: Any) -> Any:
         finally:
             program.TowerModel = before
             keras.config.set_dtype_policy("float32")
-
-
-def made(group: Any, make: Any, towers: int, **options: Any) -> Any:
-    with _SEEDED:
-        if group is None:
-            return seeded(make, 0)()
-        make = seeded(make, group.rank)
-        return TowerModel(make, CPUS[:towers], group=group, **options)

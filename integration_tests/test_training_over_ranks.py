@@ -4,6 +4,7 @@ import contextlib
 import csv
 import functools
 import os
+from importlib.util import find_spec
 
 import keras
 import keras_gallery
@@ -12,21 +13,23 @@ import pytest
 import rank_batches
 import rank_calls
 import rank_training
+from harness.ranks import Raised, Ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_fit_over_ranks import Raised, Ranks, assert_alike
 
+OVER_MPI = ("Adam", "sparse gradients", "flat", "two optimizers", "accumulated")
 SHAPES = {"2 x 1": (2, 1), "2 x 2": (2, 2), "3 x 1": (3, 1)}  # ranks, towers
 
 
 @pytest.fixture(scope="module")
 def groups(processes):
-    """Starts a group of each size that a test asks for."""
+    """Starts a group of each size, and over each engine, that a test asks for."""
     with contextlib.ExitStack() as stack:
 
         @functools.cache
-        def of(size):
-            return stack.enter_context(Ranks(processes, size, towers=8)).joined()
+        def of(size, engine=""):
+            options = {"engine": engine, "towers": 8}
+            return stack.enter_context(Ranks(processes, size, **options)).joined()
 
         yield of
 
@@ -39,11 +42,28 @@ def threads(processes):
         yield group.joined()
 
 
+def assert_alike(results, want, rtol=2e-6):
+    for got in results:
+        for one, other in zip(got, want, strict=True):
+            if isinstance(one, dict):
+                assert one.keys() == other.keys()
+                one, other = list(one.values()), list(other.values())
+            for a, b in zip(one, other, strict=True):
+                np.testing.assert_allclose(a, b, rtol, rtol / 2)
+    for got in results[1:]:
+        np.testing.assert_equal(got[0], results[0][0])
+        np.testing.assert_equal(got[1], results[0][1])
+
+
 @pytest.mark.full(
     *("2 x 2-metrics", "2 x 1-two outputs", "3 x 1-compiled again"),
     *("2 x 2-compiled by XLA", "3 x 1-over towers", "2 x 2-float16"),
     *("2 x 2-sets weights", "3 x 1-sequence", "2 x 2-synchronised"),
-    "2 x 2-two reductions",
+    *("2 x 2-two reductions", "2 x 1-stops early", "2 x 2-plateau"),
+    *("2 x 2-sharded", "2 x 2-losses added", "2 x 2-accumulated, scaled"),
+    *("2 x 2-eagerly", "2 x 2-two optimizers", "2 x 2-overflowing losses"),
+    *("2 x 1-several steps in one call", "3 x 1-accumulated, shared"),
+    *("3 x 1-flat", "3 x 1-averages, sharded"),
 )
 @pytest.mark.parametrize("name", rank_training.CASES)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -55,10 +75,23 @@ def test_a_program_gives_what_it_gives_on_one_device(groups, shape, name, tmp_pa
     arguments = [(name, towers, str(folder)) for folder in folders]
     results = groups(size).call_each("rank_training:train", arguments[:-1])
     own = rank_training.CASES[name].get("is_close", 2e-6)
-    want = rank_training.train(None, name, 1, str(folders[-1]))
-    assert_alike(results, want, own)
-    for got in results[1:]:
-        np.testing.assert_equal(got[0], results[0][0])
+    assert_alike(results, rank_training.train(None, name, 1, str(folders[-1])), own)
+
+
+@pytest.mark.skipif(not find_spec("mpi4py"), reason="mpi4py is not installed")
+@pytest.mark.full("2-train-sparse gradients", "2-on_own-accumulated")
+@pytest.mark.parametrize(
+    ("size", "function", "name"),
+    [
+        *((size, "train", name) for size in (2, 3) for name in OVER_MPI),
+        *((2, "on_own", name) for name in rank_batches.OWN),
+    ],
+)
+def test_a_fit_over_mpi_is_that_of_one_device(groups, size, function, name):
+    module = {"train": rank_training, "on_own": rank_batches}[function]
+    towers = 2 if size == 2 else 1
+    results = groups(size, "mpi").call(f"{module.__name__}:{function}", name, towers)
+    assert_alike(results, getattr(module, function)(None, name, 1), 2e-5)
 
 
 @pytest.mark.full("2 x 2-gan", "3 x 1-regression", "2 x 1-digits")
@@ -93,8 +126,7 @@ def test_callbacks_of_keras_write_on_rank_0_alone(groups, tmp_path):
     first, _ = groups(2).call_each("rank_training:train", arguments)
     assert not list(folders[1].iterdir())
     best = keras.models.load_model(folders[0] / "best.keras")
-    for one, other in zip(best.get_weights(), first[1], strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal(best.get_weights(), first[1])
     assert {path.name for path in folders[0].glob("*.h5")}
     best.load_weights(next(folders[0].glob("*.weights.h5")))
     with (folders[0] / "log.csv").open() as lines:
@@ -103,13 +135,50 @@ def test_callbacks_of_keras_write_on_rank_0_alone(groups, tmp_path):
     assert any((folders[0] / "board").rglob("events.*"))
 
 
+def test_shared_arrays_are_shuffled_alike_and_saved_for_all(groups, tmp_path):
+    first, second = groups(2).call("rank_calls:shuffled", str(tmp_path))
+    np.testing.assert_equal(second[:2], first[:2])
+    assert (first[2:], second[2:]) == (([0, 1], True), ([], True))
+
+
 def test_training_goes_on_from_the_backup_of_rank_0(groups, tmp_path):
-    folders = [str(tmp_path / str(n)) for n in range(3)]
-    results = groups(2).call_each(
-        "rank_calls:interrupted", [(own,) for own in folders[:2]]
-    )
+    folders = [(str(tmp_path / str(n)),) for n in range(2)]
+    results = groups(2).call_each("rank_calls:interrupted", folders)
     assert results[0][0] == results[1][0] == [2, 3]
     assert results[0][1] == results[1][1]
+
+
+@pytest.mark.parametrize(
+    ("variables", "towers"), [("replicated", 1), ("parameter_server", 2)]
+)
+def test_rank_0_may_load_the_model_that_others_build(
+    groups, tmp_path, variables, towers
+):
+    rank_training.seeded(rank_training.dense, 3)().save(tmp_path / "model.keras")
+    arguments = str(tmp_path), variables, towers
+    results = groups(2).call("rank_calls:resumed", *arguments)
+    assert_alike(results, rank_calls.resumed(None, *arguments))
+
+
+def test_ranks_exchange_accumulated_gradients_once_per_update(groups):
+    # Of eight batches, in groups of three.
+    for looks, count in [(False, 2), (True, 8)]:
+        want = rank_calls.exchanged(None, looks)
+        for rank, got in enumerate(groups(2).call("rank_calls:exchanged", looks)):
+            assert got[0] == count
+            # A callback of one rank sees what one device has between batches.
+            pairs = [(got[1], want[1]), *zip(got[2], want[2], strict=False)]
+            assert len(pairs) == (9 if looks and rank == 1 else 1)
+            for own, plain in pairs:
+                for a, b in zip(own, plain, strict=True):
+                    np.testing.assert_allclose(a, b, 2e-6, 2e-7)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_ranks_stop_where_one_asks(groups, rank):
+    # Asked after the second batch of four, heard with the third.
+    for place, wanted in (("on_train_batch_end", (1, 3)), ("on_epoch_end", (2, 8))):
+        assert groups(2).call("rank_calls:stop", place, rank) == [wanted] * 2
 
 
 @pytest.mark.full(
@@ -117,6 +186,8 @@ def test_training_goes_on_from_the_backup_of_rank_0(groups, tmp_path):
     *("several steps in one call-2", "steps until one stops-1"),
     *("synchronised, rank 0 first-2", "synchronised, no batch-1"),
     *("two outputs-2", "a loss that is summed-1", "divided by weights-2"),
+    *("validated, of an unknown number-2", "two optimizers-1", "until one stops-1"),
+    *("accumulated-2", "accumulated, none at the end-1"),
 )
 @pytest.mark.parametrize("towers", [1, 2])
 @pytest.mark.parametrize("name", rank_batches.OWN)
@@ -151,14 +222,12 @@ def test_a_number_that_is_none_stops_all_after_the_same_batch(groups):
 
 def test_batches_by_hand_and_predictions_of_one_rank(groups, tmp_path):
     results = groups(2).call("rank_calls:by_hand", str(tmp_path))
-    want = rank_calls.by_hand(None, str(tmp_path))
-    assert_alike(results, want)
+    assert_alike(results, rank_calls.by_hand(None, str(tmp_path)))
 
 
 def test_a_file_of_rank_0_alone_is_not_that_of_all(groups, tmp_path):
     for read, trained in groups(2).call("rank_calls:saved_again", str(tmp_path)):
-        for one, other in zip(read, trained, strict=True):
-            np.testing.assert_array_equal(one, other)
+        np.testing.assert_equal(read, trained)
 
 
 def test_moving_averages_are_those_of_rank_0(groups):
@@ -194,6 +263,7 @@ def test_ranks_and_towers_draw_unlike_numbers_which_a_seed_repeats(groups):
         ("stop, none", r"every rank needs a batch.*got \[0, 1\] by rank"),
         ("stop, a part", r"steps_per_execution=2 batches; got \[3, 4\] by rank"),
         ("shared", "the data of some has ended"),
+        ("other rows", "all ranks must get the same batches"),
         ("weights", "by a sum that one rank does not know where it validates"),
         ("synchronised, eagerly", "over ranks, which needs run_eagerly=False"),
         ("synchronised, rows", r"whose shapes must be known; got \(None, 4\)"),
@@ -201,7 +271,7 @@ def test_ranks_and_towers_draw_unlike_numbers_which_a_seed_repeats(groups):
 )
 def test_what_ranks_cannot_do_is_refused(groups, kind, says):
     with pytest.raises(Raised, match=says):
-        groups(2).call("rank_refusals:refused", kind)
+        groups(2).call("rank_calls:refused", kind)
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -215,16 +285,16 @@ def test_what_ranks_cannot_do_is_refused(groups, kind, says):
             "gradient_accumulation_steps",
             "gradient_accumulation_steps=1 on {0}, 2 on {1}",
         ),
-        ("epochs", "NAME=3 on {0}, 2 on {1}"),
+        ("epochs", "epochs=3 on {0}, 2 on {1}"),
         ("validation_data", "validation data=no on {0}, yes on {1}"),
         ("validation_split", "validation data=yes on {0}, no on {1}"),
     ],
 )
+@pytest.mark.each_choice
 def test_settings_that_differ_are_refused_on_all_ranks(groups, size, name, says):
-    others = {2: "rank 1", 3: "ranks 1 and 2"}[size]
-    says = says.format("rank 0", others).replace("NAME", name)
+    says = says.format("rank 0", {2: "rank 1", 3: "ranks 1 and 2"}[size])
     for rank in groups(size).all:
-        rank.say("rank_refusals:unlike", name)
+        rank.say("rank_calls:unlike", name)
     for rank in groups(size).all:
         with pytest.raises(Raised, match=f"same settings on all ranks; got {says}"):
             rank.hear()
