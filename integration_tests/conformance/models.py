@@ -23,18 +23,13 @@ FLAT_BELOW = 16_384  # bytes; 4,095 elements of float32 are fewer, 4,096 are not
 
 @dataclass(frozen=True)
 class Part:
-    """One variable of a model.
+    """One variable of a model."""
 
-    Attributes:
-      shape: of the variable.
-      dtype: its name.
-      is_table: whether rows of it are looked up, which makes its gradient sparse.
-      unknown: the towers whose gradient has sizes that are not known while building.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str = "float32"
+    shape: tuple[int, ...]  # of the variable
+    dtype: str = "float32"  # its name
+    # Whether rows of it are looked up, which makes its gradient sparse
     is_table: bool = False
+    # The towers whose gradient has sizes that are not known while building
     unknown: range = range(0)
 
 
@@ -121,10 +116,7 @@ def gradients(
     They are the factors: dense, or sparse for a table, of which rows are looked up.
     No more is known of their shapes than of the factors'.
 
-    Args:
-      variables: [N] of a model.
-      given: [N] factors.
-      by: what holds the variables, if these are views; then these have the gradients.
+    ``by`` holds the variables, if these are views; then these have the gradients.
     """
     reads, factors = [], []
     for variable, own in zip(variables, given, strict=True):

@@ -128,134 +128,64 @@ def values(model: AnyModel) -> list[np.ndarray]:
 
 
 def in_function(
-    make_reducer: Callable[[int], Any],
+    way: str,
+    adds: Any,
     make_optimizer: MakeOptimizer,
     num_towers: int,
     *,
     is_flat: bool = False,
     trace: str = "each",
 ) -> Copies:
-    """Trains replicas of the models of all kinds in one ``tf.function``."""
-    towers, reduce = tw_core.towers(CPUS[:num_towers]), make_reducer(num_towers)
-    models = replicas_of_all_kinds(towers, is_flat)
-    optimizers = {
-        kind: optimizers_of(kind, make_optimizer, towers, models[kind])
+    """Trains the models of all kinds in one ``tf.function``.
+
+    ``way`` is replicated, sharded (each variable has an owner) or shared; ``adds``
+    makes the reducer of replicated models, or says of the others whether to average.
+    """
+    towers = tw_core.towers(CPUS[:num_towers])
+    owners = towers[:1] if way == "shared" else towers
+    models = {
+        kind: tw_core.replicate(owners, partial(make_model, kind, is_flat))
         for kind in KINDS
     }
-
-    @tf.function(autograph=False, input_signature=signature(num_towers))
-    def step(given: dict[str, Any]) -> None:
-        for kind, own in models.items():
-            grads = tw_core.map_towers(
-                lambda tower, model, x: model_gradients(model, x),
-                towers,
-                own,
-                given[kind],
-                trace=trace,
-            )
-            tw_builders.apply_gradients(towers, reduce(grads), own, optimizers[kind])
-
-    take_steps(step, num_towers)
-    return {kind: [values(model) for model in own] for kind, own in models.items()}
-
-
-def in_sharded_function(
-    average: bool,
-    make_optimizer: MakeOptimizer,
-    num_towers: int,
-    *,
-    is_flat: bool = False,
-    trace: str = "each",
-) -> Copies:
-    """Trains replicas whose variables have an owner each in one ``tf.function``."""
-    towers = tw_core.towers(CPUS[:num_towers])
-    models = replicas_of_all_kinds(towers, is_flat)
     optimizers = {}
     for kind, own in models.items():
-        owners = tw_builders.owned_variables(towers, own)
-        make = partial(make_optimizer, DECAY.get(kind, 0.0), owners)
-        optimizers[kind], _ = tw_builders.make_sharded_optimizer(towers, make, own)
+        make = partial(make_optimizer, DECAY.get(kind, 0.0))
+        if way == "sharded":
+            owned = tw_builders.owned_variables(towers, own)
+            made = tw_builders.make_sharded_optimizer(towers, partial(make, owned), own)
+            optimizers[kind] = [made[0]]
+        else:  # called for in the order of towers
+            each = map(make, [model.trainable_variables for model in own])
+            optimizers[kind] = tw_builders.make_optimizers(
+                owners, partial(next, each), own
+            )
+    reduce = adds(num_towers) if way == "replicated" else None
+    spec = {kind: specs(kind, num_towers) for kind in KINDS}
 
-    @tf.function(autograph=False, input_signature=signature(num_towers))
+    @tf.function(autograph=False, input_signature=[spec])
     def step(given: dict[str, Any]) -> None:
         for kind, own in models.items():
             grads = tw_core.map_towers(
                 lambda tower, model, x: model_gradients(model, x),
                 towers,
-                own,
+                own * (num_towers // len(own)),
                 given[kind],
                 trace=trace,
             )
-            tw_builders.apply_sharded_gradients(
-                towers, grads, own, optimizers[kind], average=average
-            )
+            if way == "replicated":
+                args = (towers, reduce(grads), own, optimizers[kind])
+                tw_builders.apply_gradients(*args)
+            elif way == "sharded":
+                args = (towers, grads, own, *optimizers[kind])
+                tw_builders.apply_sharded_gradients(*args, average=adds)
+            else:
+                variables = own[0].trainable_variables
+                pairs = [list(zip(g, variables, strict=True)) for g in grads]
+                tw_builders.apply_shared_gradients(
+                    pairs, *optimizers[kind], average=adds
+                )
 
-    take_steps(step, num_towers)
-    return {kind: [values(model) for model in own] for kind, own in models.items()}
-
-
-def in_shared_function(
-    average: bool,
-    make_optimizer: MakeOptimizer,
-    num_towers: int,
-    *,
-    is_flat: bool = False,
-    trace: str = "each",
-) -> Copies:
-    """Trains one set of variables that all towers share in one ``tf.function``."""
-    towers = tw_core.towers(CPUS[:num_towers])
-    models = {kind: make_model(kind, is_flat, towers[0]) for kind in KINDS}
-    optimizers = {
-        kind: optimizers_of(kind, make_optimizer, towers[:1], [model])[0]
-        for kind, model in models.items()
-    }
-
-    @tf.function(autograph=False, input_signature=signature(num_towers))
-    def step(given: dict[str, Any]) -> None:
-        for kind, model in models.items():
-            pairs = tw_core.map_towers(
-                lambda tower, x, own=model: list(
-                    zip(model_gradients(own, x), own.trainable_variables, strict=True)
-                ),
-                towers,
-                given[kind],
-                trace=trace,
-            )
-            tw_builders.apply_shared_gradients(pairs, optimizers[kind], average=average)
-
-    take_steps(step, num_towers)
-    return {kind: [values(model)] for kind, model in models.items()}
-
-
-def replicas_of_all_kinds(
-    towers: Sequence[tw_core.Tower], is_flat: bool
-) -> dict[str, list[AnyModel]]:
-    return {
-        kind: tw_core.replicate(towers, partial(make_model, kind, is_flat))
-        for kind in KINDS
-    }
-
-
-def optimizers_of(
-    kind: str,
-    make_optimizer: MakeOptimizer,
-    towers: Sequence[tw_core.Tower],
-    models: Sequence[AnyModel],
-) -> list[Any]:
-    """An optimizer a tower, which is called for in their order."""
-    left = iter(models)
-    return tw_builders.make_optimizers(
-        towers,
-        lambda: make_optimizer(DECAY.get(kind, 0.0), next(left).trainable_variables),
-        models,
-    )
-
-
-def signature(num_towers: int) -> list[Any]:
-    return [{kind: specs(kind, num_towers) for kind in KINDS}]
-
-
-def take_steps(step: Callable[..., None], num_towers: int) -> None:
     for number in range(STEPS):
-        given = {kind: inputs(kind, num_towers, number) for kind in KINDS}
-        step(tf.nest.map_structure(tf.constant, given))
+        inputs_of_step = {kind: inputs(kind, num_towers, number) for kind in KINDS}
+        step(tf.nest.map_structure(tf.constant, inputs_of_step))
+    return {kind: [values(model) for model in own] for kind, own in models.items()}

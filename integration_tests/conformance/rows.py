@@ -18,13 +18,7 @@ from conformance.models import (
     optimizer,
     tower_optimizer,
 )
-from conformance.programs import (
-    Copies,
-    in_function,
-    in_session,
-    in_sharded_function,
-    in_shared_function,
-)
+from conformance.programs import Copies, in_function, in_session
 from tw_core.testing import CPUS
 from tw_reduce.reducers import CollectiveKeys
 
@@ -41,29 +35,17 @@ OPTIMIZERS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table.
+    """One line of the table."""
 
-    Attributes:
-      builder: its name.
-      reducer: the name of what adds, or "" where the builder adds by itself.
-      run: takes the number of towers, and trains.
-      optimizer: a name in ``OPTIMIZERS``.
-      average: whether the gradient is the mean over towers, or the sum.
-      has_momentum: whether models of some kinds are trained with momentum.
-      densifies: whether sparse gradients of several towers become dense.
-      is_replicated: whether every tower has variables of its own.
-      counts: of towers.
-    """
-
-    builder: str
-    reducer: str
-    run: partial[Copies]
-    optimizer: str = "v1"
-    average: bool = True
-    has_momentum: bool = True
-    densifies: bool = False
-    is_replicated: bool = True
-    counts: tuple[int, ...] = COUNTS
+    builder: str  # its name
+    reducer: str  # the name of what adds, or "" where the builder adds by itself
+    run: partial[Copies]  # takes the number of towers, and trains
+    optimizer: str = "v1"  # a name in ``OPTIMIZERS``
+    average: bool = True  # whether the gradient is the mean over towers, or the sum
+    has_momentum: bool = True  # whether models of some kinds are trained with momentum
+    densifies: bool = False  # whether sparse gradients of several towers become dense
+    is_replicated: bool = True  # whether every tower has variables of its own
+    counts: tuple[int, ...] = COUNTS  # of towers
 
     def moves_all_rows(self, num_towers: int) -> bool:
         """Whether the momentum of a table decays in rows without a gradient too."""
@@ -233,7 +215,7 @@ def function_row(
     return Row(
         "apply_gradients",
         f"mean({name})" if average else name,
-        partial(in_function, reducer, OPTIMIZERS[family]),
+        partial(in_function, "replicated", reducer, OPTIMIZERS[family]),
         family,
         average=average,
         densifies="collective" in name,
@@ -242,13 +224,13 @@ def function_row(
 
 def shared_function_row(*, average: bool, family: str = "v1") -> Row:
     name = f"apply_shared_gradients(average={average})"
-    run = partial(in_shared_function, average, OPTIMIZERS[family])
+    run = partial(in_function, "shared", average, OPTIMIZERS[family])
     return Row(name, "", run, family, average=average, is_replicated=False)
 
 
 def sharded_function_row(*, average: bool, family: str = "v1") -> Row:
     name = f"apply_sharded_gradients(average={average})"
-    run = partial(in_sharded_function, average, OPTIMIZERS[family])
+    run = partial(in_function, "sharded", average, OPTIMIZERS[family])
     return Row(name, "", run, family, average=average)
 
 
