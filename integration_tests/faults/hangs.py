@@ -17,14 +17,16 @@ its report names those that were stopped, no fewer and no more, and the round,
 collective, step or column, as the drill knows them.
 """
 
+import contextlib
 import os
 import queue
 import random
 import re
 import signal
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,36 +41,24 @@ CPUS = [f"/cpu:{k}" for k in range(8)]
 
 @dataclass
 class Told:
-    """What one waiter said.
+    """What one waiter said."""
 
-    Attributes:
-      report: of its error.
-      after_s: seconds from the beginning of the wait, or of the fault, to the error.
-      what: a pattern of what this one waited for; None for that of all.
-    """
-
-    report: str
+    report: str  # of its error
+    # Seconds from the beginning of the wait, or of the fault, to the error
     after_s: float
+    # A pattern of what this one waited for; None for that of all
     what: str | None = None
 
 
 @dataclass
 class Hang:
-    """One hang, and what the reports must say of it.
+    """One hang, and what the reports must say of it."""
 
-    Attributes:
-      where: for remarks.
-      missing: a pattern per line of who is missing, in any order.
-      what: a pattern of what was waited for.
-      deadline_s: of the wait.
-      told: by every waiter that lives.
-    """
-
-    where: str
-    missing: list[str]
-    what: str
-    deadline_s: float = DEADLINE_S
-    told: list[Told] = field(default_factory=list)
+    where: str  # for remarks
+    missing: list[str]  # a pattern per line of who is missing, in any order
+    what: str  # a pattern of what was waited for
+    deadline_s: float = DEADLINE_S  # of the wait
+    told: list[Told] = field(default_factory=list)  # by every waiter that lives
 
     def fault(self) -> str:
         """Returns what is not as it must be; empty where all is."""
@@ -408,16 +398,11 @@ def train_rank(group: Any, mode: str, stops_at: int | None) -> Any:
             return {"done": done, "at_s": at_s, "report": report}
 
 
-class _reports_in_a_folder:
-    def __enter__(self) -> str:
-        import tempfile
-
-        self._folder = tempfile.TemporaryDirectory()
-        os.environ["TW_REPORTS"] = self._folder.name
-        return self._folder.name
-
-    def __exit__(self, *_: object) -> None:
-        self._folder.cleanup()
+@contextlib.contextmanager
+def _reports_in_a_folder() -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TW_REPORTS"] = folder
+        yield folder
 
 
 def hang_servers(rng: random.Random, context: Any) -> Hang:
@@ -493,14 +478,7 @@ DRILLS = {**OF_TASKS, **IN_ONE_PROCESS}
 def run_drill(
     context: Any, name: str, folder: Path | None = None, *, seed: int | None = None
 ) -> Any:
-    """Runs one trial, of which no process is left.
-
-    Args:
-      context: whose processes are forked from one with TensorFlow in it.
-      name: a key of ``DRILLS``.
-      folder: not used.
-      seed: of the place; None draws one.
-    """
+    """Runs one trial, of which no process is left."""
     from harness.task_faults import Outcome
 
     rng = random.Random(seed)

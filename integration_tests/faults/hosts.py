@@ -22,7 +22,7 @@ from harness.processes import Program
 START_S = 240.0  # until a program has imported TensorFlow and begun to train
 COMMAND_S = 20.0
 GRACE_S = 8.0  # beyond a deadline, on a busy machine
-_PROGRAMS = Path(__file__).parent
+_PROGRAM = Path(__file__).with_name("host_program.py")
 _TOOLS = ("unshare", "nsenter", "ip", "nft")
 _UNSHARE = "unshare --net --uts --mount --pid --fork --kill-child --mount-proc"
 # A host lives until the pipe to it closes, which it does when this process ends.
@@ -58,21 +58,20 @@ class Hosts:
     def __exit__(self, *_: object) -> None:
         self.down()
 
-    def run(self, host: int, *command: str, **environment: str) -> Program:
+    def run(self, host: int, *command: str) -> Program:
         """Starts a command on a host; its output goes to a file."""
         log = self._folder / f"{len(self._programs)}-node{host}.log"
         env = {**os.environ, "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "-1"}
         env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
-        env |= {"TW_REPORTS": str(self._folder), **environment}
+        env |= {"TW_REPORTS": str(self._folder)}
         command = (*self._enter(host), *command)
         program = Program(command, deadline_s=START_S, log=log, env=env)
         self._programs.append(program)
         return self._programs[-1]
 
-    def python(self, host: int, file: str, *arguments: object, **env: str) -> Program:
-        """Starts a Python program of this folder on a host."""
-        words = map(str, arguments)
-        return self.run(host, sys.executable, str(_PROGRAMS / file), *words, **env)
+    def python(self, host: int, *arguments: object) -> Program:
+        """Starts ``host_program.py`` on a host."""
+        return self.run(host, sys.executable, str(_PROGRAM), *map(str, arguments))
 
     def drop(self, one: int, *others: int) -> None:
         """Loses what ``one`` and each of the others send to each other."""

@@ -14,25 +14,16 @@ SEPARATOR = "\t"
 
 @dataclass(frozen=True)
 class Line:
-    """One trial.
+    """One trial."""
 
-    Attributes:
-      drill: its name.
-      verdict: ``GOOD``, or what did not hold.
-      beyond_s: seconds beyond the deadline of the last error; None without one.
-      longest_s: seconds of the longest call; None where it is not known.
-      lost: steps lost beyond what the documentation says.
-      code: which version of the package was tried.
-      remarks: what else there was to see.
-    """
-
-    drill: str
-    verdict: str
+    drill: str  # its name
+    verdict: str  # ``GOOD``, or what did not hold
+    # Seconds beyond the deadline of the last error; None without one
     beyond_s: float | None
-    longest_s: float | None
-    lost: int
-    code: str
-    remarks: str
+    longest_s: float | None  # seconds of the longest call; None where it is not known
+    lost: int  # steps lost beyond what the documentation says
+    code: str  # which version of the package was tried
+    remarks: str  # what else there was to see
 
     @property
     def is_good(self) -> bool:
@@ -86,15 +77,8 @@ def choose(
 ) -> str | None:
     """Chooses the next drill: of those with the fewest trials, the first.
 
-    Args:
-      names: of the drills.
-      lines: of trials that have ended.
-      under_way: names of trials that have not.
-      each: how many trials of each drill there are to be; None for no limit.
-      total: how many in all; None for no limit.
-
-    Returns:
-      A name; None where there are enough.
+    Each drill is tried ``each`` times, all together ``total`` times (None: no limit);
+    None where there are enough, those under way included.
 
     >>> choose(["a", "b", "c"], [], ["a"], each=1, total=None)
     'b'
@@ -119,10 +103,7 @@ def summarize(
 ) -> str:
     """Returns Markdown: how many trials were good, and their seconds.
 
-    Args:
-      lines: of the ledger.
-      grid: drills by column, by victim and fault; others have a row each.
-      tells_lost: whether the last column tells how many steps were lost.
+    In the grid are drills by column, by victim and fault; others have a row each.
     """
     columns = list(dict.fromkeys(after for row in grid.values() for after in row))
     columns = columns or ["trials"]

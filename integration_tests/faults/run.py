@@ -2,9 +2,9 @@
 
 ``task_faults`` (with parameter servers), ``rank_faults`` (of process groups,
 "processes: ..."), ``groups`` (tests of these, "groups: ..."), ``hangs`` (of
-everything whose waits are bounded, "hangs: ..."), ``host_servers`` and ``host_ranks``
-(of hosts whose network is cut, "hosts: ...") tell which drills there are, and what must
-hold. Run by the nox session ``faults``:
+everything whose waits are bounded, "hangs: ..."), and ``host_drills`` (of hosts whose
+network is cut, "hosts: ...") tell which drills there are, and what must hold. Run by
+the nox session ``faults``:
 
     nox -s faults -- --trials 20
     nox -s faults -- --trials 20 --drill processes
@@ -155,11 +155,10 @@ def families() -> list[Any]:
     """Returns the modules that tell which drills there are."""
     import groups
     import hangs
-    import host_ranks
-    import host_servers
+    import host_drills
     from harness import rank_faults, task_faults
 
-    return [task_faults, rank_faults, groups, hangs, host_servers, host_ranks]
+    return [task_faults, rank_faults, groups, hangs, host_drills]
 
 
 def find_family(name: str) -> Any:

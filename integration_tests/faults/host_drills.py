@@ -1,7 +1,7 @@
-"""Situations between hosts with one rank each: what is cut, and what must hold.
+"""Situations between hosts, with ranks or servers: what is cut, what must hold.
 
-All hosts of a situation are namespaces of this machine (``hosts``); the ranks on them
-are those of ``host_rank.py``.
+All hosts of a situation are namespaces of this machine (``hosts``); what runs on them
+is ``host_program.py``.
 """
 
 import functools
@@ -16,17 +16,121 @@ from harness.processes import Program
 from hosts import COMMAND_S, GRACE_S, START_S, Hosts, run_on_hosts
 
 
+def last_step(program: Program) -> int:
+    """Returns the latest step that a program has printed."""
+    return max(
+        (int(n) for n in re.findall(r"(?m)^step (\d+)$", program.out)), default=0
+    )
+
+
+def servers_and_workers(
+    hosts: Hosts,
+    *options: str,
+    servers: list[int],
+    workers: list[int],
+    wait_s: float,
+) -> list[Program]:
+    """Starts a run with parameter servers; returns the workers when they train."""
+    words = task_words(*options, servers=servers, workers=workers, wait_s=wait_s)
+    for index, host in enumerate(servers):
+        hosts.python(host, "ps", index, *words)
+    started = [
+        hosts.python(host, "worker", index, *words)
+        for index, host in enumerate(workers)
+    ]
+    for worker in started:
+        worker.wait_for("step 20")
+    return started
+
+
+def task_words(
+    *options: str, servers: list[int], workers: list[int], wait_s: float
+) -> tuple[object, ...]:
+    """Returns what every task of a cluster is told."""
+    listed = [
+        ",".join(f"node{host}:{base + n}" for n, host in enumerate(where))
+        for base, where in ((5000, servers), (6000, workers))
+    ]
+    return (*listed, wait_s, *options)
+
+
+def refuse_a_worker(hosts: Hosts, *options: str) -> None:
+    """A worker's own port refuses; its servers answer: its step ends in time."""
+    (worker,) = servers_and_workers(
+        hosts, *options, servers=[0], workers=[1], wait_s=8.0
+    )
+    hosts.refuse(1, 6000)
+    told = worker.wait_for("ENDED.*", within_s=8.0 + GRACE_S).group()
+    assert "SyncTimeoutError" in told, told
+    assert "do not reach this task, worker 0, at node1:6000" in told, told
+    assert worker.finish(GRACE_S) >= 0
+
+
+def part_servers(hosts: Hosts) -> None:
+    """Servers answer the workers and not each other: all workers raise, and say so."""
+    workers = servers_and_workers(hosts, servers=[0, 1], workers=[2, 2], wait_s=8.0)
+    hosts.drop(0, 1)
+    for worker in workers:
+        told = worker.wait_for("ENDED.*", within_s=8.0 + GRACE_S).group()
+        pair = "ps 0 (node0:5000) and ps 1 (node1:5001)"
+        assert f"do not reach each other: {pair}" in told, told
+
+
+def cut_off_elastic(hosts: Hosts) -> None:
+    """A replica is cut off, evicted, and back by itself once its network is."""
+    stays, goes = servers_and_workers(
+        hosts, "elastic", servers=[0], workers=[1, 2], wait_s=5.0
+    )
+    hosts.drop(2, 0, 1)
+    stays.wait_for("goes on without replica", within_s=5.0 + GRACE_S)
+    time.sleep(9.0)
+    hosts.heal()
+    healed = last_step(stays)
+    until = time.monotonic() + 60
+    while last_step(goes) <= healed:
+        assert time.monotonic() < until, goes.out[-300:]
+        time.sleep(0.2)
+    assert "ENDED" not in stays.out + goes.out
+
+
+def replace_a_chief(hosts: Hosts) -> None:
+    """A chief that was cut off finds its successor, and yields; the run goes on."""
+    where = {"servers": [0], "workers": [1, 2], "wait_s": 100.0}
+    older, other = servers_and_workers(hosts, **where)
+    # The server must lose its connection to the old host: TCP alone gives a silent one
+    # up after a quarter of an hour.
+    hosts.refuse(1, 6000, sender=0)
+    time.sleep(2.0)
+    hosts.drop(1, 0, 2, 3)
+    hosts.move_name(1, to=3)
+    newer = hosts.python(3, "worker", 0, *task_words(**where))
+    newer.wait_for("step ")
+    hosts.heal()
+    told = older.wait_for("ENDED.*", within_s=60).group()
+    assert "ReplicaReplacedError" in told, told
+    for program in (newer, other):
+        program.wait_for(f"step {last_step(program) + 30}\n")
+    assert "ENDED" not in newer.out + other.out
+
+
+def start_a_chief_elsewhere(hosts: Hosts) -> None:
+    """A chief that was lost is started at a new address: its error says why not."""
+    where = {"servers": [0], "workers": [1], "wait_s": 20.0}
+    (older,) = servers_and_workers(hosts, **where)
+    older.kill()
+    words = task_words(servers=[0], workers=[2], wait_s=20.0)
+    newer = hosts.python(2, "worker", 0, *words)
+    told = newer.wait_for("ENDED.*").group()
+    assert "StartTimeoutError" in told, told
+    assert "do not reach this task, worker 0, at node2:6000" in told, told
+
+
 def start_ranks(
     hosts: Hosts, size: int, timeout_s: float, stall_s: float
 ) -> list[Program]:
     """Starts ranks, which train soon."""
     options = size, timeout_s, stall_s
-    return [hosts.python(r, "host_rank.py", r, *options) for r in range(size)]
-
-
-def read_step(rank: Program) -> int:
-    """Returns the latest step of a rank."""
-    return max((int(n) for n in re.findall(r"(?m)^step (\d+)$", rank.out)), default=0)
+    return [hosts.python(r, "rank", r, *options) for r in range(size)]
 
 
 def hear_ends(ranks: list[Program], within_s: float) -> list[str]:
@@ -50,7 +154,7 @@ def bear_an_outage(hosts: Hosts, *, cut_s: float, timeout_s: float) -> None:
     hosts.drop(1, 0)
     time.sleep(cut_s)
     hosts.heal()
-    before = read_step(ranks[0])
+    before = last_step(ranks[0])
     # Where the kernel has no bound on the time between TCP's retries, up to as long.
     for rank in ranks:
         rank.wait_for(f"(?m)^step {before + 20}$", within_s=cut_s + GRACE_S)
@@ -112,7 +216,7 @@ def warn_of_a_slow_pair(hosts: Hosts) -> None:
         assert "receives" in told, told
         assert "rank 0 (" not in told, told
     hosts.heal()
-    before = read_step(ranks[0])
+    before = last_step(ranks[0])
     for rank in ranks:
         rank.wait_for(f"(?m)^step {before + 20}$", within_s=30.0)
 
@@ -125,11 +229,20 @@ def say_that_a_name_is_local(hosts: Hosts) -> None:
     assert launcher.finish(COMMAND_S) == 2
     local = "node0 is 127.0.1.1 to itself, where other machines do not reach"
     assert f"--coordinator node0:4001: {local} node 0" in launcher.out
-    rank = hosts.python(0, "host_rank.py", 0, 2, 5.0, 60.0)
+    rank = hosts.python(0, "rank", 0, 2, 5.0, 60.0)
     rank.wait_for(f"ranks can join from this machine alone: {local} rank 0")
 
 
 SITUATIONS: dict[str, tuple[int, Callable[[Hosts], None]]] = {
+    "a worker's port refuses": (2, refuse_a_worker),
+    "an elastic worker's port refuses": (
+        2,
+        lambda hosts: refuse_a_worker(hosts, "elastic"),
+    ),
+    "servers are parted": (3, part_servers),
+    "an elastic replica is cut off": (3, cut_off_elastic),
+    "a chief finds its successor": (4, replace_a_chief),
+    "a chief is started at a new address": (3, start_a_chief_elsewhere),
     **{
         f"ranks bear an outage of {cut_s:g} s of {timeout_s:g}": (
             2,
