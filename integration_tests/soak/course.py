@@ -50,12 +50,8 @@ class Soak:
     ) -> None:
         """Starts nothing yet.
 
-        Args:
-          folder: where checkpoints go.
-          kill_every_s: seconds from kill to kill.
-          log: where all lines of the programs go.
-          is_light: tasks are forked from a launcher with TensorFlow in it, and pause
-            after each step; else they start afresh and train as fast as they can.
+        Where it is light, tasks are forked from a launcher with TensorFlow in it, and
+        pause after each step; else they start afresh and train as fast as they can.
         """
         self.faults: list[str] = []
         self._is_light = is_light

@@ -1,11 +1,5 @@
-"""The program of every rank of a soak's process group: training on digits.
+"""The program of every rank of a soak's process group: training on digits."""
 
-One variable, ``tally``, has another gradient on every rank: 1, 2, and so on. With a
-rate that is a power of two it moves by exactly their mean a step. A step that was lost
-or applied twice would show, and so would one without a rank.
-"""
-
-import argparse
 import os
 import time
 import warnings
@@ -18,13 +12,9 @@ from digits_towers import Weights, accuracy, cross_entropy, digits
 
 import tw_launch
 import tw_ranks
-from soak.telling import tell
+from soak.telling import RATE, REPORT_EVERY_S, ROWS, WAIT_S, report, start, tell
 
-RATE = 0.125
-ROWS = 32
-REPORT_EVERY_S = 0.5
 SAVE_EVERY_S = 2.0
-WAIT_S = 120.0  # a machine may be busy
 
 
 class Model(tf.Module):
@@ -38,12 +28,7 @@ class Model(tf.Module):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds a step")
-    options = parser.parse_args()
-    folder = options.folder
-    tell("start", pid=os.getpid())
+    folder, pause_s = start()
     warnings.simplefilter("ignore", tw_launch.ExposedServerWarning)
     group = tw_ranks.join(timeout_s=WAIT_S)
     model = Model()
@@ -56,7 +41,7 @@ def main() -> None:
     tw_ranks.broadcast_variables(model.variables, group=group)
     if saved is not None and int(model.step) < int(saved.rpartition("-")[2]):
         tell("fault", text=f"step {int(model.step)} after {saved}")
-    work(group, model, saves, folder, options.pause)
+    work(group, model, saves, folder, pause_s)
     if group.rank == 0:
         weights = [variable.numpy() for variable in model.weights.all]
         tell("end", step=int(model.step), accuracy=accuracy(*weights))
@@ -101,19 +86,10 @@ def work(
         now_s = time.monotonic()
         if now_s >= due["report"]:
             due["report"] = now_s + REPORT_EVERY_S
-            report(group, model)
+            report(int(model.step), float(model.tally), group.size)
         if group.rank == 0 and now_s >= due["save"]:
             due["save"] = now_s + SAVE_EVERY_S
             saves.save(checkpoint_number=int(model.step))
-
-
-def report(group: tw_ranks.ProcessGroup, model: Model) -> None:
-    """Tells the step, and whether as many were applied."""
-    step, tally, mean = int(model.step), float(model.tally), (group.size + 1) / 2
-    if tally != -RATE * mean * step:
-        applied = -tally / RATE
-        tell("fault", text=f"gradients of {applied}, not {mean} a step, at step {step}")
-    tell("step", step=step)
 
 
 if __name__ == "__main__":

@@ -14,28 +14,20 @@ MARK = "soak "
 
 @dataclass
 class Ledger:
-    """The state of a cluster, from its lines.
+    """The state of a cluster, from its lines."""
 
-    Attributes:
-      pids: task name -> its processes so far; the last one is the present one.
-      steps: worker -> the global step that its present process told last.
-      advances: worker -> how often it told a higher step than before.
-      faults: what tasks told that must not be.
-      ends: task name -> what it told at its end.
-    """
-
+    # Task name -> its processes so far; the last one is the present one
     pids: dict[str, list[int]] = field(default_factory=dict)
+    # Worker -> the global step that its present process told last
     steps: dict[str, int] = field(default_factory=dict)
+    # Worker -> how often it told a higher step than before
     advances: Counter[str] = field(default_factory=Counter)
-    faults: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)  # what tasks told that must not be
+    # Task name -> what it told at its end
     ends: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def read(self, line: str) -> bool:
-        """Takes in a line such as ``[worker 0] soak {"event": ...}``.
-
-        Returns:
-          Whether it was one of a task's.
-        """
+        """Takes in a line such as ``[worker 0] soak {"event": ...}``."""
         name, marked, text = line.partition(f"] {MARK}")
         if marked:
             self._note(name.removeprefix("["), json.loads(text))
@@ -57,20 +49,14 @@ class Ledger:
 
 @dataclass
 class Kill:
-    """One kill, and what came of it.
+    """One kill, and what came of it."""
 
-    Attributes:
-      task: the task killed.
-      at_s: when, in seconds from the start of the run.
-      starts: how many times the task had been started.
-      since: every worker's advances when the task was back; None before.
-      recovered_s: seconds until every worker went on; None as long as one does not.
-    """
-
-    task: str
-    at_s: float
-    starts: int
+    task: str  # the task killed
+    at_s: float  # when, in seconds from the start of the run
+    starts: int  # how many times the task had been started
+    # Every worker's advances when the task was back; None before
     since: dict[str, int] | None = None
+    # Seconds until every worker went on; None as long as one does not
     recovered_s: float | None = None
 
     def look(self, ledger: Ledger, workers: list[str], now_s: float) -> bool:

@@ -4,14 +4,12 @@ Each tower's op also counts itself in the graph, so that at the end the steps th
 the runner counted can be held against those that TensorFlow ran.
 """
 
-import argparse
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,25 +17,21 @@ import tensorflow as tf
 from digits_towers import accuracy, cross_entropy, digits, get_weights
 
 import tw_core
-from soak.telling import tell
+from soak.telling import ROWS, start, tell
 from tw_builders import AsyncMultiGPUBuilder, AsyncRunner
 from tw_core.testing import CPUS
 
 v1 = tf.compat.v1
-TOWERS, ROWS = 4, 32
+TOWERS = 4
 REPORT_EVERY_S = 1.0
 PAUSE_S = 0.002  # at least, after a tower's step: the cluster beside has deadlines
 CONFIG = v1.ConfigProto(device_count={"CPU": TOWERS})
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds a step")
-    options = parser.parse_args()
-    folder, pause_s = options.folder, max(options.pause, PAUSE_S)
     os.nice(10)
-    tell("start", pid=os.getpid())
+    folder, pause_s = start()
+    pause_s = max(pause_s, PAUSE_S)
     asked = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: asked.set())

@@ -16,17 +16,11 @@ SHORTEST_S = 20.0
 
 @dataclass(frozen=True)
 class Sample:
-    """What one process held at one time.
+    """What one process held at one time."""
 
-    Attributes:
-      at_s: seconds from the start of the run.
-      rss_bytes: resident memory.
-      descriptors: open file descriptors.
-    """
-
-    at_s: float
-    rss_bytes: int
-    descriptors: int
+    at_s: float  # seconds from the start of the run
+    rss_bytes: int  # resident memory
+    descriptors: int  # open file descriptors
 
 
 def sample(pid: int, at_s: float) -> Sample | None:
@@ -43,31 +37,18 @@ def sample(pid: int, at_s: float) -> Sample | None:
 
 @dataclass(frozen=True)
 class Trend:
-    """How a figure went after the warm-up.
+    """How a figure went after the warm-up."""
 
-    Attributes:
-      level: its middle in the first third of the time.
-      growth: by how much its middle in the last third is above that.
-      per_minute: growth over the time between the two.
-      samples: how many there were.
-    """
-
-    level: float
-    growth: float
-    per_minute: float
-    samples: int
+    level: float  # its middle in the first third of the time
+    growth: float  # by how much its middle in the last third is above that
+    per_minute: float  # growth over the time between the two
+    samples: int  # how many there were
 
 
 def measure(
     at_s: Sequence[float], figures: Sequence[float], *, warm_up_s: float
 ) -> Trend | None:
-    """Measures a trend; None where little time is left after the warm-up.
-
-    Args:
-      at_s: seconds, rising.
-      figures: one for each.
-      warm_up_s: samples before that time are left out.
-    """
+    """Measures a trend; None where little time is left after the warm-up."""
     kept = [pair for pair in zip(at_s, figures, strict=True) if pair[0] >= warm_up_s]
     third = len(kept) // 3
     if third == 0 or kept[-1][0] - kept[0][0] < SHORTEST_S:
@@ -81,17 +62,11 @@ def measure(
 
 @dataclass(frozen=True)
 class Bounds:
-    """How much a process may hold more at the end than after its warm-up.
+    """How much a process may hold more at the end than after its warm-up."""
 
-    Attributes:
-      rss_share: of its memory then.
-      rss_bytes: more than that share where that is little.
-      descriptors: open file descriptors.
-    """
-
-    rss_share: float = 0.05
-    rss_bytes: int = 24 << 20
-    descriptors: int = 4
+    rss_share: float = 0.05  # of its memory then
+    rss_bytes: int = 24 << 20  # more than that share where that is little
+    descriptors: int = 4  # open file descriptors
 
 
 def report(
@@ -99,8 +74,7 @@ def report(
 ) -> tuple[str, list[str]]:
     """Describes one process.
 
-    Returns:
-      A line for the summary, and the faults: what grew beyond its bound.
+    Returns a line for the summary, and the faults: what grew beyond its bound.
     """
     at_s = [sample.at_s for sample in samples]
     rss = measure(at_s, [s.rss_bytes for s in samples], warm_up_s=warm_up_s)
