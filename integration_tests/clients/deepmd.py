@@ -10,13 +10,13 @@ loss must lie within the spread of one process on twice the batch, over five see
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness.processes import succeed
 
 ATOMS, CELL, SIGMA = 8, 6.0, 2.0
 STEPS = 200
@@ -162,17 +162,7 @@ def run(arguments: list[str], folder: Path, workers: int) -> None:
         launcher = [sys.executable, "-m", "tw_launch", "--horovod"]
         command = [*launcher, "-np", str(workers), "--", *command]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TF_INTER_OP_PARALLELISM_THREADS": "2"}
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=env,
-        timeout=DEADLINE_S,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if done.returncode:
-        sys.exit(f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}")
+    succeed(command, cwd=folder, env=env, deadline_s=DEADLINE_S)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,12 @@ same weights, though each drew points and initial weights of its own.
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
+from harness.processes import succeed
 
 DEADLINE_S = 600
 PROGRAM = """
@@ -87,17 +87,7 @@ def solve(work: Path, steps: int, *, workers: int) -> list[np.ndarray]:
     if workers > 1:
         launcher = [sys.executable, "-m", "tw_launch", "--horovod"]
         command = [*launcher, "-np", str(workers), "--", sys.executable, "-P", *program]
-    done = subprocess.run(
-        command,
-        cwd=work,
-        env=env,
-        timeout=DEADLINE_S,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if done.returncode:
-        sys.exit(f"{workers} workers ended with {done.returncode}:\n{done.stdout}")
+    succeed(command, cwd=work, env=env, deadline_s=DEADLINE_S)
     return [np.load(work / f"u{rank}.npy") for rank in range(workers)]
 
 

@@ -16,12 +16,13 @@ import ast
 import importlib.metadata
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
+
+from harness.processes import Program
 
 DEADLINE_S = 1800  # of a file
 FILES = (
@@ -296,16 +297,8 @@ def pytest_of(
     }
     if done is not None:
         env["KERAS_TESTS_DONE"] = str(done)
-    ended = subprocess.run(
-        command,
-        cwd=path.parent,
-        env=env,
-        timeout=DEADLINE_S,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    return ended.returncode, ended.stdout
+    program = Program(command, cwd=path.parent, env=env)
+    return program.finish(DEADLINE_S), program.out
 
 
 def read(report: Path) -> Outcomes:

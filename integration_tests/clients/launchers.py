@@ -18,7 +18,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+from harness.processes import succeed
 
 DEADLINE_S = 600
 BIN = Path(sys.executable).parent
@@ -129,16 +129,8 @@ def by_ray(work: Path, path: str) -> str:
 
 def by_slurm(work: Path, path: str) -> str:
     with slurm(work) as conf:
-        srun = [
-            "srun",
-            "-n",
-            "2",
-            "--overlap",
-            sys.executable,
-            "fit.py",
-            "--weights",
-            path,
-        ]
+        program = [sys.executable, "fit.py", "--weights", path]
+        srun = ["srun", "-n", "2", "--overlap", *program]
         return run(srun, work, SLURM_CONF=str(conf))
 
 
@@ -214,19 +206,8 @@ def end(process: int) -> None:
 
 def run(command: list[str], work: Path, **environment: str) -> str:
     """Runs a command; returns what it prints, and fails if it fails."""
-    done = subprocess.run(
-        command,
-        cwd=work,
-        env={**os.environ, **environment},
-        timeout=DEADLINE_S,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        text=True,
-    )
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}")
-    return done.stdout
+    env = {**os.environ, **environment}
+    return succeed(command, cwd=work, env=env, deadline_s=DEADLINE_S)
 
 
 def read(path: Path) -> list[np.ndarray]:

@@ -19,7 +19,6 @@ if __name__ == "__main__":  # Help and wrong options do not wait for TensorFlow.
 
 import functools
 import itertools
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ import tensorflow as tf
 import tensorpack
 import tensorpack.models.batch_norm as batch_norm
 from docs_blocks import ROOT, blocks
+from harness.processes import succeed
 from sklearn.datasets import load_digits
 from tensorpack import (
     BatchData,
@@ -298,22 +298,16 @@ def take_over():
 
 @dataclass
 class Record(Callback):
-    """What is compared of a run.
+    """What is compared of a run."""
 
-    Attributes:
-      steps: the global variables after each step, by name.
-      error: share of the validation images that are classified wrongly, at the end.
-      cost: their cost.
-      predicted: the same share, by a predictor of the trainer.
-      summaries: how many there are.
-      start: the global variables before the first step.
-    """
-
+    # The global variables after each step, by name
     steps: list = field(default_factory=list)
+    # Share of the validation images that are classified wrongly, at the end
     error: float = 1.0
-    cost: float = np.inf
-    predicted: float = 1.0
-    summaries: int = 0
+    cost: float = np.inf  # their cost
+    predicted: float = 1.0  # the same share, by a predictor of the trainer
+    summaries: int = 0  # how many there are
+    # The global variables before the first step
     start: dict = field(default_factory=dict)
 
     def _setup_graph(self):
@@ -554,12 +548,11 @@ def page_programs():
 def weights_of(program):
     """Runs a program and reads the weights that it has come to."""
     command = [sys.executable, "-c", f"{program}\nprint('=', np.ravel(two_towers))"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
-    said = [line for line in done.stdout.splitlines() if line.startswith("= [")]
-    if done.returncode or not said:
-        raise RuntimeError(f"a program of the page failed:\n{done.stdout}{done.stderr}")
+    said = [
+        line
+        for line in succeed(command, deadline_s=DEADLINE_S).splitlines()
+        if line.startswith("= [")
+    ]
     return np.array([float(word) for word in said[-1][3:-1].split()])
 
 

@@ -9,12 +9,12 @@ import os
 os.environ["TF_USE_LEGACY_KERAS"] = "1"  # which tensorpack 0.11 takes
 
 import argparse
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
+from harness.processes import succeed
 
 EPOCHS, STEPS, RATE, MOMENTUM, DEADLINE_S = 3, 4, 0.1, 0.5, 300
 
@@ -30,7 +30,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         launcher = [sys.executable, "-m", "tw_launch", "--horovod", "-np", "2"]
         program = [sys.executable, "-P", __file__, "--rank-in", folder]
-        subprocess.run([*launcher, "--", *program], check=True, timeout=DEADLINE_S)
+        succeed([*launcher, "--", *program], deadline_s=DEADLINE_S)
         results = [np.load(f"{folder}/{rank}.npy") for rank in range(2)]
     want = expected()
     for rank, got in enumerate(results):

@@ -145,13 +145,7 @@ class CallCounter:
         self._thread.start()
 
     def between(self, source: str, target: str, address: str) -> str:
-        """Opens a proxy; returns the "host:port" where a task reaches another.
-
-        Args:
-          source: name of the task that is to use it.
-          target: name of the other.
-          address: "host:port" of the other.
-        """
+        """Opens a proxy; returns the "host:port" where a task reaches another."""
         host, _, port = address.rpartition(":")
 
         async def serve(

@@ -34,14 +34,10 @@ def finish(process):
 
 
 class Launches:
-    """Launchers of several machines.
-
-    Attributes:
-      coordinator: where node 0 is to listen.
-    """
+    """Launchers of several machines."""
 
     def __init__(self, coordinator: str) -> None:
-        self.coordinator = coordinator
+        self.coordinator = coordinator  # where node 0 is to listen
         self._started: list[Program] = []
 
     def start(self, node, program, *arguments, nnodes=2, launcher=None, **settings):

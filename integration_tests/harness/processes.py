@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -45,8 +46,8 @@ class Program(subprocess.Popen[bytes]):
         self._err = _open() if is_apart else self._out
         streams = {"stdin": subprocess.DEVNULL, "stdout": self._out}
         streams |= {"stderr": self._err, "preexec_fn": _begin}
-        words = [str(word) for word in command]
-        super().__init__(words, start_new_session=True, **{**streams, **options})
+        self.words = [str(word) for word in command]
+        super().__init__(self.words, start_new_session=True, **{**streams, **options})
 
     @property
     def out(self) -> str:
@@ -97,6 +98,14 @@ class Program(subprocess.Popen[bytes]):
 
     def __exit__(self, *error: object) -> None:
         self.kill()
+
+
+def succeed(command: Sequence[object], *, deadline_s: float, **options: Any) -> str:
+    """Runs a command to a good end, or ends this process; returns what it prints."""
+    program = Program(command, **options)
+    if status := program.finish(deadline_s):
+        sys.exit(f"{' '.join(program.words)} ended with {status}:\n{program.out}")
+    return program.out
 
 
 class Peer:

@@ -62,10 +62,6 @@ class Ranks:
     link ``cut`` takes down. The ``engine`` is by default "tensorflow" or that of
     ``ENGINE``. Other options are those of ``run``, by rank where they are dictionaries
     of ranks.
-
-    Attributes:
-      address: the coordinator's.
-      all: the ranks that have come.
     """
 
     def __init__(
@@ -94,12 +90,13 @@ class Ranks:
         self._hosts: list[str] = []
         self._hub: Task | None = None
         self._shared: set[Path] = set()
-        self.all: list[RankProcess] = []
+        self.all: list[RankProcess] = []  # the ranks that have come
         if linked:
             self._hosts = links.task_addresses(len(set(machines)))
             self._hub = Task(context, "hub", "hub", {}, {})
             self._hub.expect("bridged")
             address = self._hosts[0]
+        # The coordinator's
         self.address = address or f"127.0.0.1:{find_free_ports(1)[0]}"
         for rank in range(size):
             if rank not in absent:

@@ -42,13 +42,9 @@ def run_replicas(
 ) -> list[Any]:
     """Builds and drives replicas, and returns what each of them returned.
 
-    Args:
-      replicas: how many.
-      build: takes the task, returns a model with ``hooks``.
-      drive: takes replica, model and session.
-      container: of an earlier run, to find what that left on the servers.
-      who: replicas that start; all by default.
-      folder: for checkpoints.
+    ``build`` takes the task and returns a model with ``hooks``; ``drive`` takes
+    replica, model and session. ``who`` starts, by default all; ``container`` is an
+    earlier run's.
     """
     container = container or new_container()
     local_cluster()

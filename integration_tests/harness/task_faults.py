@@ -65,21 +65,14 @@ OURS = {*RAISED.values(), "StartTimeoutError"}
 
 @dataclass(frozen=True)
 class Drill:
-    """A fault, whom it befalls, and what comes after.
+    """A fault, whom it befalls, and what comes after."""
 
-    Attributes:
-      fault: one of ``FAULTS``.
-      victim: worker, chief or ps.
-      after: a key of ``AFTER``.
-      options: of the optimizer, besides ``OPTIONS``.
-      repeats: steps that may be repeated though servers hold them.
-    """
-
-    fault: str
-    victim: str
-    after: str
+    fault: str  # one of ``FAULTS``
+    victim: str  # worker, chief or ps
+    after: str  # a key of ``AFTER``
+    # Of the optimizer, besides ``OPTIONS``
     options: Mapping[str, Any] = field(default_factory=dict)
-    repeats: int = 0
+    repeats: int = 0  # steps that may be repeated though servers hold them
 
     @property
     def restores(self) -> bool:
@@ -105,22 +98,16 @@ class Report:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a trial has shown.
+    """What a trial has shown."""
 
-    Attributes:
-      failure: what did not hold; empty in a good trial.
-      beyond_s: seconds beyond the deadline at which the last error came; None where
-        nobody raised.
-      longest_s: seconds of the longest call of a replica; None where it is not known.
-      lost: steps that were lost though servers or the last checkpoint held them.
-      remarks: what else there was to see.
-    """
-
-    failure: str = ""
+    failure: str = ""  # what did not hold; empty in a good trial
+    # Seconds beyond the deadline at which the last error came; None where nobody raised
     beyond_s: float | None = None
+    # Seconds of the longest call of a replica; None where it is not known
     longest_s: float | None = None
+    # Steps that were lost though servers or the last checkpoint held them
     lost: int = 0
-    remarks: str = ""
+    remarks: str = ""  # what else there was to see
 
 
 class Trial:
@@ -501,10 +488,7 @@ def why_no_links(context: Any) -> str | None:
 def expect_exact(step: int, variables: dict[str, Any], *, cut_off: int = 0) -> None:
     """Gradient descent with rate 0.5: every step counts once in every variable.
 
-    Args:
-      step: the global step.
-      variables: values by name.
-      cut_off: rounds that some variables may have missed.
+    Some variables may have missed rounds that were cut off.
     """
     counts = {
         f"model/w:0[{place}]": (1.0 - variables["model/w:0"][place]) / (0.5 * weight)

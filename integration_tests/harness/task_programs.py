@@ -106,22 +106,15 @@ def obey(pipe: Any, model: "Model", session: Any) -> None:
 
 
 class Record:
-    """What a replica has seen, in all of its sessions.
-
-    Attributes:
-      first: the first step.
-      highest: the highest one.
-      fell_back: the largest fall, from a step and to one; None where there was none.
-      longest_s: seconds that the longest call took.
-      calls: how many calls of the training op returned.
-    """
+    """What a replica has seen, in all of its sessions."""
 
     def __init__(self) -> None:
-        self.calls = 0
-        self.first: int | None = None
-        self.highest = 0
+        self.calls = 0  # how many calls of the training op returned
+        self.first: int | None = None  # the first step
+        self.highest = 0  # the highest one
+        # The largest fall, from a step and to one; None where there was none
         self.fell_back: tuple[int, int] | None = None
-        self.longest_s = 0.0
+        self.longest_s = 0.0  # seconds that the longest call took
 
     def see(self, step: int) -> None:
         if self.first is None:

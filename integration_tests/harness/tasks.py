@@ -10,15 +10,11 @@ from harness.relays import Relay
 
 
 class Task(Peer):
-    """A process of a cluster.
-
-    Attributes:
-      plug: name of its link at the hub, where it has one.
-    """
+    """A process of a cluster."""
 
     def __init__(self, context: Any, name: str, *arguments: Any) -> None:
         super().__init__(context, name, task_programs.run_task, *arguments)
-        self.plug: str | None = None
+        self.plug: str | None = None  # name of its link at the hub, where it has one
 
     def expect(self, word: str, within_s: float = DEADLINE_S) -> Any:
         got = self.hear(within_s)
