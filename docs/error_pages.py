@@ -33,18 +33,13 @@ _FORMAT = re.compile(r"%(?:\(\w+\))?[.\d]*[sdrf]")
 
 @dataclass(frozen=True)
 class Message:
-    """A message of a package.
+    """A message of a package."""
 
-    Attributes:
-      kind: the class that is raised with it; ``logged`` or ``warned``; empty where
-        the source does not say, as for a part of a message.
-      text: on one line, with ``…`` for what is filled in.
-      path: of its file in the package's folder of modules.
-    """
-
+    # The class that is raised with it; ``logged`` or ``warned``; empty where the source
+    # does not say, as for a part of a message
     kind: str
-    text: str
-    path: Path
+    text: str  # on one line, with ``…`` for what is filled in
+    path: Path  # of its file in the package's folder of modules
 
     @property
     def is_shown(self) -> bool:
@@ -70,9 +65,8 @@ def find_messages(package: Path) -> list[Message]:
 def find_causes(messages: list[Message]) -> tuple[dict[str, str], list[str]]:
     """Finds the messages that causes are for, among those of all packages.
 
-    Returns:
-      A message's text -> its cause; and words of causes that no message has any more,
-      which the pages leave out.
+    Returns a message's text -> its cause; and words of causes that no message has any
+    more, which the pages leave out.
     """
     causes = tomllib.loads(CAUSES.read_text("utf-8"))
     found, lost = {}, []

@@ -26,12 +26,7 @@ _START = """\
 
 
 def publish(site: Path, pages: Path, version: str) -> None:
-    """Puts ``site`` into ``pages``, in place of one of the same version.
-
-    Raises:
-      ValueError: the version is neither ``main`` nor a release's tag, or the site has
-        no page.
-    """
+    """Puts ``site`` into ``pages``, in place of one of the same version."""
     if version != BRANCH and not _RELEASE.fullmatch(version):
         raise ValueError(
             f"publish: version must be {BRANCH!r} or a release's tag, such as "

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +24,6 @@ from digits_options import (
 from tqdm import tqdm
 
 import tw_core
-from tw_core.flat_variables import flat_variable_of
 
 
 class Program(NamedTuple):
@@ -49,12 +49,7 @@ class Run:
     """Keeps what happens, shows it, and writes it down."""
 
     def __init__(self, options, *, num_images):
-        """Checks the options and picks the devices, before anything is built.
-
-        Args:
-          options: of the command line.
-          num_images: to train on.
-        """
+        """Checks the options and picks the devices, before anything is built."""
         check_numbers(options, num_images)
         self.towers = tw_core.towers(find_devices(options))
         self._checkpoint = (
@@ -95,16 +90,9 @@ class Run:
             return
         state = self._checkpoint
         path = str(self._options.out / state["checkpoint"])
-        reader = tf.train.load_checkpoint(path)
-        _check_same_model(path, reader.get_variable_to_shape_map(), _shapes(program))
-        for variable, parts in _held(program):
-            parts = [reader.get_tensor(name).reshape(-1) for name in parts]
-            value = np.concatenate(parts).reshape(variable.shape)
-            if program.session:
-                first = variable.initializer
-                program.session.run(first, {first.inputs[1]: value})
-            else:
-                variable.assign(value)
+        with _saving(program) as (saver, saved):
+            _check_same_model(path, saved)
+            saver.restore(program.session, path)
         self._step, self._history = state["step"], state["history"]
         self._losses = state["losses"]
         print(f"Going on from step {self._step}.")
@@ -154,12 +142,7 @@ class Run:
         self._losses = []
 
     def finish(self, program, steps):
-        """Saves the checkpoint; after the last step also figures and pictures.
-
-        Args:
-          program: what was trained.
-          steps: the recorder of a few of the steps.
-        """
+        """Saves the checkpoint; after the last step also figures and pictures."""
         self._save(program)
         options = self._options
         if self._interrupted:
@@ -210,8 +193,9 @@ class Run:
         }
 
     def _save(self, program):
-        path = str(self._options.out / f"model-{self._step}")
-        _write_checkpoint(path, _values(program))
+        path = str(self._options.out / "model")
+        with _saving(program) as (saver, _):
+            path = saver.save(program.session, path, self._step, write_meta_graph=False)
         state = {"checkpoint": Path(path).name, "step": self._step}
         state |= {"batch_size": self._options.batch_size}
         state |= {"history": self._history, "losses": self._losses}
@@ -230,61 +214,27 @@ class Run:
         self._interrupted = True
 
 
-def _held(program):
-    """Lists what tower 0 keeps: (variable, {name: shape} of what lies in it).
+@contextmanager
+def _saving(program):
+    """Makes a saver of tower 0's variables by names that both modes share."""
+    with program.session.graph.as_default() if program.session else nullcontext():
+        yield tf.compat.v1.train.Saver(_named(program)), _named(program)
 
-    Names are the same in both modes; TensorFlow numbers slots differently in each.
-    Whether a run was ``--flat`` cannot be told from them.
-    """
-    held, slots = [], set()
+
+def _named(program):
+    """Names tower 0's variables; TensorFlow numbers slots differently in each mode."""
+    names = {id(v): v.name.split(":")[0] for v in program.variables}
+    slots = {}
     for variable, owner in zip(program.variables, program.owners):
-        parts = _parts(variable)
-        held.append((variable, parts))
         for slot in program.optimizer.get_slot_names():
-            own = program.optimizer.get_slot(owner, slot)
-            slots.add(id(own))
-            held.append((own, {f"{name}/{slot}": parts[name] for name in parts}))
-    others = program.variables[len(program.owners) :]
-    return [*held, *((v, _parts(v)) for v in others if id(v) not in slots)]
+            held = program.optimizer.get_slot(owner, slot)
+            slots[id(held)] = f"{names[id(variable)]}/{slot}"
+    return {(names | slots)[id(v)]: v for v in program.variables}
 
 
-def _parts(variable):
-    flat = flat_variable_of(variable)
-    if flat is None:
-        return {variable.name.split(":")[0]: variable.shape.as_list()}
-    return {part.name: list(part.shape) for part in flat.layout.parts}
-
-
-def _shapes(program):
-    return {name: shape for _, parts in _held(program) for name, shape in parts.items()}
-
-
-def _values(program):
-    """Reads all that is to be saved, by its name."""
-    variables = [variable for variable, _ in _held(program)]
-    if program.session:
-        arrays = program.session.run(variables)
-    else:
-        arrays = [variable.numpy() for variable in variables]
-    values = {}
-    for array, (_, parts) in zip(arrays, _held(program)):
-        ends = np.cumsum([math.prod(shape) for shape in parts.values()])
-        cut = np.split(array.reshape(-1), ends[:-1])
-        values |= {n: part.reshape(s) for part, (n, s) in zip(cut, parts.items())}
-    return values
-
-
-def _write_checkpoint(path, values):
-    with tf.device("/cpu:0"):
-        tf.raw_ops.SaveV2(
-            prefix=path,
-            tensor_names=list(values),
-            shape_and_slices=[""] * len(values),
-            tensors=[tf.constant(value) for value in values.values()],
-        )
-
-
-def _check_same_model(path, found, needed):
+def _check_same_model(path, wanted):
+    found = {name: list(shape) for name, shape in tf.train.list_variables(path)}
+    needed = {name: v.shape.as_list() for name, v in wanted.items()}
     if found != needed:
         differ = {
             n for n in found.keys() | needed.keys() if found.get(n) != needed.get(n)

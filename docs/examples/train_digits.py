@@ -17,7 +17,6 @@ import tyro
 class Options:
     # variables: a copy per tower, a copy per tower of which one applies, or one for all
     builder: Literal["replicated", "sharded", "parameter-server"] = "replicated"
-    flat: bool = False  # whether a tower's small variables lie in one flat variable
     mode: Literal["graph", "function"] = "graph"  # step in a session or a tf.function
     towers: int = 4  # number of towers; with --devices, one per device
     devices: tuple[str, ...] = ()  # devices, e.g. /gpu:0 /gpu:1 (GPUs, else CPUs)
@@ -37,7 +36,6 @@ if __name__ == "__main__":  # Help and wrong options do not wait for TensorFlow.
 import numpy as np
 import tensorflow as tf
 from digits_run import Program, Run
-from digits_variables import FunctionVariables, GraphVariables
 from sklearn.datasets import load_digits
 
 import tw_builders
@@ -47,7 +45,6 @@ import tw_reduce
 
 v1 = tf.compat.v1
 FILTERS = (16, 32)
-FLAT_BELOW = 16 * 1024  # bytes: with --flat all but the two largest are flat
 
 
 def logits(images):
@@ -61,12 +58,13 @@ def logits(images):
     return x @ v1.get_variable("dense", [x.shape[-1], 10])
 
 
-def train_step(options, towers, made, reducer, optimizers, images, labels):
+def train_step(options, towers, policy, reducer, optimizers, images, labels):
     def tower_gradients(tower, images, labels):
-        with made.scope(tower):
+        with policy.scope(tower):
             guesses = logits(images)
         loss = v1.losses.sparse_softmax_cross_entropy(labels, guesses)
-        return loss, made.gradients(tower, loss)
+        variables = policy.trainable_variables(tower)
+        return loss, list(zip(tf.gradients(loss, variables), variables))
 
     shards = tf.split(images, len(towers)), tf.split(labels, len(towers))
     losses, pairs = zip(*tw_core.map_towers(tower_gradients, towers, *shards))
@@ -82,9 +80,9 @@ def train_step(options, towers, made, reducer, optimizers, images, labels):
         return tf.reduce_mean(losses)
 
 
-def training_state(options, towers, made, optimizers):
+def training_state(options, towers, policy, optimizers):
     """[K][M] copies, tower 0's variables to save, and those that have its slots."""
-    models = [made.trained(tower) for tower in towers]
+    models = [policy.trainable_variables(tower) for tower in towers]
     state = [optimizer.variables() for optimizer in optimizers]
     saved, owners = [*models[0], *state[0]], models[0]
     if options.builder == "sharded":  # the state exists once, with the owners
@@ -97,13 +95,12 @@ def graph_program(options, towers, policy, reducer, optimizers):
         tf.random.set_seed(options.seed)
         images = v1.placeholder(tf.float32, [options.batch_size, 8, 8, 1])
         labels = v1.placeholder(tf.int64, [options.batch_size])
-        made = GraphVariables(policy, towers, FLAT_BELOW if options.flat else 0)
-        args = options, towers, made, reducer, optimizers
+        args = options, towers, policy, reducer, optimizers
         loss = train_step(*args, images, labels)
         with v1.variable_scope("", reuse=True):
             pixels = v1.placeholder(tf.float32, [None, 8, 8, 1])
             guesses = tf.argmax(logits(pixels), 1)
-        copies, *saved = training_state(options, towers, made, optimizers)
+        copies, *saved = training_state(options, towers, policy, optimizers)
         copy = tw_core.copy_to_replicas(copies) or tf.no_op()
         init = [v1.global_variables_initializer(), v1.local_variables_initializer()]
         session = v1.Session(config=tw_core.session_config())
@@ -119,23 +116,22 @@ def graph_program(options, towers, policy, reducer, optimizers):
 
 def function_program(options, towers, policy, reducer, optimizers):
     tf.random.set_seed(options.seed)
-    below, image = FLAT_BELOW if options.flat else 0, tf.zeros([1, 8, 8, 1])
-    made = FunctionVariables(policy, towers, below, lambda: logits(image))
+    policy = tw_core.VariableStore(policy)
 
     @tf.function(autograph=False)
     def step(images, labels):
-        args = options, towers, made, reducer, optimizers
+        args = options, towers, policy, reducer, optimizers
         return train_step(*args, images, labels)
 
     @tf.function(autograph=False)
     def predict(images):
-        with made.scope(towers[0]):
+        with policy.scope(towers[0]):
             return tf.argmax(logits(images), 1)
 
     images = tf.TensorSpec([options.batch_size, 8, 8, 1])
     labels = tf.TensorSpec([options.batch_size], tf.int64)
     graph = step.get_concrete_function(images, labels).graph
-    copies, *saved = training_state(options, towers, made, optimizers)
+    copies, *saved = training_state(options, towers, policy, optimizers)
     everywhere = {id(v): v for v in chain(*copies, saved[0])}.values()
     placed = tw_core.placement(graph, variables=[*everywhere])
     copy = partial(tw_core.copy_to_replicas, copies)

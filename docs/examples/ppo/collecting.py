@@ -50,12 +50,7 @@ def make_envs(
 
 
 class Collector:
-    """Plays on from where it stopped, batch after batch.
-
-    Attributes:
-      returns: sums of rewards of all episodes that ended, in order.
-      ended_at: the step, counted over all environments, at which each ended.
-    """
+    """Plays on from where it stopped, batch after batch."""
 
     def __init__(
         self, envs: gym.vector.VectorEnv, *, state_size: int, seed: int
@@ -66,18 +61,15 @@ class Collector:
         self._starts = np.ones(envs.num_envs, np.float32)
         self._sums = np.zeros(envs.num_envs)
         self._steps = 0
+        # Sums of rewards of all episodes that ended, in order
         self.returns: list[float] = []
+        # The step, counted over all environments, at which each ended
         self.ended_at: list[int] = []
 
     def collect(
         self, act: Act, num_steps: int, discounts: Discounts
     ) -> dict[str, npt.NDArray[Any]]:
-        """Plays ``num_steps`` steps in each environment.
-
-        Returns:
-          Columns ``seen``, ``starts``, ``actions``, ``log_probs``, ``values``,
-          ``advantages``, ``returns`` and ``states``, [N, T, ...] each.
-        """
+        """Plays ``num_steps`` steps in each environment."""
         steps = [self._step(act, discounts.gamma) for _ in range(num_steps)]
         columns = {
             name: np.stack([step[name] for step in steps], axis=1) for name in steps[0]

@@ -20,16 +20,13 @@ v1 = tf.compat.v1
 
 
 class Learner:
-    """Learns one task; builds in the default graph.
-
-    Attributes:
-      collector: plays, and keeps the returns of all episodes.
-    """
+    """Learns one task; builds in the default graph."""
 
     def __init__(self, task: Task, *, num_towers: int, seed: int) -> None:
         self._task, self._random = task, np.random.default_rng(seed)
         v1.set_random_seed(seed)
         envs = make_envs(task.env, task.num_envs, task.shown)
+        # Plays, and keeps the returns of all episodes
         self.collector = Collector(envs, state_size=task.state, seed=seed)
         self._shape = Shape(
             seen=envs.single_observation_space.shape[0],
@@ -50,11 +47,7 @@ class Learner:
         self._act = sess.make_callable(self._acting.outputs, self._acting.inputs)
 
     def learn(self, done: float) -> tw_rlload.EpochResult:
-        """Collects a batch and trains on it.
-
-        Args:
-          done: what part of the training is over, 0 to 1.
-        """
+        """Collects a batch and trains on it."""
         task = self._task
         batch = self.collector.collect(self._act, task.num_steps, task.discounts)
         self._feeds[self._rate] = task.rate * (1 - done)

@@ -17,21 +17,13 @@ COLUMNS = ("seen", "starts", "actions", "log_probs", "advantages", "returns")
 
 @dataclass(frozen=True)
 class Shape:
-    """What a policy sees, does and remembers.
+    """What a policy sees, does and remembers."""
 
-    Attributes:
-      seen: numbers of an observation.
-      actions: how many there are to choose from.
-      hidden: units of a layer.
-      state: numbers of the recurrent state; 0 for a feed-forward policy.
-      steps: rows of a sequence in training; 1 for a feed-forward policy.
-    """
-
-    seen: int
-    actions: int
-    hidden: int
-    state: int
-    steps: int
+    seen: int  # numbers of an observation
+    actions: int  # how many there are to choose from
+    hidden: int  # units of a layer
+    state: int  # numbers of the recurrent state; 0 for a feed-forward policy
+    steps: int  # rows of a sequence in training; 1 for a feed-forward policy
 
 
 def placeholders(shape: Shape) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
@@ -46,13 +38,7 @@ def placeholders(shape: Shape) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
 
 
 class Network:
-    """Action probabilities and values, from observations.
-
-    Attributes:
-      log_probs: [rows, actions].
-      value: [rows].
-      next_state: [sequences, state], after each sequence's last row.
-    """
+    """Action probabilities and values, from observations."""
 
     def __init__(
         self,
@@ -63,6 +49,7 @@ class Network:
         *,
         steps: int,
     ) -> None:
+        # [sequences, state], after each sequence's last row
         self.next_state = tf.zeros([tf.shape(seen)[0], 0])
         if states:
             cell = Cell(shape.hidden, shape.state)
@@ -70,17 +57,12 @@ class Network:
             seen = tf.concat([seen, memory], -1)
         actor, critic = (_tanh_layers(seen, shape.hidden, n) for n in ("pi", "v"))
         logits = dense(actor, shape.actions, "logits", gain=0.01)
-        self.log_probs = tf.nn.log_softmax(logits)
-        self.value = dense(critic, 1, "value", gain=1.0)[:, 0]
+        self.log_probs = tf.nn.log_softmax(logits)  # [rows, actions]
+        self.value = dense(critic, 1, "value", gain=1.0)[:, 0]  # [rows]
 
 
 class Acting:
-    """The policy as it plays, one row a sequence.
-
-    Attributes:
-      inputs: placeholders of observations, states and starts.
-      outputs: actions, their log probabilities, values, next state.
-    """
+    """The policy as it plays, one row a sequence."""
 
     def __init__(self, shape: Shape) -> None:
         seen = v1.placeholder(tf.float32, [None, shape.seen])
@@ -92,16 +74,14 @@ class Acting:
         scores = network.log_probs - tf.math.log(-tf.math.log(noise))
         actions = tf.argmax(scores, -1, tf.int32)
         chosen = tf.gather(network.log_probs, actions, batch_dims=1)
+        # Placeholders of observations, states and starts
         self.inputs = [seen, state, starts]
+        # Actions, their log probabilities, values, next state
         self.outputs = [actions, chosen, network.value, network.next_state]
 
 
 class PpoLoss:
-    """One tower's policy and its loss: what ``build_graph`` returns.
-
-    Attributes:
-      loss: scalar.
-    """
+    """One tower's policy and its loss: what ``build_graph`` returns."""
 
     def __init__(
         self,
@@ -121,7 +101,7 @@ class PpoLoss:
         self._entropy = tf.reduce_mean(entropies)
         error = tf.reduce_mean(tf.square(network.value - rows["returns"]))
         reward = gain + weighting.entropy * self._entropy
-        self.loss = weighting.value * error - reward
+        self.loss = weighting.value * error - reward  # scalar
 
     def gradients(self, optimizer: Any) -> Any:
         return optimizer.compute_gradients(self.loss)

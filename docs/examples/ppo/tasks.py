@@ -5,63 +5,38 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Discounts:
-    """How far ahead returns look.
+    """How far ahead returns look."""
 
-    Attributes:
-      gamma: discount of a step.
-      lam: of generalised advantage estimation.
-    """
-
-    gamma: float
-    lam: float
+    gamma: float  # discount of a step
+    lam: float  # of generalised advantage estimation
 
 
 @dataclass(frozen=True)
 class Weighting:
-    """What the loss is made of.
+    """What the loss is made of."""
 
-    Attributes:
-      clip: how far the probability ratio may leave 1.
-      entropy: weight of the entropy.
-      value: weight of the values' squared error.
-    """
-
-    clip: float
-    entropy: float
-    value: float
+    clip: float  # how far the probability ratio may leave 1
+    entropy: float  # weight of the entropy
+    value: float  # weight of the values' squared error
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task and its settings.
+    """A task and its settings."""
 
-    Attributes:
-      env: gymnasium's name.
-      target: mean return of the last 100 episodes that counts as learnt.
-      shown: columns of the observation that the policy sees; None for all.
-      state: numbers of the recurrent state; 0 for a feed-forward policy.
-      sequence: rows of a sequence.
-      num_envs: environments side by side.
-      num_steps: steps in each of them for a batch.
-      epochs: passes over a batch.
-      minibatches: steps of an epoch.
-      rate: of learning at the start; falls to 0 linearly.
-      discounts: of returns and advantages.
-      weighting: of the loss.
-    """
-
-    env: str
-    target: float
+    env: str  # gymnasium's name
+    target: float  # mean return of the last 100 episodes that counts as learnt
+    # Columns of the observation that the policy sees; None for all
     shown: tuple[int, ...] | None
-    state: int
-    sequence: int
-    num_envs: int
-    num_steps: int
-    epochs: int
-    minibatches: int
-    rate: float
-    discounts: Discounts
-    weighting: Weighting
+    state: int  # numbers of the recurrent state; 0 for a feed-forward policy
+    sequence: int  # rows of a sequence
+    num_envs: int  # environments side by side
+    num_steps: int  # steps in each of them for a batch
+    epochs: int  # passes over a batch
+    minibatches: int  # steps of an epoch
+    rate: float  # of learning at the start; falls to 0 linearly
+    discounts: Discounts  # of returns and advantages
+    weighting: Weighting  # of the loss
 
     @property
     def minibatch(self) -> int:

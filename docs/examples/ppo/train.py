@@ -37,19 +37,12 @@ import tw_core
 
 @dataclass(frozen=True)
 class Run:
-    """One training run.
+    """One training run."""
 
-    Attributes:
-      seed: of everything random.
-      ended_at: steps at which episodes ended.
-      returns: of these episodes.
-      seconds: how long it took.
-    """
-
-    seed: int
-    ended_at: tuple[int, ...]
-    returns: tuple[float, ...]
-    seconds: float
+    seed: int  # of everything random
+    ended_at: tuple[int, ...]  # steps at which episodes ended
+    returns: tuple[float, ...]  # of these episodes
+    seconds: float  # how long it took
 
     @property
     def score(self) -> float:
