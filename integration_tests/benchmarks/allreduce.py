@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 import syncrep
-from allreduce_rank import serve_mpi_rank, serve_rank
-from allreduce_works import (
+from allreduce_rank import (
     CHECKED_STEPS,
     DDP,
     MOMENTUM,
@@ -33,15 +32,17 @@ from allreduce_works import (
     WORKS,
     Work,
     parameter_after,
+    serve_mpi_rank,
+    serve_rank,
 )
 from harness.ports import find_free_ports
 from racing import Block, Report, ask, race_blocks, tasks
-from syncrep_works import PULLED
-from syncrep_works import Work as ServerWork
+from syncrep_worker import PULLED
+from syncrep_worker import Work as ServerWork
 
 from tw_launch._launcher.pmi import PmiTable
 
-OPTIONS = {"works": "allreduce_works.WORKS", "rounds": 21, "workers": 2, "torch": None}
+OPTIONS = {"works": "allreduce_rank.WORKS", "rounds": 21, "workers": 2, "torch": None}
 
 TORCH = Path(__file__).with_name("allreduce_torch.py")
 

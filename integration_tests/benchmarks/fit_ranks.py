@@ -8,27 +8,30 @@ loop of its own here.
 """
 
 import contextlib
+import json
+import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
-from fit_ranks_rank import (
-    EXCHANGES,
-    HOROVOD,
-    ONE_PROCESS,
-    OURS,
-    PEER,
-    serve_one,
-    serve_rank,
-)
 from harness.ports import find_free_ports
-from racing import Block, Report, ask, race_blocks, tasks
+from racing import Block, Report, answer, ask, block_of, race_blocks, tasks
 
-OPTIONS = {"works": "fit_ranks_rank.WORKS", "rounds": 21}
+OPTIONS = {"works": "fit_ranks.WORKS", "rounds": 21}
 
 RANKS = 2
 OF_PEER, OF_TOWERS_AND_SUMS = 0.6, 1.15
+PEER = "MultiWorkerMirroredStrategy, own loop"
+OURS = "TowerModel(group=...)"
+HOROVOD = "horovod.keras.DistributedOptimizer"
+ONE_PROCESS = "one process, two towers"
+EXCHANGES = "sums of its gradients alone"
+WORKS = {"small": "2 x 64", "convolutional": "two convolutions"}
+STEPS, BATCH = 100, 32  # of all ranks
+
+Made = tuple[Callable[[], Any], Callable[[], Any]]
 
 
 def main(options: Any, report: Report) -> None:
@@ -66,3 +69,165 @@ def started(work: str) -> Iterator[dict[str, Block]]:
             name: lambda n, own=own, name=name: max(ask(own, "run", name, n))
             for name, own in pipes.items()
         }
+
+
+def serve_rank(pipe: Any, ports: list[int], rank: int, work: str) -> None:
+    """Makes contenders, and runs epochs of them, until the pipe closes."""
+    addresses = [f"localhost:{port}" for port in ports[:-1]]
+    task = {"type": "worker", "index": rank}
+    config = {"cluster": {"worker": addresses}, "task": task}
+    os.environ["TF_CONFIG"] = json.dumps(config)
+    import tensorflow as tf
+    from allreduce_rank import join_beside
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    group = join_beside(strategy, rank, len(addresses), ports[-1] - 1)
+    makers = {
+        PEER: partial(_strategy, strategy, group, work),
+        OURS: partial(_ours, group, work),
+        HOROVOD: partial(_horovod, group, work),
+        EXCHANGES: partial(_exchanges, group, work),
+    }
+    answer(pipe, lambda name: _blocks(*makers[name]()))
+
+
+def serve_one(pipe: Any, work: str, towers: int) -> None:
+    """Trains towers of one process."""
+    import tw_core
+
+    devices = tw_core.use_logical_cpus(towers)
+    answer(pipe, lambda _: _blocks(*_towers(devices, work)))
+
+
+def _blocks(run: Callable[[], Any], read: Callable[[], Any]) -> Any:
+    return block_of(run), read
+
+
+def _rows(rank: int, size: int) -> tuple[Any, Any]:
+    """Returns a rank's rows of every batch."""
+    import fit
+
+    def own(array: Any) -> Any:
+        batches = array.reshape(STEPS, size, BATCH // size, *array.shape[1:])
+        return batches[:, rank].reshape(-1, *array.shape[1:])
+
+    return tuple(map(own, fit.data()))
+
+
+def _make(work: str) -> Any:
+    import fit
+    import keras
+
+    keras.utils.set_random_seed(0)
+    return fit.WORKS[work]()
+
+
+def _fitted(model: Any, rows: Any, batch: int, optimizer: Any = None) -> Made:
+    import keras
+
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    adam = optimizer or keras.optimizers.Adam(epsilon=1e-3)
+    model.compile(adam, loss, jit_compile=False)
+    losses: list[float] = []
+
+    def run() -> None:
+        options = {"batch_size": batch, "shuffle": False, "verbose": 0}
+        losses[:] = model.fit(*rows, **options).history["loss"]
+
+    return run, lambda: losses[0]
+
+
+def _ours(group: Any, work: str) -> Made:
+    from tw_keras import TowerModel
+
+    model = TowerModel(partial(_make, work), ["/cpu:0"], group=group)
+    return _fitted(model, _rows(group.rank, group.size), BATCH // group.size)
+
+
+def _towers(devices: Any, work: str) -> Made:
+    from tw_keras import TowerModel
+
+    return _fitted(TowerModel(partial(_make, work), devices), _rows(0, 1), BATCH)
+
+
+def _horovod(group: Any, work: str) -> Made:
+    import keras
+
+    import tw_horovod.keras as hvd
+    import tw_ranks
+    from tw_horovod._state import group as state
+
+    state._group = group  # hvd.init() would join another one
+    adam = hvd.DistributedOptimizer(keras.optimizers.Adam(epsilon=1e-3))
+    rows = _rows(group.rank, group.size)
+    run, read = _fitted(_make(work), rows, BATCH // group.size, adam)
+
+    def mean() -> float:  # as MetricAverageCallback does
+        [[total]] = tw_ranks.sum_across([[_tensor(read())]], group=group)
+        return float(total) / group.size
+
+    means: list[float] = []
+
+    def run_and_average() -> None:
+        run()
+        means[:] = [mean()]
+
+    return run_and_average, lambda: means[0]
+
+
+def _tensor(value: float) -> Any:
+    import tensorflow as tf
+
+    return tf.constant(value)
+
+
+def _exchanges(group: Any, work: str) -> Made:
+    import tensorflow as tf
+
+    shapes = [own.shape for own in _make(work).trainable_variables]
+    grads = [tf.Variable(tf.ones(shape)) for shape in shapes]
+
+    @group.bounded
+    @tf.function
+    def step() -> None:
+        sums = group.sum([own.read_value() for own in grads])
+        for own, total in zip(grads, sums, strict=True):
+            own.assign(total / group.size)
+
+    def run() -> None:
+        for _ in range(STEPS):
+            step()
+
+    return run, lambda: 0.0
+
+
+def _strategy(strategy: Any, group: Any, work: str) -> Made:
+    import keras
+    import tensorflow as tf
+
+    with strategy.scope():
+        model = _make(work)
+        adam = keras.optimizers.Adam(epsilon=1e-3)
+        adam.build(model.trainable_variables)
+        mean = keras.metrics.Mean()
+    find = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    dataset = tf.data.Dataset.from_tensor_slices(_rows(group.rank, group.size))
+    dataset = dataset.batch(BATCH // group.size, drop_remainder=True).prefetch(2)
+    batches = strategy.distribute_datasets_from_function(lambda _: dataset)
+
+    def replica(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            # Keras divides it by the replicas, whose gradients are added.
+            loss = find(y, model(x, training=True))
+        grads = tape.gradient(loss, model.trainable_variables)
+        adam.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+        mean.update_state(loss * group.size)
+
+    step = tf.function(lambda x, y: strategy.run(replica, args=(x, y)))
+
+    def run() -> None:
+        mean.reset_state()
+        for x, y in batches:
+            step(x, y)
+
+    return run, lambda: float(mean.result())

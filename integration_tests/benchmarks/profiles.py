@@ -6,7 +6,6 @@ bits and results can be compared for equality.
 
 from dataclasses import dataclass
 from itertools import pairwise
-from math import prod
 
 import numpy as np
 
@@ -28,9 +27,6 @@ class Profile:
     name: str
     dense: tuple[Shape, ...]
     sparse: tuple[SparseTable, ...] = ()
-
-    def dense_elements(self) -> int:
-        return sum(prod(shape) for shape in self.dense)
 
 
 def resnet50_shapes() -> tuple[Shape, ...]:

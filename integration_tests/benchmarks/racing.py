@@ -60,29 +60,18 @@ _BLOCK_S = 0.25  # of steps on several processes
 
 @dataclass(frozen=True)
 class Contender:
-    """Something to time.
+    """Something to time."""
 
-    Attributes:
-      name: as shown.
-      run: does the work once, and ends when it is done.
-      is_bound: a lower bound that does less than the work; never "the best".
-      config: the session configuration, or how it was called.
-    """
-
-    name: str
-    run: Callable[[], Any]
+    name: str  # as shown
+    run: Callable[[], Any]  # does the work once, and ends when it is done
+    # A lower bound that does less than the work; never "the best"
     is_bound: bool = False
-    config: str = ""
+    config: str = ""  # the session configuration, or how it was called
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One row of a table; seconds for one run.
-
-    Attributes:
-      ratio: median over the rounds of this time / the peer's time.
-      times_s: every round's time.
-    """
+    """One row of a table; seconds for one run."""
 
     work: str
     name: str
@@ -90,10 +79,10 @@ class Timing:
     is_bound: bool
     median_s: float
     quartiles_s: tuple[float, float]
-    ratio: float
+    ratio: float  # median over the rounds of this time / the peer's time
     ratio_quartiles: tuple[float, float]
     rounds: int
-    times_s: tuple[float, ...] = ()
+    times_s: tuple[float, ...] = ()  # every round's time
 
 
 @dataclass
@@ -179,16 +168,9 @@ def race(
 ) -> list[Timing]:
     """Times contenders in turns.
 
-    Args:
-      work: what they do, as shown.
-      contenders: at least the peer; each already checked for its result.
-      peer: name of the contender that the ratios are taken to.
-      rounds: how many times each has its turn.
-      timer: runs a contender once and returns its seconds, where a part of the
-        run must not count; by default a block of calls of at least 20 ms.
-
-    Returns:
-      One row a contender, in the order given.
+    Each is already checked for its result. ``timer`` runs one once and returns its
+    seconds, where a part of the run must not count; by default a block of calls of at
+    least 20 ms counts.
     """
     own = {contender.name: contender for contender in contenders}
     times = take_turns(
@@ -269,10 +251,8 @@ def ask(peers: Sequence[Peer], *message: Any) -> list[Any]:
 def answer(pipe: Any, make: Callable[[str], tuple[Any, Any]]) -> None:
     """Obeys ``ask`` until the parent is gone: make, run a block of steps, read.
 
-    Args:
-      pipe: to the parent.
-      make: makes a contender by its name: what runs a number of steps and returns the
-        seconds, and what reads a parameter.
+    ``make`` makes a contender by its name: what runs a number of steps and returns the
+    seconds, and what reads a parameter.
     """
     made: dict[str, tuple[Any, Any]] = {}
     while True:

@@ -5,9 +5,11 @@ fetching a group of operations would let TensorFlow leave the work out. Every
 element is compared with NumPy before anything is timed.
 """
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,6 @@ import tensorflow as tf
 from profiles import PROFILES
 from racing import Contender, Report, Timing, paired_ratio, race
 from reduce_inputs import Arrays, Fetched, Lists, Variables
-from reduce_peers import cross_device_ops, tensorpack_reducers
 
 import tw_core
 import tw_reduce
@@ -82,6 +83,53 @@ def peers(devices: list[str]) -> dict[str, Callable[[Lists], Lists]]:
         ),
         **tensorpack_reducers(devices),
     }
+
+
+def cross_device_ops(ops: tf.distribute.CrossDeviceOps) -> Callable[[Lists], Lists]:
+    """TensorFlow's own reductions, on the values that its strategies give them."""
+    return partial(_batch_reduce, ops)
+
+
+def _batch_reduce(ops: tf.distribute.CrossDeviceOps, grads: Lists) -> Lists:
+    values = importlib.import_module("tensorflow.python.distribute.values")
+    pairs = [(values.PerReplica(column),) * 2 for column in zip(*grads, strict=True)]
+    reduced = ops.batch_reduce(tf.distribute.ReduceOp.SUM, pairs)
+    return [[mirrored.values[k] for mirrored in reduced] for k in range(len(grads))]
+
+
+def tensorpack_utils() -> ModuleType | None:
+    """Imports tensorpack's functions, or says why their rows are missing."""
+    try:
+        return importlib.import_module("tensorpack.graph_builder.utils")
+    except Exception as error:  # whatever an old package does on a new TensorFlow
+        print(f"tensorpack's rows are left out: it cannot be imported ({error!r}).")
+        return None
+
+
+def tensorpack_reducers(devices: list[str]) -> dict[str, Callable[[Lists], Lists]]:
+    """tensorpack's replicated modes that run on CPUs, with its default average."""
+    utils = tensorpack_utils()
+    if utils is None:
+        return {}
+    found = {"tensorpack round robin, x 1/K": partial(_naive, utils, devices)}
+    if len(devices) == 8:
+        found["tensorpack packed hierarchical, x 1/K"] = partial(
+            _hierarchical, utils, devices
+        )
+    return found
+
+
+def _naive(utils: ModuleType, devices: list[str], grads: Lists) -> Lists:
+    means = utils.allreduce_grads_naive(grads, devices=devices, average=True)
+    return [means] * len(grads)
+
+
+def _hierarchical(utils: ModuleType, devices: list[str], grads: Lists) -> Lists:
+    packer = utils.GradientPacker(len(devices))
+    can_pack = packer.compute_strategy(grads[0])
+    packs = packer.pack_all(grads, devices) if can_pack else grads
+    means = utils.allreduce_grads_hierarchical(packs, devices, average=True)
+    return packer.unpack_all(means, devices) if can_pack else means
 
 
 class SessionRace:

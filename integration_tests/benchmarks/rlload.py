@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 from racing import Contender, Report, Timing, in_own_process, race, ratio
-from rlload_functions import Functions
-from rlload_session import EPOCH, FEEDING, STEPS, Session
-from rlload_towers import TwoTowers
+from rlload_contenders import EPOCH, FEEDING, STEPS, Functions, Session, TwoTowers
 from rlload_works import WORKS, reference, reference_of_towers
 
 import tw_core

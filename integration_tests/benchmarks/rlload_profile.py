@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 import tensorflow as tf
-from rlload_session import Session
+from rlload_contenders import Session
 from rlload_works import MINIBATCHES, WORKS
 
 OPTIONS = {

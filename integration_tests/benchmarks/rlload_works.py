@@ -13,21 +13,13 @@ RATE = 1e-3
 
 @dataclass(frozen=True)
 class Work:
-    """A batch and a model for it.
+    """A batch and a model for it."""
 
-    Attributes:
-      name: as shown.
-      rows: of the batch.
-      shape: of one row.
-      dtype: of the rows.
-      widths: of hidden layers; none for a linear model.
-    """
-
-    name: str
-    rows: int
-    shape: tuple[int, ...]
-    dtype: str
-    widths: tuple[int, ...]
+    name: str  # as shown
+    rows: int  # of the batch
+    shape: tuple[int, ...]  # of one row
+    dtype: str  # of the rows
+    widths: tuple[int, ...]  # of hidden layers; none for a linear model
 
     def columns(self) -> tuple[np.ndarray, np.ndarray]:
         """Makes the batch; x starts at no multiple of 64 bytes."""

@@ -19,9 +19,7 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 HERE = Path(__file__).parent
 HELP = {
-    "blocks": "blocks of steps in a launch",
     "at_most": "seconds after which a part counts as hung",
-    "cycles": "launches of every number of processes",
     "epochs": "epochs to trace",
     "groups": "groups of contenders, or numbers of micro-batches in an update",
     "keep": "folder for the doctor's files",
@@ -30,7 +28,7 @@ HELP = {
     "models": "models to train",
     "parts": "parts to run",
     "only": "only this group, or contenders with these parts in their names",
-    "processes": "numbers of processes; none for no launch",
+    "processes": "numbers of processes",
     "profiles": "lists of gradients",
     "ranks": "numbers of ranks",
     "rounds": "number of turns of each contender, at most",

@@ -5,33 +5,35 @@ run as many that do not reduce: cores and memory allow no more, whatever the red
 costs. What the reduction costs is the distance to that bound.
 """
 
-import json
+import contextlib
 import statistics
-import subprocess
-import sys
-import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from racing import Contender, Timing, in_own_process, race, save
+from harness.ports import find_free_ports
+from racing import (
+    Contender,
+    Timing,
+    answer,
+    ask,
+    block_of,
+    in_own_process,
+    race,
+    race_blocks,
+    save,
+    tasks,
+)
 
 import tw_core
 import tw_reduce
-from tw_doctor._machine.race import turn_order
 from tw_doctor._machine.scaling import CPU_SIZE, training_step
 
-OPTIONS = {
-    "towers": [1, 2, 4, 8],
-    "processes": [1, 2, 4],
-    "rounds": 31,
-    "cycles": 3,
-    "blocks": 9,
-}
+OPTIONS = {"towers": [1, 2, 4, 8], "processes": [1, 2, 4], "rounds": 31}
 
-HERE = Path(__file__).parent
-STEPS = 8  # of a block between processes
-DEADLINE_S = 300
+PEER = "1 reducing"
 # Efficiency by number of GPUs, from what the sources list (docs/benchmarks/scaling.md).
 ANCHORS = {
     "StyleGAN2, 8 V100": {1: 1.0, 2: 0.97, 4: 0.94, 8: 0.90},
@@ -41,23 +43,14 @@ ANCHORS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table.
+    """One line of the table."""
 
-    Attributes:
-      kind: ``"towers"`` or ``"processes"``.
-      count: of them.
-      per_second: images of all.
-      bound_per_second: of as many that do not reduce.
-      efficiency: of ``count`` times what one does, the median of paired ratios.
-      of_bound: of what those do that do not reduce, the same.
-    """
-
-    kind: str
-    count: int
-    per_second: float
-    bound_per_second: float
-    efficiency: float
-    of_bound: float
+    kind: str  # ``"towers"`` or ``"processes"``
+    count: int  # of them
+    per_second: float  # images of all
+    bound_per_second: float  # of as many that do not reduce
+    efficiency: float  # of ``count`` times what one does, the median of paired ratios
+    of_bound: float  # of what those do that do not reduce, the same
 
 
 def towers_cell(counts: list[int], rounds: int) -> list[Timing]:
@@ -70,72 +63,60 @@ def towers_cell(counts: list[int], rounds: int) -> list[Timing]:
         for name, reduce in (("reducing", means), ("alone", None)):
             step = training_step(own, CPU_SIZE, reduce)
             contenders.append(Contender(f"{count} {name}", step, config="tf.function"))
-    return race("weak scaling", contenders, peer="1 reducing", rounds=rounds)
+    return race("weak scaling", contenders, peer=PEER, rounds=rounds)
 
 
-def tower_rows(counts: list[int], rounds: int) -> list[Row]:
-    """Measures towers."""
-    timings = in_own_process(towers_cell, counts, rounds)
-    times = {timing.name: list(timing.times_s) for timing in timings}
-    one = times["1 reducing"]
-    return [
-        _row("towers", k, times[f"{k} reducing"], times[f"{k} alone"], one)
-        for k in counts
-    ]
+def processes_cell(counts: list[int], rounds: int) -> list[Timing]:
+    """Races all numbers of processes; a block begins in all that take part at once."""
+    blocks = {}
+    with contextlib.ExitStack() as stack:
+        for count in counts:
+            start = stack.enter_context(tasks())
+            address = f"127.0.0.1:{find_free_ports(1)[0]}"
+            ranks = [start(serve_rank, address, rank, count) for rank in range(count)]
+            for name in ("reducing", "alone"):
+                ask(ranks, "make", name)
+                blocks[f"{count} {name}"] = partial(_block, ranks, name)
+        return race_blocks("weak scaling", blocks, peer=PEER, rounds=rounds)
 
 
-def process_rows(counts: list[int], cycles: int, blocks: int) -> list[Row]:
-    """Measures processes: each number in turn, as often as there are cycles."""
-    times: dict[int, list[dict[str, list[float]]]] = {count: [] for count in counts}
-    for cycle in range(cycles):
-        for place in turn_order(len(counts), cycle):
-            times[counts[place]].append(launched(counts[place], blocks))
-    joined = {
-        count: {
-            name: [value for launch in own for value in launch[name]]
-            for name in ("reducing", "alone")
-        }
-        for count, own in times.items()
-    }
-    one = joined[counts[0]]["reducing"]
-    return [
-        _row("processes", count, own["reducing"], own["alone"], one)
-        for count, own in joined.items()
-    ]
+def _block(ranks: Sequence[Any], name: str, steps: int) -> float:
+    return max(ask(ranks, "run", name, steps))
 
 
-def launched(count: int, blocks: int) -> dict[str, list[float]]:
-    """Runs processes, and returns each block's seconds per step: of the slowest."""
-    with tempfile.TemporaryDirectory() as folder:
-        program = [sys.executable, str(HERE / "scaling_rank.py")]
-        program += [folder, str(blocks), str(STEPS)]
-        launch = [sys.executable, "-m", "tw_launch", "--ps", "0"]
-        launch += ["--workers", str(count), "--", *program]
-        done = subprocess.run(
-            launch, capture_output=True, text=True, timeout=DEADLINE_S
+def serve_rank(pipe: Any, address: str, rank: int, size: int) -> None:
+    """Runs steps that reduce, and steps that do not, as one of the processes."""
+    import tw_ranks
+
+    group = tw_ranks.join(address, rank=rank, size=size)
+    reducers = {"reducing": partial(tw_ranks.mean_across, group=group), "alone": None}
+
+    def make(name: str) -> Any:
+        return block_of(training_step(["/cpu:0"], CPU_SIZE, reducers[name])), list
+
+    answer(pipe, make)
+
+
+def rows_of(kind: str, counts: list[int], timings: list[Timing]) -> list[Row]:
+    """Returns a row for each count."""
+    times = {timing.name: timing.times_s for timing in timings}
+    rows = []
+    for count in counts:
+        own, alone = times[f"{count} reducing"], times[f"{count} alone"]
+        pairs = list(zip(own, alone, times[PEER], strict=True))
+        rows.append(
+            Row(
+                kind=kind,
+                count=count,
+                per_second=count * CPU_SIZE.batch / statistics.median(own),
+                bound_per_second=count * CPU_SIZE.batch / statistics.median(alone),
+                efficiency=statistics.median(
+                    single / mine for mine, _, single in pairs
+                ),
+                of_bound=statistics.median(free / mine for mine, free, _ in pairs),
+            )
         )
-        if done.returncode:
-            raise RuntimeError(f"scaling: {count} processes failed:\n{done.stdout}")
-        files = sorted(Path(folder).glob("*.json"))
-        ranks = [json.loads(file.read_text()) for file in files]
-    return {
-        name: [max(own) for own in zip(*(rank[name] for rank in ranks), strict=True)]
-        for name in ("reducing", "alone")
-    }
-
-
-def _row(
-    kind: str, count: int, own: list[float], alone: list[float], one: list[float]
-) -> Row:
-    pairs = list(zip(own, alone, one, strict=True))
-    return Row(
-        kind=kind,
-        count=count,
-        per_second=count * CPU_SIZE.batch / statistics.median(own),
-        bound_per_second=count * CPU_SIZE.batch / statistics.median(alone),
-        efficiency=statistics.median(single / mine for mine, _, single in pairs),
-        of_bound=statistics.median(free / mine for mine, free, _ in pairs),
-    )
+    return rows
 
 
 def print_rows(rows: list[Row]) -> None:
@@ -180,19 +161,15 @@ def draw(rows: list[Row], path: Path) -> None:
 def main(options: Any, _: object) -> None:
     """Measures how training scales over towers and over processes."""
     rows: list[Row] = []
-    if options.towers:
-        rows += tower_rows(_from_one(options.towers), options.rounds)
-    if options.processes:
-        rows += process_rows(
-            _from_one(options.processes), options.cycles, options.blocks
-        )
+    for kind, given, cell in (
+        ("towers", options.towers, partial(in_own_process, towers_cell)),
+        ("processes", options.processes, processes_cell),
+    ):
+        if given:
+            counts = [1, *(count for count in given if count != 1)]
+            rows += rows_of(kind, counts, cell(counts, options.rounds))
     print_rows(rows)
     kept = [asdict(row) for row in rows]
     path = save("scaling", size=asdict(CPU_SIZE), rows=kept, anchors=ANCHORS)
     draw(rows, path.with_suffix(".png"))
     print(f"Wrote {path} and {path.with_suffix('.png')}")
-
-
-def _from_one(counts: list[int]) -> list[int]:
-    """Puts 1 first, to which all is compared."""
-    return [1, *(count for count in counts if count != 1)]

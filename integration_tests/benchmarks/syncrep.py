@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from harness.ports import find_free_ports
 from racing import WAIT_S, Block, Report, ask, paired_ratio, race_blocks, tasks
-from syncrep_worker import has_our_servers, mirror, serve, train
-from syncrep_works import (
+from syncrep_worker import (
     ASYNCHRONOUS,
     CHECKED_STEPS,
     MULTI_WORKER,
@@ -24,9 +23,13 @@ from syncrep_works import (
     WORKS,
     Work,
     checked_value,
+    has_our_servers,
+    mirror,
+    serve,
+    train,
 )
 
-OPTIONS = {"works": "syncrep_works.WORKS", "rounds": 21}
+OPTIONS = {"works": "syncrep_worker.WORKS", "rounds": 21}
 
 
 def main(options: Any, report: Report) -> None:

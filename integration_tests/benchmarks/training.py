@@ -54,16 +54,9 @@ def function_step(
 ) -> tuple[Callable[[Any, Any], None], Any]:
     """Returns a step in a ``tf.function``, and tower 0's model.
 
-    Args:
-      devices: of the towers.
-      make: makes a model, of equal weights every time.
-      loss: of a model on a shard.
-      new: makes an optimizer.
-      kind: who holds the variables: replicated, sharded, each with flat before it, or
-        a parameter server.
-      below_bytes: up to which size variables are part of a flat one.
-      reduce: adds the gradients of replicated towers; by default in packs.
-      map_towers: calls a function for each tower.
+    ``kind`` says who holds the variables: replicated, sharded, each with flat before
+    it, or a parameter server. Those of fewer than ``below_bytes`` lie in a flat one.
+    ``reduce`` adds the gradients of replicated towers; by default in packs.
     """
     ours = tw_core.towers(devices)
     build = partial(flatten, make, below_bytes=below_bytes) if "flat" in kind else make
