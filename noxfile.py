@@ -332,7 +332,7 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def structure(session: nox.Session) -> None:
-    """Prints how heavy the packages are: lines, files, refusals, small helpers."""
+    """Prints how heavy the packages are: lines and files."""
     install(session, *group("layers"))
     tool(session, "structure.weight", *session.posargs)
 

@@ -15,12 +15,12 @@ WORKERS, TOWERS = 2, 2
 DEADLINE_S = 100  # for all workers together
 
 
-def start_servers(workers: int = WORKERS) -> Any:
+def start_servers() -> Any:
     """Starts a parameter server and the workers, each with a device a tower."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", tw_launch.ExposedServerWarning)
         config = tf.compat.v1.ConfigProto(device_count={"CPU": TOWERS})
-        return tw_launch.start_local(ps=1, workers=workers, config=config)
+        return tw_launch.start_local(ps=1, workers=WORKERS, config=config)
 
 
 def in_all_workers(local: Any, work: Callable[[Any, str], Any]) -> list[Any]:

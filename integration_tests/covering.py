@@ -81,12 +81,8 @@ def _is_for_the_night(item: Any, ids: Mapping[str, set[str]]) -> bool:
 def cover(cases: Sequence[Case], strength: int) -> list[int]:
     """Chooses cases so that the values of any few parameters meet as in all of them.
 
-    Args:
-      cases: the values of the parameters by name, in each case.
-      strength: of how many parameters at a time.
-
-    Returns:
-      Indices of cases, in order. In turns the first of those that add the most.
+    Of so many parameters at a time (``strength``). Returns indices in order; in turns
+    the first of the cases that add the most.
     """
     held = [
         set(combinations(sorted(case.items(), key=NAME), min(strength, len(case))))

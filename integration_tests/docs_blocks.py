@@ -26,17 +26,11 @@ _LAUNCH = re.compile(r"^ *tw-launch (.*?) ?-- python (\w+\.py)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block.
+    """A fenced block."""
 
-    Attributes:
-      info: what stands behind the fence, e.g. ``python``.
-      code: without the fences, dedented.
-      line: where the code starts in the page, from 1.
-    """
-
-    info: str
-    code: str
-    line: int
+    info: str  # what stands behind the fence, e.g. ``python``.
+    code: str  # without the fences, dedented
+    line: int  # where the code starts in the page, from 1
 
     @property
     def options(self) -> list[str]:

@@ -13,6 +13,7 @@ import argparse
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +26,18 @@ BUILT = ("function", "unknown", "session")
 
 @dataclass(frozen=True)
 class Row:
-    """One case.
+    """One case."""
 
-    Attributes:
-      call: takes the module and this rank's tensors; returns tensors.
-      brings: takes a rank and the number of ranks; returns what it brings.
-      wants: takes what each rank brings, and a rank; returns what that gets.
-      refuses: in place of ``wants``, what the error says, a regular expression.
-      modes: in which it runs.
-      covers: names of the module that it is about, beside the row's first word.
-    """
-
+    # Takes the module and this rank's tensors; returns tensors
     call: Callable[[Any, Sequence[Any]], Any]
+    # Takes a rank and the number of ranks; returns what it brings
     brings: Callable[[int, int], Arrays]
+    # Takes what each rank brings, and a rank; returns what that gets
     wants: Callable[[list[Arrays], int], Arrays] | None = None
+    # In place of ``wants``, what the error says, a regular expression
     refuses: str = ""
-    modes: tuple[str, ...] = ALL
+    modes: tuple[str, ...] = ALL  # in which it runs
+    # Names of the module that it is about, beside the row's first word
     covers: tuple[str, ...] = ()
 
 
@@ -118,20 +115,17 @@ def _in_turn(hvd: Any, given: Sequence[Any], **options: Any) -> list[Any]:
     return [got["loss"], got["accuracy"]]
 
 
-def _sparse(hvd: Any, given: Sequence[Any], **options: Any) -> list[Any]:
+def _sparse(hvd: Any, given: Sequence[Any]) -> list[Any]:
+    """Adds rows of a table, alone or in a group with what else is given."""
     import tensorflow as tf
 
-    slices = tf.IndexedSlices(given[0], given[1], tf.constant([50, 2]))
-    reduced = hvd.allreduce(slices, **options)
-    return [reduced.values, reduced.indices]
-
-
-def _sparse_group(hvd: Any, given: Sequence[Any]) -> list[Any]:
-    import tensorflow as tf
-
-    slices = tf.IndexedSlices(given[0], given[1], tf.constant([50, 2]))
-    dense, reduced = hvd.grouped_allreduce([given[2], slices], op=hvd.Sum)
-    return [dense, reduced.values, reduced.indices]
+    values, indices, *others = given
+    slices = tf.IndexedSlices(values, indices, tf.constant([50, 2]))
+    if not others:
+        reduced = hvd.allreduce(slices, op=hvd.Sum)
+    else:
+        *others, reduced = hvd.grouped_allreduce([*others, slices], op=hvd.Sum)
+    return [*others, reduced.values, reduced.indices]
 
 
 def _rows(rank: int, size: int) -> Arrays:
@@ -142,15 +136,15 @@ def _joined(brought: list[Arrays], rank: int) -> Arrays:
     return [np.concatenate(column) for column in zip(*brought, strict=True)]
 
 
-def _assigned(hvd: Any, given: Sequence[Any], *, inplace: bool) -> Any:
-    import tensorflow as tf
+def _assigned(name: str) -> Callable[[Any, Sequence[Any]], Any]:
+    def call(hvd: Any, given: Sequence[Any]) -> Any:
+        import tensorflow as tf
 
-    variable = tf.Variable(given[0])
-    if inplace:
-        hvd.broadcast_([variable], root_rank=1)
-    else:
-        hvd.broadcast_variables([variable], root_rank=1)
-    return variable.read_value()
+        variable = tf.Variable(given[0])
+        getattr(hvd, name)([variable], root_rank=1)
+        return variable.read_value()
+
+    return call
 
 
 def _gradient(hvd: Any, given: Sequence[Any]) -> Any:
@@ -209,34 +203,46 @@ def _group(rank: int, size: int) -> Arrays:
     return [drawn(rank, *shape, dtype=dtype) for shape, dtype in GROUP]
 
 
+SUM = _reduce("allreduce", op="Sum")
+GATHER = _reduce("allgather")
+CAST = _reduce("broadcast", root_rank=1)
+SCATTER = _reduce("reducescatter", op="Sum")
+of_rank_1 = same(lambda own: own[1])
+KNOWN = ("eager", "function", "session")
+EAGER = ("eager",)
+
+
+def _shares(brought: list[Arrays], rank: int) -> Arrays:
+    return [share(firsts(brought), rank)]
+
+
+def _all_to_all(hvd: Any, given: Sequence[Any]) -> list[Any]:
+    return list(hvd.alltoall(given[0], given[1]))
+
+
 ROWS: dict[str, Row] = {
     "allreduce averages": Row(_reduce("allreduce"), one(5, 2), same(mean)),
-    "allreduce adds": Row(_reduce("allreduce", op="Sum"), one(5, 2), same(total)),
-    "allreduce takes the least": Row(
-        _reduce("allreduce", op="Min"), one(5, 2), same(lambda own: np.min(own, 0))
-    ),
-    "allreduce takes the greatest": Row(
-        _reduce("allreduce", op="Max"), one(5, 2), same(lambda own: np.max(own, 0))
-    ),
-    "allreduce multiplies": Row(
-        _reduce("allreduce", op="Product"), one(5, 2), same(lambda own: np.prod(own, 0))
-    ),
+    **{
+        f"allreduce by {op}": Row(_reduce("allreduce", op=op), one(5, 2), same(of_all))
+        for op, of_all in (
+            ("Sum", total),
+            ("Min", partial(np.min, axis=0)),
+            ("Max", partial(np.max, axis=0)),
+            ("Product", partial(np.prod, axis=0)),
+        )
+    },
     "allreduce of a number": Row(_reduce("allreduce"), one(), same(mean)),
     "allreduce with factors": Row(
         _reduce("allreduce", op="Sum", prescale_factor=2.0, postscale_factor=0.25),
         one(5, 2),
         same(lambda own: total(own) / 2),
     ),
-    "allreduce of nothing": Row(_reduce("allreduce", op="Sum"), one(0), same(total)),
-    "allreduce of rows of nothing": Row(
-        _reduce("allreduce", op="Sum"), one(3, 0), same(total)
-    ),
+    "allreduce of nothing": Row(SUM, one(0), same(total)),
+    "allreduce of rows of nothing": Row(SUM, one(3, 0), same(total)),
     "allreduce in float16": Row(
         _reduce("allreduce", op="Sum", compression="fp16"), one(5, 2), same(total)
     ),
-    "allreduce of rows": Row(
-        lambda hvd, given: _sparse(hvd, given, op=hvd.Sum), _rows, _joined
-    ),
+    "allreduce of rows": Row(_sparse, _rows, _joined),
     "allreduce by name, in unlike order": Row(
         _in_turn,
         lambda rank, size: [np.float32(100 + rank), np.float32(0.5 * rank)],
@@ -247,7 +253,7 @@ ROWS: dict[str, Row] = {
         _reduce("grouped_allreduce", op="Sum"), _group, columns(total)
     ),
     "grouped_allreduce of rows and others": Row(
-        _sparse_group,
+        _sparse,
         lambda rank, size: [*_rows(rank, size), drawn(rank, 2)],
         lambda brought, rank: [
             total([dense for *_, dense in brought]),
@@ -258,45 +264,23 @@ ROWS: dict[str, Row] = {
         lambda hvd, given: hvd.grouped_allreduce([]),
         lambda rank, size: [],
         lambda brought, rank: [],
-        modes=("eager",),
+        modes=EAGER,
     ),
-    "allgather": Row(_reduce("allgather"), ragged(2), same(np.concatenate)),
-    "allgather, none of rank 0": Row(
-        _reduce("allgather"), ragged(2, rows=0), same(np.concatenate)
-    ),
-    "allgather of rows of nothing": Row(
-        _reduce("allgather"), ragged(0), same(np.concatenate)
-    ),
-    "allgather of nothing": Row(_reduce("allgather"), one(0, 2), same(np.concatenate)),
+    "allgather": Row(GATHER, ragged(2), same(np.concatenate)),
+    "allgather, none of rank 0": Row(GATHER, ragged(2, rows=0), same(np.concatenate)),
+    "allgather of rows of nothing": Row(GATHER, ragged(0), same(np.concatenate)),
+    "allgather of nothing": Row(GATHER, one(0, 2), same(np.concatenate)),
     "grouped_allgather": Row(
         _reduce("grouped_allgather"),
         lambda rank, size: [drawn(rank, rank, 2), drawn(rank, 2, dtype="uint8")],
         columns(np.concatenate),
     ),
-    "broadcast": Row(
-        _reduce("broadcast", root_rank=1),
-        one(3, 2),
-        same(lambda own: own[1]),
-        modes=("eager", "function", "session"),
-    ),
-    "broadcast of nothing": Row(
-        _reduce("broadcast", root_rank=1),
-        one(0, 2),
-        same(lambda own: own[1]),
-        modes=("eager", "function", "session"),
-    ),
-    "broadcast_": Row(
-        lambda hvd, given: _assigned(hvd, given, inplace=True),
-        one(3, 2),
-        same(lambda own: own[1]),
-        modes=("eager",),
-    ),
-    "broadcast_variables": Row(
-        lambda hvd, given: _assigned(hvd, given, inplace=False),
-        one(3, 2),
-        same(lambda own: own[1]),
-        modes=("eager",),
-    ),
+    "broadcast": Row(CAST, one(3, 2), of_rank_1, modes=KNOWN),
+    "broadcast of nothing": Row(CAST, one(0, 2), of_rank_1, modes=KNOWN),
+    **{
+        name: Row(_assigned(name), one(3, 2), of_rank_1, modes=EAGER)
+        for name in ("broadcast_", "broadcast_variables")
+    },
     "alltoall": Row(
         _reduce("alltoall"),
         lambda rank, size: [drawn(rank, 2 * size, 3)],
@@ -304,11 +288,9 @@ ROWS: dict[str, Row] = {
             np.concatenate([np.split(a, len(brought))[rank] for a in firsts(brought)])
         ],
     ),
-    "alltoall by splits": Row(
-        lambda hvd, given: list(hvd.alltoall(given[0], given[1])), _splits, by_splits
-    ),
+    "alltoall by splits": Row(_all_to_all, _splits, by_splits),
     "alltoall of nothing": Row(
-        lambda hvd, given: list(hvd.alltoall(given[0], given[1])),
+        _all_to_all,
         lambda rank, size: [drawn(rank, 0, 2), np.zeros(size, np.int32)],
         by_splits,
     ),
@@ -317,16 +299,8 @@ ROWS: dict[str, Row] = {
         lambda rank, size: [drawn(rank, 2 * size, 0)],
         lambda brought, rank: [np.zeros([2 * len(brought), 0], np.float32)],
     ),
-    "reducescatter": Row(
-        _reduce("reducescatter", op="Sum"),
-        one(7, 2),
-        lambda brought, rank: [share(firsts(brought), rank)],
-    ),
-    "reducescatter of nothing": Row(
-        _reduce("reducescatter", op="Sum"),
-        one(0, 2),
-        lambda brought, rank: [share(firsts(brought), rank)],
-    ),
+    "reducescatter": Row(SCATTER, one(7, 2), _shares),
+    "reducescatter of nothing": Row(SCATTER, one(0, 2), _shares),
     "grouped_reducescatter": Row(
         _reduce("grouped_reducescatter", op="Sum", prescale_factor=2.0),
         lambda rank, size: [drawn(rank, 4, dtype="int64"), drawn(rank, 5, 2)],
@@ -343,7 +317,7 @@ ROWS: dict[str, Row] = {
         lambda brought, rank: [
             np.int32([50, 50, *(50 * r for r in range(len(brought)))])
         ],
-        modes=("eager",),
+        modes=EAGER,
         covers=("broadcast_object_fn", "allgather_object"),
     ),
     "rank": Row(
@@ -352,7 +326,7 @@ ROWS: dict[str, Row] = {
         lambda brought, rank: [
             np.int32(number) for number in (*[rank, len(brought)] * 4, 0, 1, 1)
         ],
-        modes=("eager",),
+        modes=EAGER,
         covers=(
             *("barrier", "size", "local_rank", "local_size", "rank_op", "size_op"),
             *("local_rank_op", "local_size_op", "cross_rank", "cross_size"),
@@ -363,7 +337,7 @@ ROWS: dict[str, Row] = {
         _facts,
         one(),
         lambda brought, rank: [np.array([True, True, *[False] * 10])],
-        modes=("eager",),
+        modes=EAGER,
         covers=(
             *("init", "is_homogeneous", "mpi_enabled", "gloo_enabled", "mpi_built"),
             *("mpi_threads_supported", "gloo_built", "nccl_built", "ddl_built"),
@@ -372,14 +346,10 @@ ROWS: dict[str, Row] = {
     ),
 }
 for _dtype in REDUCED:
-    ROWS[f"allreduce adds {_dtype}"] = Row(
-        _reduce("allreduce", op="Sum"),
-        one(5, 2, dtype=_dtype, low=-3),
-        same(total),
-        modes=BUILT,
-    )
+    _brings = one(5, 2, dtype=_dtype, low=-3)
+    ROWS[f"allreduce adds {_dtype}"] = Row(SUM, _brings, same(total), modes=BUILT)
     ROWS[f"allreduce averages {_dtype}"] = Row(
-        _reduce("allreduce"), one(4, dtype=_dtype), same(mean), modes=("eager",)
+        _reduce("allreduce"), one(4, dtype=_dtype), same(mean), modes=EAGER
     )
 for _dtype in ("float16", "float32", "float64"):
     ROWS[f"reducescatter averages {_dtype}"] = Row(
@@ -391,14 +361,10 @@ for _dtype in ("float16", "float32", "float64"):
         modes=BUILT,
     )
 for _dtype in MOVED:
-    ROWS[f"allgather of {_dtype}"] = Row(
-        _reduce("allgather"), ragged(3, dtype=_dtype), same(np.concatenate)
-    )
+    _brings = ragged(3, dtype=_dtype)
+    ROWS[f"allgather of {_dtype}"] = Row(GATHER, _brings, same(np.concatenate))
     ROWS[f"broadcast of {_dtype}"] = Row(
-        _reduce("broadcast", root_rank=1),
-        one(3, dtype=_dtype),
-        same(lambda own: own[1]),
-        modes=("function",),
+        CAST, one(3, dtype=_dtype), of_rank_1, modes=("function",)
     )
 
 REFUSED: dict[str, Row] = {
@@ -407,13 +373,13 @@ REFUSED: dict[str, Row] = {
         _in_turn,
         lambda rank, size: [np.float32(1), np.float32(2)],
         refuses="loss.*accuracy|accuracy.*loss",
-        modes=("eager",),
+        modes=EAGER,
     ),
     "allreduce of other shapes": Row(
         _reduce("allreduce"),
         lambda rank, size: [_uneven(rank, size)],
         refuses=r"104",
-        modes=("eager", "function", "session"),
+        modes=KNOWN,
     ),
     "allreduce of other dtypes": Row(
         _reduce("allreduce"),
@@ -436,13 +402,13 @@ REFUSED: dict[str, Row] = {
         lambda hvd, given: hvd.broadcast(given[0], root_rank=hvd.rank()),
         one(13),
         refuses="root",
-        modes=("eager", "function", "session"),
+        modes=KNOWN,
     ),
     "allgather of other widths": Row(
         _reduce("allgather"),
         lambda rank, size: [drawn(rank, 2, 18 + (rank == 1))],
         refuses="19",
-        modes=("eager", "function", "session"),
+        modes=KNOWN,
     ),
     "allgather while another reduces": Row(
         lambda hvd, given: (hvd.allgather if hvd.rank() == 1 else hvd.allreduce)(
@@ -455,7 +421,7 @@ REFUSED: dict[str, Row] = {
         lambda hvd, given: hvd.add_process_set([0]),
         one(),
         refuses="Not supported",
-        modes=("eager",),
+        modes=EAGER,
         covers=("remove_process_set", "start_timeline", "stop_timeline"),
     ),
     # Last of all: what ranks compare in the run itself.

@@ -31,8 +31,7 @@ def run_to_its_end(
 ) -> tuple[int, str]:
     """Runs a command, which is killed with all that it started at the deadline.
 
-    Returns:
-      Its status, negative if killed, and what was said.
+    Returns its status, negative if killed, and what was said.
     """
     program = Program(command, cwd=cwd, env={**os.environ, **VARIABLES})
     return program.finish(deadline_s), program.out

@@ -86,8 +86,12 @@ def feed_of(
     return feed
 
 
-def train_with_ampopt(task: Any, target: str, *, steps: int, bad: int) -> Any:
-    """Two towers' gradients, reduced in the worker and scaled by tw-ampopt."""
+def train_towers(task: Any, target: str, *, steps: int, bad: int, by: str) -> Any:
+    """Two towers' gradients, added in the worker and scaled by tw-ampopt.
+
+    They are added "by hand", or by the "builder" of parameter servers, which is given
+    the optimizer.
+    """
     with tf.Graph().as_default():
         fed = placeholders()
         with v1.device(tw_syncrep.device_setter(task)):
@@ -99,30 +103,37 @@ def train_with_ampopt(task: Any, target: str, *, steps: int, bad: int) -> Any:
                 weights = get_weights()
                 return sync.compute_gradients(cross_entropy(weights, *fed[k]), weights)
 
-            pairs = DataParallelBuilder.call_for_each_tower(
-                devices_of(task), tower, setters_of(task)
-            )
-            grads, variables = tw_core.split_grad_list(pairs)
-            reduced = mean(partial(sum_round_robin, devices=devices_of(task)))(grads)
-            train_op = sync.apply_gradients(
-                list(zip(reduced[0], variables[0], strict=True)), global_step=step
-            )
-            slots = [scaled.get_slot(v, slot) for v in variables[0] for slot in "mv"]
-            kept = [*variables[0], *slots]
+            devices = devices_of(task)
+            if by == "hand":
+                pairs = DataParallelBuilder.call_for_each_tower(
+                    devices, tower, setters_of(task)
+                )
+                grads, [variables, *_] = tw_core.split_grad_list(pairs)
+                reduced, *_ = mean(partial(sum_round_robin, devices=devices))(grads)
+                train_op = sync.apply_gradients(
+                    list(zip(reduced, variables, strict=True)), global_step=step
+                )
+            else:
+                variables = get_weights()
+                builder = SyncMultiGPUParameterServerBuilder(devices, "gpu")
+                pairs = builder.call_for_each_tower(tower)
+                train_op = builder.build(pairs, lambda: sync)
+            slots = [scaled.get_slot(v, slot) for v in variables for slot in "mv"]
             told = scaled.statistics()
         with session_for(task, target, sync) as session:
             states = []
             for number in range(steps):
                 spoil = number == bad and not task.is_chief
                 session.run(train_op, feed_of(fed, task, number, spoil=spoil))
-                states.append(session.run([kept, step, told]))
+                states.append(session.run([[*variables, *slots], step, told]))
             return states
 
 
 @pytest.mark.timeout(150)
-def test_towers_and_ampopt_in_each_worker_skip_together_and_learn(local):
+@pytest.mark.parametrize("by", ["hand", "builder"])
+def test_towers_and_ampopt_in_each_worker_skip_together_and_learn(local, by):
     steps, bad = 40, 5
-    work = partial(train_with_ampopt, steps=steps, bad=bad)
+    work = partial(train_towers, steps=steps, bad=bad, by=by)
     of_chief, of_other = in_all_workers(local, work)
     for one, other in zip(of_chief, of_other, strict=True):
         tf.nest.map_structure(np.testing.assert_array_equal, one, other)
@@ -233,35 +244,4 @@ def test_all_packages_together_learn_the_digits(local):
     tf.nest.map_structure(np.testing.assert_array_equal, results[0], results[1])
     steps, weights = results[0]
     assert 20 <= steps <= 100
-    assert accuracy(*weights) >= 0.9
-
-
-def train_with_a_builder(task: Any, target: str, *, steps: int) -> Any:
-    """The parameter-server builder averages the towers, and is given the optimizer."""
-    with tf.Graph().as_default():
-        fed = placeholders()
-        with v1.device(tw_syncrep.device_setter(task)):
-            step = v1.train.get_or_create_global_step()
-            weights = get_weights()
-            _, sync = make_optimizer(task)
-
-            def tower() -> Any:
-                k = tw_core.get_current_tower_context().index
-                return sync.compute_gradients(cross_entropy(weights, *fed[k]), weights)
-
-            builder = SyncMultiGPUParameterServerBuilder(devices_of(task), "gpu")
-            pairs = builder.call_for_each_tower(tower)
-            train_op = builder.build(pairs, lambda: sync)
-        with session_for(task, target, sync) as session:
-            for number in range(steps):
-                session.run(train_op, feed_of(fed, task, number))
-            return session.run([step, weights])
-
-
-@pytest.mark.timeout(150)
-def test_a_builder_in_each_worker_takes_the_synchronous_optimizer(local):
-    results = in_all_workers(local, partial(train_with_a_builder, steps=40))
-    tf.nest.map_structure(np.testing.assert_array_equal, results[0], results[1])
-    steps, weights = results[0]
-    assert steps == 40
     assert accuracy(*weights) >= 0.9

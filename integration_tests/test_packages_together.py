@@ -27,6 +27,7 @@ from digits_towers import (
 )
 
 import tw_ampopt
+import tw_builders
 import tw_core
 import tw_rlload
 from tw_core.flat_variables import FlatVariables, pack_gradients
@@ -68,6 +69,13 @@ def trained_plainly(mode, way):
     return train(PROGRAMS[mode](way, plain), STEPS)
 
 
+@pytest.mark.full(
+    *("v1-replicated-session", "v1-parameter server-function", "v1-sharded-session"),
+    *("Keras 3-replicated-function", "Keras 3-sharded-session"),
+    *("tf_keras-sharded-function", "tf_keras-parameter server-session"),
+    *("v1-flat replicated-function", "v1-flat sharded-session"),
+    "v1-flat parameter server-session",
+)
 @each_mode
 @pytest.mark.parametrize(
     ("family", "way"),
@@ -103,6 +111,11 @@ def memory(program):
     return program.variables, slots
 
 
+@pytest.mark.full(
+    *("replicated-session", "sharded-session", "flat parameter server-session"),
+    *("parameter server-function", "flat sharded-function"),
+    "flat replicated-function",
+)
 @each_mode
 @each_way
 def test_one_towers_infinity_makes_all_skip_and_slots_keep_their_bits(mode, way):
@@ -127,6 +140,7 @@ def test_one_towers_infinity_makes_all_skip_and_slots_keep_their_bits(mode, way)
         tf.nest.map_structure(np.testing.assert_array_equal, list(kept), same)
 
 
+@pytest.mark.full("flat replicated-session", "flat sharded-function")
 @each_mode
 @pytest.mark.parametrize("way", FLAT_WAYS)
 def test_micro_batches_add_up_in_flat_variables(mode, way):
@@ -247,6 +261,7 @@ REDUCED += [
     "function-packed(broadcast(sum_balanced))-v1",
     "session-compress(sum_balanced, bfloat16)-v1",
     "function-packed(sum_balanced)-Keras 3",
+    "session-packed(sum_balanced)-Keras 3",
     "session-packed(sum_balanced)-tf_keras",
 )
 @pytest.mark.parametrize(("mode", "name", "family"), REDUCED)
@@ -264,6 +279,7 @@ def test_rlload_with_ampopt_and_each_reducer_ends_where_the_plain_optimizer_does
     assert accuracy(*got[0]) >= 0.9
 
 
+@pytest.mark.full("plain-session", "scaled-function")
 @each_mode
 @pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
 def test_rlload_trains_epochs_of_flat_towers_in_one_call(mode, scaled):
@@ -275,93 +291,21 @@ def test_rlload_trains_epochs_of_flat_towers_in_one_call(mode, scaled):
     assert accuracy(*got[0]) >= 0.9
 
 
-# 20,000 elements and fewer: tw-ampopt packs what is small, for one of the two.
-MIXED = {"hidden": (100, 200), "bias": (200,), "out": (200, 1)}
+def test_a_sharded_run_saves_the_names_of_a_replicated_one():
+    def tower():
+        variables = [
+            v1.get_variable(f"layer/w{n}", [3 + n], dtype)
+            for n, dtype in enumerate([tf.float16, tf.float32, tf.float16])
+        ]
+        return [(tf.ones(v.shape, v.dtype), v) for v in variables]
 
+    def saved(make_builder):
+        with tf.Graph().as_default():
+            builder = make_builder(list(CPUS[:TOWERS]), average=True)
+            grads = builder.call_for_each_tower(tower)
+            builder.build(grads, lambda: tw_ampopt.Optimizer(master_copies=True))
+            return {v.name: v.shape.as_list() for v in v1.global_variables()}
 
-def mixed_start():
-    random = np.random.default_rng(0)
-    return {k: np.float32(random.normal(size=s) / 10) for k, s in MIXED.items()}
-
-
-def mixed_rows():
-    random = np.random.default_rng(1)
-    return np.float32(random.normal(size=(8, 100))), np.float32(random.normal(size=8))
-
-
-def mixed_loss(own, x, y):
-    hidden = tf.tanh(x @ own["hidden"] + own["bias"])
-    return tf.reduce_mean(tf.square((hidden @ own["out"])[:, 0] - y))
-
-
-class Mixed(tf.Module):
-    def __init__(self):
-        super().__init__()
-        self.own = {k: tf.Variable(v, name=k) for k, v in mixed_start().items()}
-
-
-def mixed_by_one_device():
-    own, adam = Mixed().own, keras.optimizers.Adam(0.01)
-    for rows in ([0, 1, 4, 5], [2, 3, 6, 7]) * EPOCHS:
-        with tf.GradientTape() as tape:
-            loss = mixed_loss(own, *(column[rows] for column in mixed_rows()))
-        grads = tape.gradient(loss, list(own.values()))
-        adam.apply_gradients(zip(grads, own.values(), strict=True))
-    return {k: v.numpy() for k, v in own.items()}
-
-
-def mixed_in_a_session(options):
-    class Loss:
-        def __init__(self, inputs):
-            own = {
-                k: v1.get_variable(k, initializer=v) for k, v in mixed_start().items()
-            }
-            self.own, self.loss = own, mixed_loss(own, *inputs)
-
-        def gradients(self, optimizer):
-            return optimizer.compute_gradients(self.loss)
-
-    with (
-        tf.Graph().as_default(),
-        v1.Session(config=tw_core.session_config()) as session,
-    ):
-        columns = [v1.placeholder(tf.float32, [None, 100], "x")]
-        columns.append(v1.placeholder(tf.float32, [None], "y"))
-        optimizer = tw_ampopt.Optimizer(**options)
-        trainer = tw_rlload.LocalSyncParallelOptimizer(
-            optimizer, CPUS[:TOWERS], columns, [], 2, Loss
-        )
-        init = [v1.global_variables_initializer(), v1.local_variables_initializer()]
-        session.run(init)
-        trainer.load_data(session, mixed_rows(), [])
-        trainer.run_epochs(session, EPOCHS)
-        return session.run(trainer.get_common_loss().own)
-
-
-def mixed_in_a_function(options):
-    towers = tw_core.towers(CPUS[:TOWERS])
-    specs = {"x": tf.TensorSpec([None, 100]), "y": tf.TensorSpec([None])}
-    rows = tw_rlload.DeviceBatch(towers, specs, max_per_device_batch_size=2)
-    models = tw_core.replicate(towers, lambda tower: Mixed())
-    train = tw_rlload.EpochFunction(
-        rows,
-        lambda model, inputs: mixed_loss(model.own, inputs["x"], inputs["y"]),
-        models,
-        [tw_ampopt.TowerOptimizer(m.trainable_variables, **options) for m in models],
-    )
-    rows.load(mixed_rows())
-    train.run_epochs(EPOCHS)
-    return {k: v.numpy() for k, v in models[1].own.items()}
-
-
-@pytest.mark.parametrize("learn", [mixed_in_a_session, mixed_in_a_function])
-@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
-def test_rlload_with_ampopt_around_keras_trains_small_and_large_variables(
-    learn, scaled
-):
-    options = {"tf_optimizer": keras.optimizers.Adam, "learning_rate": 0.01}
-    if scaled:
-        options["loss_scale"] = tw_ampopt.DynamicLossScale()
-    wanted = mixed_by_one_device()
-    for name, value in learn(options).items():
-        np.testing.assert_allclose(value, wanted[name], rtol=1e-3, atol=1e-5)
+    sharded = saved(tw_builders.SyncMultiGPUShardedBuilder)
+    assert any("w0_master" in name for name in sharded)
+    assert sharded == saved(tw_builders.SyncMultiGPUReplicatedBuilder)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from structure import covered
-from structure.tables import read_rows, write_rows
+from structure.tables import read_rows
 from structure.tested import ALL, COLUMNS, PAGE, note, scope
 
 EMPTY = "# Page\n\n| " + " | ".join(COLUMNS) + " |\n|---|\n\nThe end.\n"
@@ -27,35 +27,23 @@ def noted(*rows):
     return read_rows(text, COLUMNS)
 
 
-def test_a_row_is_written_between_what_stands_around_it():
+def test_a_run_takes_the_place_of_an_earlier_one_of_the_same_and_of_no_other():
     line = "| " + " | ".join(LOWEST) + " |"
     assert note(EMPTY, LOWEST) == EMPTY.replace("|---|\n", f"|---|\n{line}\n")
-
-
-def test_a_later_run_of_the_same_takes_an_earlier_ones_place():
     later = changed(LOWEST, tensorflow="2.18.1", python="3.11.12", on="d2")
     assert noted(LOWEST, later) == [later]
     night = changed(NIGHTLY, tensorflow="2.23.0.dev20260301", on="d2")
     assert noted(NIGHTLY, night) == [night]
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
+    for other in (
         {"dependencies": "newest"},
         {"tensorflow": "2.19.0"},
         {"python": "3.12.1"},
         {"platform": "Darwin arm64"},
-    ],
-)
-def test_what_differs_is_a_row_of_its_own_the_newest_first(other):
-    row = changed(LOWEST, **other)
-    assert set(noted(LOWEST, row)) == {LOWEST, row}
-    assert noted(LOWEST, row) == noted(row, LOWEST)
-    assert noted(LOWEST, NIGHTLY)[0] == NIGHTLY
-
-
-def test_some_packages_never_stand_for_all_and_all_stand_for_some():
+    ):
+        row = changed(LOWEST, **other)
+        assert set(noted(LOWEST, row)) == {LOWEST, row}
+        assert noted(LOWEST, row) == noted(row, LOWEST)
+    assert noted(LOWEST, NIGHTLY)[0] == NIGHTLY  # the newest first
     part = changed(LOWEST, tests_of="tw-core")
     assert noted(part) == [part]
     assert noted(part, LOWEST) == noted(LOWEST, part) == [LOWEST]
@@ -78,11 +66,6 @@ def test_a_run_counts_for_the_packages_whose_tests_it_ran_in_full(words, package
     assert scope(words) == packages
 
 
-def test_a_page_without_the_table_is_refused():
-    with pytest.raises(ValueError, match=r"must have one table that begins '\| depend"):
-        write_rows("# Page\n", COLUMNS, [])
-
-
 def test_the_page_has_what_the_sessions_write():
     text = PAGE.read_text()
     rows = read_rows(text, COLUMNS)
@@ -95,21 +78,18 @@ def test_the_page_has_what_the_sessions_write():
     assert again == text
 
 
-TOTALS = {
-    "num_statements": 2000,
-    "covered_lines": 1900,
-    "num_branches": 300,
-    "covered_branches": 201,
-}
-
-
 def test_a_packages_branches_are_a_row_among_those_of_the_others():
-    text = f"| {' | '.join(covered.COLUMNS)} |\n|---|\n\nThe end.\n"
-    other = covered.note(text, "tw-x", TOTALS, "d1")
-    again = covered.note(
-        covered.note(other, "tw-a", TOTALS, "d1"), "tw-x", TOTALS, "d2"
+    totals = dict(
+        zip(
+            ("num_statements", "covered_lines", "num_branches", "covered_branches"),
+            (2000, 1900, 300, 201),
+            strict=True,
+        )
     )
+    text = f"| {' | '.join(covered.COLUMNS)} |\n|---|\n\nThe end.\n"
+    for package, day in (("tw-x", "d1"), ("tw-a", "d1"), ("tw-x", "d2")):
+        text = covered.note(text, package, totals, day)
     row = ("2,000", "95.0%", "300", "67.0%")
-    found = read_rows(again, covered.COLUMNS)
+    found = read_rows(text, covered.COLUMNS)
     assert found == [("tw-a", *row, "d1"), ("tw-x", *row, "d2")]
     read_rows(covered.PAGE.read_text(), covered.COLUMNS)  # has the table

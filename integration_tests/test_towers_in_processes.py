@@ -51,8 +51,7 @@ def test_one_ranks_infinity_makes_all_skip_and_all_scales_stay_the_same(ranks, m
     first = results[0][0][0]
     for variables, _ in results:
         for copy in variables:
-            for value, same in zip(copy, first, strict=True):
-                np.testing.assert_array_equal(value, same)
+            np.testing.assert_equal(copy, first)
 
 
 @pytest.mark.parametrize("mode", PROGRAMS)
@@ -70,6 +69,5 @@ def test_sums_between_processes_run_inside_an_epochs_loop(ranks):
     results = ranks.call("rank_towers:train_epochs", 2, 3)
     copies = [copy for variables in results for copy in variables]
     for copy in copies:
-        for value, same in zip(copy, copies[0], strict=True):
-            np.testing.assert_array_equal(value, same)
+        np.testing.assert_equal(copy, copies[0])
     assert accuracy(*copies[0]) >= 0.9

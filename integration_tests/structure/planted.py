@@ -31,21 +31,13 @@ _NO_TESTS_RAN = 5  # pytest's exit status
 
 @dataclass(frozen=True)
 class Fault:
-    """A line of source, and what a slip would make of it.
+    """A line of source, and what a slip would make of it."""
 
-    Attributes:
-      name: a sentence.
-      file: the source file, below ``packages``.
-      find: occurs once in the file.
-      replace: takes its place.
-      tests: files and folders below ``packages`` that must find it.
-    """
-
-    name: str
-    file: str
-    find: str
-    replace: str
-    tests: tuple[str, ...]
+    name: str  # a sentence
+    file: str  # the source file, below ``packages``
+    find: str  # occurs once in the file
+    replace: str  # takes its place
+    tests: tuple[str, ...]  # files and folders below ``packages`` that must find it
 
     def planted_in(self, text: str) -> str | None:
         """Returns a source with the fault; None if it has no single place there."""
@@ -83,11 +75,7 @@ def has_place(fault: Fault, tree: Path = ROOT) -> bool:
 
 
 def find(fault: Fault, tree: Path) -> str:
-    """Plants a fault in a copy, and takes it out again; returns what found it.
-
-    Returns:
-      The first test that failed, "the deadline", or "" if all passed.
-    """
+    """Plants a fault in a copy, and takes it out again; returns what found it."""
     path = tree / "packages" / fault.file
     text = path.read_text("utf-8")
     planted = fault.planted_in(text)
