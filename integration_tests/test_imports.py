@@ -5,6 +5,7 @@ import pkgutil
 import subprocess
 import sys
 from importlib import import_module
+from importlib.metadata import files
 from pathlib import Path
 from types import FunctionType, ModuleType
 
@@ -12,7 +13,8 @@ import pytest
 from interfaces.manifest import read_manifests
 
 ROOT = Path(__file__).parents[1]
-MODULES = [manifest.module for manifest in read_manifests(ROOT).values()]
+MANIFESTS = read_manifests(ROOT)
+MODULES = [manifest.module for manifest in MANIFESTS.values()]
 
 
 ATTEMPTS = 3
@@ -54,6 +56,12 @@ def test_no_module_hides_a_public_name(module):
     for name in package.__all__:
         is_module = isinstance(getattr(package, name), ModuleType)
         assert is_module == (f"{module}.{name}" in sys.modules), name
+
+
+@pytest.mark.parametrize("name", ["py.typed", "LICENSE"])
+@pytest.mark.parametrize("distribution", MANIFESTS)
+def test_the_wheel_holds_the_marker_of_types_and_the_licence(distribution, name):
+    assert name in [file.name for file in files(distribution) or []]
 
 
 FACES = [f"tw_{name}.internal" for name in ("core", "launch", "ranks", "reduce")]

@@ -9,7 +9,7 @@ import pytest
 from harness.processes import TAG, Program, tagged, wait_until
 from soak.course import END_S, RECOVER_S, START_S, VICTIMS
 from soak.ledger import Kill, Ledger
-from soak.trend import Bounds, Sample, report
+from soak.trend import Sample, report
 
 HERE = Path(__file__).parent
 WORKERS = ["worker 0", "worker 1"]
@@ -56,9 +56,9 @@ def test_a_leak_of_memory_or_descriptors_is_a_fault_that_tells_both(leaks):
         )
         for at in range(60)
     ]
-    line, faults = report("towers", held, warm_up_s=10, bounds=Bounds())
+    line, faults = report("towers", held, warm_up_s=10)
     assert faults == ([f"grew: {line}"] if leaks else [])
-    line, faults = report("x", held[:3], warm_up_s=0, bounds=Bounds())
+    line, faults = report("x", held[:3], warm_up_s=0)
     assert (line, faults) == ("x: 3 samples, too short to tell", [])
 
 
@@ -80,7 +80,7 @@ def test_the_short_form_loses_nothing(form):
     assert tagged(str(process.pid)) == []
 
 
-@pytest.mark.full("as all start-servers", "as all train-processes")
+@pytest.mark.full("as all train-processes")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("form", [[], ["--processes"]], ids=["servers", "processes"])
 @pytest.mark.parametrize("when", ["as all start", "as all train"])

@@ -1,7 +1,7 @@
 """Drills: does harm to tasks of real clusters, and checks what must hold then.
 
 ``task_faults`` (with parameter servers), ``rank_faults`` (of process groups,
-"processes: ..."), ``groups`` (tests of these, "groups: ..."), ``hangs`` (of
+"processes: ..."), ``hangs`` (of
 everything whose waits are bounded, "hangs: ..."), and ``host_drills`` (of hosts whose
 network is cut, "hosts: ...") tell which drills there are, and what must hold. Run by
 the nox session ``faults``:
@@ -153,12 +153,11 @@ class Drills:
 
 def families() -> list[Any]:
     """Returns the modules that tell which drills there are."""
-    import groups
     import hangs
     import host_drills
     from harness import rank_faults, task_faults
 
-    return [task_faults, rank_faults, groups, hangs, host_drills]
+    return [task_faults, rank_faults, hangs, host_drills]
 
 
 def find_family(name: str) -> Any:

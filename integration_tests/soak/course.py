@@ -13,7 +13,7 @@ from typing import Any
 from harness.processes import TAG, Program, tagged
 
 from soak.ledger import Kill, Ledger
-from soak.trend import Bounds, Sample, report, sample
+from soak.trend import Sample, report, sample
 
 HERE = Path(__file__).parent
 WORKERS = ["worker 0", "worker 1", "worker 2"]
@@ -127,7 +127,7 @@ class Soak:
         lines = [self._line()]
         warm_up_s = self._warm_up_s()
         for name, samples in self._samples.items():
-            line, grown = report(name, samples, warm_up_s=warm_up_s, bounds=Bounds())
+            line, grown = report(name, samples, warm_up_s=warm_up_s)
             lines.append(line)
             self.faults += grown
         for victim in self.victims:

@@ -12,6 +12,9 @@ from statistics import median
 
 PROC = Path("/proc")
 SHORTEST_S = 20.0
+# How much more a process may hold at the end than after its warm-up: a share of its
+# memory then, or so many bytes where that is little; and file descriptors.
+RSS_SHARE, RSS_BYTES, DESCRIPTORS = 0.05, 24 << 20, 4
 
 
 @dataclass(frozen=True)
@@ -60,17 +63,8 @@ def measure(
     return Trend(level, growth, growth / minutes, len(kept))
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """How much a process may hold more at the end than after its warm-up."""
-
-    rss_share: float = 0.05  # of its memory then
-    rss_bytes: int = 24 << 20  # more than that share where that is little
-    descriptors: int = 4  # open file descriptors
-
-
 def report(
-    name: str, samples: Sequence[Sample], *, warm_up_s: float, bounds: Bounds
+    name: str, samples: Sequence[Sample], *, warm_up_s: float
 ) -> tuple[str, list[str]]:
     """Describes one process.
 
@@ -81,14 +75,14 @@ def report(
     held = measure(at_s, [s.descriptors for s in samples], warm_up_s=warm_up_s)
     if rss is None or held is None:
         return f"{name}: {len(samples)} samples, too short to tell", []
-    bound = max(bounds.rss_share * rss.level, bounds.rss_bytes)
+    bound = max(RSS_SHARE * rss.level, RSS_BYTES)
     line = (
         f"{name}: {_mib(rss.level)} {_mib(rss.growth, '+')} "
         f"({_mib(rss.per_minute, '+')}/min, bound +{_mib(bound)}), "
-        f"{held.level:g} descriptors {held.growth:+g} (bound +{bounds.descriptors}), "
+        f"{held.level:g} descriptors {held.growth:+g} (bound +{DESCRIPTORS}), "
         f"{rss.samples} samples"
     )
-    grown = [rss.growth > bound, held.growth > bounds.descriptors]
+    grown = [rss.growth > bound, held.growth > DESCRIPTORS]
     return line, [f"grew: {line}"] if any(grown) else []
 
 

@@ -27,9 +27,12 @@ parser.add_argument("--out", type=Path, default=Path("out/ppo"))
 if __name__ == "__main__":  # Help and wrong options do not wait for TensorFlow.
     parser.parse_args()
 
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
-from curves import draw
 from learner import Learner
 
 import tw_core
@@ -68,6 +71,22 @@ def train(task: Task, *, seed: int, steps: int, num_towers: int = 2) -> Run:
         returns=tuple(collector.returns),
         seconds=time.perf_counter() - start,
     )
+
+
+def draw(runs: Sequence[Run], *, title: str, target: float, to: Path) -> None:
+    """Draws the running mean of 100 episodes' returns, a line a run, as PNG."""
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for run in runs:
+        sums = np.cumsum([0.0, *run.returns])
+        first = np.maximum(np.arange(1, len(sums)) - 100, 0)
+        means = (sums[1:] - sums[first]) / (np.arange(1, len(sums)) - first)
+        axes.plot(run.ended_at, means, label=f"seed {run.seed}")
+    axes.axhline(target, color="grey", linestyle=":", label="target")
+    axes.set(title=title, xlabel="steps", ylabel="return, mean of 100 episodes")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(to, dpi=120)
+    plt.close(figure)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
