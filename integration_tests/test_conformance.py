@@ -126,7 +126,7 @@ def test_one_trace_has_the_bits_of_a_trace_for_each_tower(row, num_towers):
 def test_the_oracle_is_a_plain_optimizer_on_the_whole_batch(family, kind):
     num_towers, decay = 4, DECAY.get(kind, 0.0)
     train = by_keras if family == "Keras 3" else in_a_plain_session
-    got = train(kind, num_towers, OPTIMIZERS[family](decay))
+    got = train(kind, num_towers, OPTIMIZERS[family](decay, None))
     is_keras = family == "Keras 3"
     want = oracle(
         kind, num_towers, average=True, decay=decay, stays_sparse=not is_keras

@@ -57,12 +57,6 @@ def test_no_two_pages_have_one_title():
     assert sorted(titles) == sorted(set(titles))
 
 
-def test_the_reference_begins_with_tables_of_names():
-    twin = TWINS["api/tw-core"].partition("### ")[0]
-    for name in ("use_logical_cpus", "map_towers", "tw_core.gradients"):
-        assert f"`{name}`" in twin or f"[{name}]" in twin, name
-
-
 def test_every_public_name_is_in_the_reference():
     pages = {path.stem: path.read_text("utf-8") for path in SITE.glob("api/tw-*.html")}
     assert sorted(pages) == sorted(
@@ -130,10 +124,6 @@ def test_every_argument_is_in_a_signature_and_every_constructors_is_described():
     assert not lacking
 
 
-def test_pages_that_are_made_have_no_twin_to_name():
-    assert "text/markdown" not in (SITE / "search.html").read_text("utf-8")
-
-
 def test_a_twin_has_its_pages_code():
     for path in PAGES:
         name = path.relative_to(DOCS).with_suffix("").as_posix()
@@ -187,10 +177,3 @@ def test_the_list_has_every_page_once_with_a_line_on_it():
     assert sorted(listed) == sorted(NAMES)
     without = [entry["title"] for entry in entries if not entry["note"]]
     assert without == ["Glossary"]
-
-
-def test_versions_are_offered_where_there_are_others():
-    html = (SITE / "index.html").read_text("utf-8")
-    assert '<div class="versions" hidden>' in html
-    assert '<label for="versions">' in html
-    assert "_static/versions.js" in html

@@ -8,12 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
-import tf_keras
-
-import tw_ampopt
 
 RATE, STEPS = 0.5, 2
 DECAY = {"dense": 0.5, "sparse": 0.5}  # of the momentum; plain descent for the others
@@ -143,33 +139,6 @@ def optimizer(decay: float, variables: Any = None) -> Any:
     if decay == 0:
         return tf.compat.v1.train.GradientDescentOptimizer(RATE)
     return tf.compat.v1.train.MomentumOptimizer(RATE, decay)
-
-
-def keras_optimizer(decay: float, variables: Any = None) -> Any:
-    return keras.optimizers.SGD(RATE, momentum=decay)
-
-
-def legacy_optimizer(decay: float, variables: Any = None) -> Any:
-    return tf_keras.optimizers.legacy.SGD(RATE, momentum=decay)
-
-
-def graph_optimizer(decay: float, variables: Any = None) -> Any:
-    """tw-ampopt's around TensorFlow's, for a session graph."""
-    return tw_ampopt.Optimizer(
-        tf_optimizer=tf.compat.v1.train.MomentumOptimizer,
-        learning_rate=RATE,
-        momentum=decay,
-    )
-
-
-def tower_optimizer(decay: float, variables: Any) -> Any:
-    """tw-ampopt's around Keras 3's, for a ``tf.function``."""
-    return tw_ampopt.TowerOptimizer(
-        variables,
-        tf_optimizer=keras.optimizers.SGD,
-        learning_rate=RATE,
-        momentum=decay,
-    )
 
 
 def oracle(

@@ -5,31 +5,36 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
+import keras
 import tensorflow as tf
+import tf_keras
 
+import tw_ampopt
 import tw_builders
 import tw_reduce
-from conformance.models import (
-    FLAT_BELOW,
-    flat_group,
-    graph_optimizer,
-    keras_optimizer,
-    legacy_optimizer,
-    optimizer,
-    tower_optimizer,
-)
-from conformance.programs import Copies, in_function, in_session
+from conformance.models import FLAT_BELOW, RATE, flat_group, optimizer
+from conformance.programs import Copies, MakeOptimizer, in_function, in_session
 from tw_core.testing import CPUS
 from tw_reduce.reducers import CollectiveKeys
 
 COUNTS = (1, 2, 3, 4, 8)
+MODES = ("cpu", "gpu", "collective")  # for any number of towers
 WAIT_S = 60.0
-OPTIMIZERS = {
+SGD = keras.optimizers.SGD
+OPTIMIZERS: dict[str, MakeOptimizer] = {
     "v1": optimizer,
-    "tf_keras legacy": legacy_optimizer,
-    "Keras 3": keras_optimizer,
-    "tw_ampopt, v1": graph_optimizer,
-    "tw_ampopt, Keras 3": tower_optimizer,
+    "tf_keras legacy": lambda decay, _: tf_keras.optimizers.legacy.SGD(
+        RATE, momentum=decay
+    ),
+    "Keras 3": lambda decay, _: SGD(RATE, momentum=decay),
+    "tw_ampopt, v1": lambda decay, _: tw_ampopt.Optimizer(
+        tf_optimizer=tf.compat.v1.train.MomentumOptimizer,
+        learning_rate=RATE,
+        momentum=decay,
+    ),
+    "tw_ampopt, Keras 3": lambda decay, variables: tw_ampopt.TowerOptimizer(
+        variables, tf_optimizer=SGD, learning_rate=RATE, momentum=decay
+    ),
 }
 
 
@@ -138,10 +143,10 @@ def replicated_rows() -> list[Row]:
     """Means of all reducers, and sums by the older mode names."""
     makers = reducers(CollectiveKeys())
     found = [replicated_row(name, make, average=True) for name, make in makers.items()]
-    for mode in ("cpu", "gpu", "collective"):
-        found.append(replicated_row(f'"{mode}"', partial(named, mode), average=False))
-    eight = partial(named, "hierarchical")
-    found.append(replicated_row('"hierarchical"', eight, average=False, counts=(8,)))
+    for mode, counts in (*((m, COUNTS) for m in MODES), ("hierarchical", (8,))):
+        name = f'"{mode}"'
+        make = partial(lambda mode, _: mode, mode)
+        found.append(replicated_row(name, make, average=False, counts=counts))
     return found
 
 
@@ -175,10 +180,6 @@ def sharded_rows() -> list[Row]:
         )
         for average in (True, False)
     ]
-
-
-def named(mode: str, num_towers: int) -> str:
-    return mode
 
 
 def replicated(
