@@ -347,7 +347,9 @@ ROWS: dict[str, Row] = {
 }
 for _dtype in REDUCED:
     _brings = one(5, 2, dtype=_dtype, low=-3)
-    ROWS[f"allreduce adds {_dtype}"] = Row(SUM, _brings, same(total), modes=BUILT)
+    ROWS[f"allreduce adds {_dtype}"] = Row(
+        SUM, _brings, same(total), modes=("unknown", "session")
+    )
     ROWS[f"allreduce averages {_dtype}"] = Row(
         _reduce("allreduce"), one(4, dtype=_dtype), same(mean), modes=EAGER
     )
@@ -362,7 +364,9 @@ for _dtype in ("float16", "float32", "float64"):
     )
 for _dtype in MOVED:
     _brings = ragged(3, dtype=_dtype)
-    ROWS[f"allgather of {_dtype}"] = Row(GATHER, _brings, same(np.concatenate))
+    ROWS[f"allgather of {_dtype}"] = Row(
+        GATHER, _brings, same(np.concatenate), modes=("eager", "unknown")
+    )
     ROWS[f"broadcast of {_dtype}"] = Row(
         CAST, one(3, dtype=_dtype), of_rank_1, modes=("function",)
     )

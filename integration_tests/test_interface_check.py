@@ -58,6 +58,10 @@ def checked(repository):
     return check(repository.root, read_manifests(repository.root)["tw-a"])
 
 
+@pytest.mark.full(
+    *("function", "optional argument", "default's constant", "overload", "kind"),
+    *("other base", "tuple's field", "frozen", "inherited method", "setter"),
+)
 @pytest.mark.parametrize("what", BREAKING)
 def test_what_may_break_a_caller_needs_its_line_and_a_major_version(toy, what):
     before, after, is_seen_by_griffe = BREAKING[what]
@@ -89,6 +93,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("last", ["1.0.0", "1.0.0rc1"])
 @pytest.mark.parametrize("what", CHANGES)
 def test_internal_has_a_file_and_a_promise_of_its_own(toy, what, last):

@@ -47,7 +47,7 @@ TRAINED = [
 ]
 
 
-@pytest.mark.full("digits-2", "transformer-4", "vae-3", "recurrent-3", "fine_tuning-4")
+@pytest.mark.full("digits-2", "transformer-4", "vae-3")
 @pytest.mark.parametrize(("name", "towers"), TRAINED)
 def test_the_losses_are_those_of_one_device(name, towers):
     many = train(name, towers, "float64", **settings(name))

@@ -94,7 +94,7 @@ def test_a_fit_over_mpi_is_that_of_one_device(groups, size, function, name):
     assert_alike(results, getattr(module, function)(None, name, 1), 2e-5)
 
 
-@pytest.mark.full("2 x 2-gan", "3 x 1-regression", "2 x 1-digits")
+@pytest.mark.full("2 x 2-gan", "3 x 1-regression")
 @pytest.mark.parametrize("name", keras_gallery.DETERMINISTIC)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_program_of_the_gallery_has_the_losses_of_one_device(groups, shape, name):
