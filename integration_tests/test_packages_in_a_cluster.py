@@ -97,10 +97,11 @@ def train_towers(task: Any, target: str, *, steps: int, bad: int, by: str) -> An
         with v1.device(tw_syncrep.device_setter(task)):
             step = v1.train.get_or_create_global_step()
             scaled, sync = make_optimizer(task)
+            shared = get_weights() if by == "builder" else None
 
             def tower() -> Any:
                 k = tw_core.get_current_tower_context().index
-                weights = get_weights()
+                weights = shared or get_weights()
                 return sync.compute_gradients(cross_entropy(weights, *fed[k]), weights)
 
             devices = devices_of(task)
@@ -114,7 +115,7 @@ def train_towers(task: Any, target: str, *, steps: int, bad: int, by: str) -> An
                     list(zip(reduced, variables, strict=True)), global_step=step
                 )
             else:
-                variables = get_weights()
+                variables = shared
                 builder = SyncMultiGPUParameterServerBuilder(devices, "gpu")
                 pairs = builder.call_for_each_tower(tower)
                 train_op = builder.build(pairs, lambda: sync)
