@@ -12,26 +12,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
-from conformance.models import (
-    DECAY,
-    KINDS,
-    STEPS,
-    gradients,
-    inputs,
-    optimizer,
-    oracle,
-    start,
-)
+from conformance.models import DECAY, KINDS, optimizer, oracle
 from conformance.page import is_exact, table
 from conformance.programs import Copies, in_function, in_session
-from conformance.rows import OPTIMIZERS, Row, reducers, rows
+from conformance.rows import Row, reducers, rows
 
 import tw_builders
 import tw_reduce
 from tw_core.testing import CPUS
 from tw_reduce.reducers import CollectiveKeys
 
-v1 = tf.compat.v1
 PAGE = Path(__file__).parents[1] / "docs" / "conformance.md"
 RESOLUTIONS = 8  # of the dtype, where a third was rounded
 IS_FULL = os.environ.get("TOWERS_CONFORMANCE") == "full"
@@ -118,61 +108,6 @@ def test_one_trace_has_the_bits_of_a_trace_for_each_tower(row, num_towers):
         pairs = zip(*map(tf.nest.flatten, (once[kind], each[kind])), strict=True)
         for own, other in pairs:
             np.testing.assert_array_equal(own, other, err_msg=kind)
-
-
-@pytest.mark.each_choice
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", ["v1", "tf_keras legacy", "Keras 3"])
-def test_the_oracle_is_a_plain_optimizer_on_the_whole_batch(family, kind):
-    num_towers, decay = 4, DECAY.get(kind, 0.0)
-    train = by_keras if family == "Keras 3" else in_a_plain_session
-    got = train(kind, num_towers, OPTIMIZERS[family](decay, None))
-    is_keras = family == "Keras 3"
-    want = oracle(
-        kind, num_towers, average=True, decay=decay, stays_sparse=not is_keras
-    )
-    for value, wanted in zip(got, want, strict=True):
-        np.testing.assert_array_equal(value.astype(np.float64), wanted)
-
-
-def in_a_plain_session(kind, num_towers, descent):
-    with tf.Graph().as_default(), v1.Session() as session:
-        first, steps = v1.ones_initializer(), []
-        variables = [
-            v1.get_variable(f"v{n}", part.shape, part.dtype, first)
-            for n, part in enumerate(KINDS[kind])
-        ]
-        for step in range(STEPS):
-            grads = gradients(variables, whole_batches(kind, num_towers, step))
-            steps.append(descent.apply_gradients(zip(grads, variables, strict=True)))
-        session.run(v1.global_variables_initializer())
-        for op in steps:
-            session.run(op)
-        return session.run(variables)
-
-
-def by_keras(kind, num_towers, descent):
-    variables = [tf.Variable(start(part, 0)) for part in KINDS[kind]]
-    descent.build(variables)
-    for step in range(STEPS):
-        given = whole_batches(kind, num_towers, step)
-        grads = tf.function(partial(gradients, variables), autograph=False)
-        descent.apply(grads(given), variables)
-    return [variable.numpy() for variable in variables]
-
-
-def whole_batches(kind, num_towers, step):
-    columns = zip(*inputs(kind, num_towers, step), strict=True)
-    return [whole_batch(column) for column in columns]
-
-
-def whole_batch(column):
-    """All towers' factors as one device has them, divided by their number."""
-    if isinstance(column[0], tuple):
-        rows, factors = zip(*column, strict=True)
-        return np.concatenate(rows), np.concatenate(factors) / len(column)
-    mean = sum(own.astype(np.float64) for own in column) / len(column)
-    return np.asarray(mean).astype(column[0].dtype)
 
 
 def test_the_page_has_this_table():

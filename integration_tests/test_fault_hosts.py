@@ -66,17 +66,3 @@ def test_hosts_end_with_the_process_that_made_them(tmp_path):
     with Program([sys.executable, "-c", program, tmp_path], env=env) as made:
         inner = int(made.wait_for(r"(\d+)\n")[1])
     wait_until(lambda: not is_alive(inner))
-
-
-def test_where_there_can_be_no_hosts_the_reason_is_told(monkeypatch):
-    try:
-        with monkeypatch.context() as patched:
-            patched.setattr("os.geteuid", lambda: 1000)
-            patched.setattr("shutil.which", lambda tool: f"/usr/bin/{tool}")
-            why_no_hosts.cache_clear()
-            assert why_no_hosts() == "only root makes namespaces"
-            patched.setattr("shutil.which", lambda tool: None)
-            why_no_hosts.cache_clear()
-            assert why_no_hosts() == "unshare, nsenter, ip, nft not found"
-    finally:
-        why_no_hosts.cache_clear()
