@@ -229,6 +229,7 @@ def test_flat_variables_are_updated_in_a_branch():
     check_near(*(trained(m, "Adam", x=WORDS / 9, loss="mse") for m in (many, one)))
 
 
+@pytest.mark.full("in turns")
 @pytest.mark.parametrize("step", ["in a method", "in turns"])
 def test_layers_are_synchronised_in_bodies(step):
     def make():

@@ -98,23 +98,6 @@ def test_towers_follow_callbacks_of_evaluate_and_predict():
     check_same_weights(*many.towers, rtol=0)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("variables", VARIABLES)
-def test_schedule_free_adamw_trains_as_keras_does_eagerly(variables):
-    if not hasattr(keras.optimizers, "ScheduleFreeAdamW"):
-        pytest.skip("This Keras has no ScheduleFreeAdamW")
-
-    def schedule_free():
-        return keras.optimizers.ScheduleFreeAdamW(0.1)
-
-    # Compiled, Keras's own fit begins with momenta of 0 in place of the weights.
-    one, many = pair("mlp", 3, schedule_free, variables=variables)
-    one.run_eagerly = True
-    check_same(fit(one, "mlp"), fit(many, "mlp"), rtol=1e-7)
-    for tower in many.towers:
-        check_same_weights(one, tower)
-
-
 REDUCTIONS = ["sum_over_batch_size", "mean_with_sample_weight", "sum", "mean"]
 REDUCTIONS += ["sum, mean", "mean_with_sample_weight, sum"]  # of two losses
 

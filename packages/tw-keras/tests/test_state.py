@@ -234,7 +234,7 @@ class Resets(keras.callbacks.Callback):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_towers", [1, 3])
-@pytest.mark.each_choice
+@pytest.mark.full("3-sharded")
 def test_states_of_rows_stay_with_their_rows(mode, num_towers):
     series = RANDOM.normal(size=(24, 3, 2)).astype("float32")
     results = []
