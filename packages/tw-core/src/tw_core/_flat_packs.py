@@ -13,12 +13,12 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core._modes import without_autograph
-from tw_core.gradients._values import narrow_source
 
 __all__ = [
     "PackPlan",
     "cut_flat",
     "join_flat",
+    "narrow_source",
     "pack_tensors",
     "plan_packing",
     "unpack_tensors",
@@ -79,6 +79,21 @@ def plan_packing(keys: Sequence[Hashable | None]) -> PackPlan:
     packs = tuple(tuple(group) for group in groups.values() if len(group) > 1)
     packed = {n for own in packs for n in own}
     return PackPlan(packs, tuple(n for n in range(len(keys)) if n not in packed))
+
+
+def narrow_source(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the narrower float that a tensor was cast from, or the tensor itself.
+
+    A cast to a wider float is exact: repeated where the tensor is used, it lets half
+    the bytes cross between devices.
+    """
+    if tf.executing_eagerly() or tensor.graph is not tf.compat.v1.get_default_graph():
+        return tensor
+    if tensor.op.type != "Cast":
+        return tensor
+    source = tensor.op.inputs[0]
+    widened = source.dtype.is_floating and source.dtype.size < tensor.dtype.size
+    return source if widened and tensor.dtype.is_floating else tensor
 
 
 @without_autograph

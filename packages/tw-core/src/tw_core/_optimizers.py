@@ -6,15 +6,18 @@ whether they sum rows of a sparse gradient that share an index, in how they make
 slots, and in whether their update is an op that a session can run.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from enum import Enum
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
-from tw_core._modes import orders_effects, without_autograph
+from tw_core._modes import orders_effects, traces_function, without_autograph
+from tw_core._tracing import call_once
 from tw_core._variable_kinds import CALLS, is_variable, tf_variable, tf_variables
 from tw_core.flat_variables import slots_like_parts
 from tw_core.flat_variables._flat_variables import flat_among
@@ -231,7 +234,11 @@ def _trace_unused_update(optimizer: Any, variables: Sequence[Any]) -> None:
 
 @without_autograph
 def apply_pairs(
-    optimizer: Any, pairs: Sequence[tuple[Any, Any]], *, name: str | None = None
+    optimizer: Any,
+    pairs: Sequence[tuple[Any, Any]],
+    *,
+    name: str | None = None,
+    jit_compile: bool = False,
 ) -> Any:
     """Applies gradients as the optimizer's kind requires.
 
@@ -246,17 +253,25 @@ def apply_pairs(
       optimizer: of any kind.
       pairs: [N] (gradient or None, variable).
       name: of the update op; None for the optimizer's own. Keras 3 ignores it.
+      jit_compile: in a ``tf.function``, whether XLA compiles the update, one function
+        for each device that has variables.
 
     Returns:
       The op or tensor to depend on for the update to have happened; None where it
       happens by itself.
 
     Raises:
-      ValueError: a flat variable for an optimizer that treats each variable as a whole.
+      ValueError: a flat variable for an optimizer that treats each variable as a whole;
+        ``jit_compile`` for variables of several devices, unless Keras 3's optimizer
+        updates them.
+      RuntimeError: ``jit_compile`` outside of ``tf.function``.
     """
     kind = kind_of(optimizer)
     variables = [variable for _, variable in pairs]
     check_elementwise(optimizer, variables)
+    if jit_compile:
+        _apply_compiled(optimizer, pairs)
+        return None
     if kind is OptimizerKind.KERAS_3:
         with _once_known([grad for grad, _ in pairs]):
             return _apply_keras_3(optimizer, pairs)
@@ -431,7 +446,9 @@ def _with_wrapped(optimizer: Any) -> list[Any]:
     return found
 
 
-def _apply_keras_3(optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
+def _apply_keras_3(
+    optimizer: Any, pairs: Sequence[tuple[Any, Any]], *, jit_compile: bool = False
+) -> Any:
     def update() -> tf.Tensor:
         kept = _keeps_rows.get()
         grads = [
@@ -439,7 +456,9 @@ def _apply_keras_3(optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
             for grad, _ in pairs
         ]
         variables = [variable for _, variable in pairs]
-        with _updates_where_variables_are(optimizer, variables):
+        with _updates_where_variables_are(
+            optimizer, variables, jit_compile=jit_compile
+        ):
             optimizer.apply_gradients(list(zip(grads, variables, strict=True)))
         return tf.constant(True)
 
@@ -451,34 +470,109 @@ def _apply_keras_3(optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
 
 @contextmanager
 def _updates_where_variables_are(
-    optimizer: Any, variables: Sequence[Any]
+    optimizer: Any, variables: Sequence[Any], *, jit_compile: bool = False
 ) -> Iterator[None]:
-    """Makes Keras 3 compute each variable's update on the variable's device.
+    """Makes Keras 3 update the variables of each device there, and all together.
 
-    By itself it computes all of them on the device that it is called on, to which
-    variables, slots and gradients would be copied from other devices.
+    By itself it computes all updates on the device that it is called on, to which
+    variables, slots and gradients would be copied from other devices. What they share
+    is copied to each device once: the learning rate and the count of updates.
     """
-    if len({tf_variable(variable).device for variable in variables}) == 1:
+    if len(_devices_of(variables)) == 1:
         yield
         return
-
-    def on_its_device(grad: Any, variable: Any, *others: Any) -> Any:
-        with tf.device(tf_variable(variable).device):
-            return update_step(grad, variable, *others)
-
-    def decay_on_their_devices(variables: Sequence[Any]) -> None:
-        for variable in variables:
-            with tf.device(tf_variable(variable).device):
-                decay([variable])
-
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a loss scaler
-    update_step, decay = inner.update_step, inner._apply_weight_decay
-    inner.update_step = on_its_device
-    inner._apply_weight_decay = decay_on_their_devices
+    decay, decayed = inner._apply_weight_decay, dict[int, Any]()
+
+    def update(strategy: Any, pairs: Sequence[tuple[Any, Any]], rate: Any) -> None:
+        of_device = defaultdict(list)
+        for grad, variable in pairs:
+            of_device[tf_variable(variable).device].append((grad, variable))
+        count, rate = tf.identity(inner._iterations), tf.convert_to_tensor(rate)
+        for device, own in of_device.items():
+            with tf.device(device):
+                shared = [tf.identity(count), tf.identity(rate)]
+            _call(
+                partial(update_all, [variable for _, variable in own]),
+                *([[grad for grad, _ in own], *shared], device),
+                jit_compile=jit_compile,
+            )
+
+    def update_all(
+        variables: Sequence[Any], grads: Sequence[Any], count: Any, rate: Any
+    ) -> None:
+        with _set(inner, _iterations=count, _learning_rate=rate):
+            decay([decayed[id(own)] for own in variables if id(own) in decayed])
+            for grad, variable in zip(grads, variables, strict=True):
+                inner.update_step(grad, variable, rate)
+
+    def note(variables: Sequence[Any]) -> None:
+        decayed.update((id(tf_variable(own)), own) for own in variables)
+
+    replaced = {
+        "_distributed_tf_update_step": update,
+        "_apply_weight_decay": note,
+        # Of a strategy's; it would take all gradients to one device.
+        "_all_reduce_sum_gradients": lambda pairs: pairs,
+    }
+    with _set(inner, **replaced):
+        yield
+
+
+@contextmanager
+def _set(optimizer: Any, **values: Any) -> Iterator[None]:
+    """Sets attributes of an optimizer for a while, unseen by what tracks them."""
+    own = vars(optimizer)
+    before = {name: own[name] for name in values if name in own}
+    own.update(values)
     try:
         yield
     finally:
-        del inner.update_step, inner._apply_weight_decay
+        for name in values:
+            del own[name]
+        own.update(before)
+
+
+def _apply_compiled(optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> None:
+    """Applies gradients in functions that XLA compiles, one a device."""
+    if not (traces_function() and orders_effects()):
+        raise RuntimeError(
+            "jit_compile=True compiles an update that is part of a tf.function; apply "
+            "the gradients in one."
+        )
+    variables = [variable for _, variable in pairs]
+    devices = _devices_of(variables)
+    if len(devices) == 1:
+
+        def update(grads: Sequence[Any]) -> None:
+            apply_pairs(optimizer, list(zip(grads, variables, strict=True)))
+
+        [device] = devices
+        _call(update, [[grad for grad, _ in pairs]], device, jit_compile=True)
+    elif kind_of(optimizer) is OptimizerKind.KERAS_3:
+        _apply_keras_3(optimizer, pairs, jit_compile=True)
+    else:
+        raise ValueError(
+            f"jit_compile=True: {type(optimizer).__name__} updates variables on "
+            f"{sorted(devices)} at once, and XLA compiles for one device; use an "
+            "optimizer of Keras 3, an optimizer for each device, or jit_compile=False."
+        )
+
+
+def _devices_of(variables: Sequence[Any]) -> set[str]:
+    return {tf_variable(variable).device for variable in variables}
+
+
+def _call(
+    fn: Callable[..., None], arguments: list[Any], device: str, *, jit_compile: bool
+) -> None:
+    """Calls what updates variables of a device there, compiled or as it is."""
+    if not jit_compile:
+        with tf.device(device):
+            fn(*arguments)
+        return
+    place = partial(tf.device, device)
+    call_once(fn, [arguments], [place], outside="", inline=False, jit_compile=True)
 
 
 def _in_this_graph(grad: Any) -> Any:

@@ -130,6 +130,7 @@ def map_towers(
     *per_tower: Sequence[Any],
     trace: str = "each",
     inline: bool | None = None,
+    jit_compile: bool = False,
 ) -> list[_T]:
     """Calls ``fn(tower, ...)`` for each tower, on its device and under its name.
 
@@ -150,6 +151,8 @@ def map_towers(
       inline: with ``trace="once"``, whether TensorFlow may replace the towers' calls by
         what they do, which shortens the step of small functions and lengthens the
         start of large ones; None to decide by the number of operations.
+      jit_compile: with ``trace="once"``, whether XLA compiles what each tower does on
+        its device. Variables of other devices are read before.
 
     Returns:
       The K results, tower 0 first.
@@ -161,7 +164,8 @@ def map_towers(
         ``trace="once"`` also variables that differ in number, shape, dtype or
         trainability, other Python values that differ, a variable that ``fn`` writes
         and no tower was given, a tensor from outside that belongs to some towers, or
-        the index or name of a tower that ``fn`` reads.
+        the index or name of a tower that ``fn`` reads. ``jit_compile`` without it, or
+        with variables of other devices that ``fn`` does more with than read.
       TypeError: an item of ``towers`` is not a ``Tower``, ``fn`` is not a function,
         or an item of ``per_tower`` is not a sequence.
       RuntimeError: ``trace="once"`` outside of ``tf.function``.
@@ -173,7 +177,7 @@ def map_towers(
     [('tower0', 2.0), ('tower1', 5.0)]
     """
     # Not marked without_autograph: fn may need AutoGraph.
-    _check_calls(fn, towers, per_tower, trace, inline)
+    _check_calls(fn, towers, per_tower, trace, inline, jit_compile)
     if trace == "once":
         context = tf.__internal__.autograph.control_status_ctx()
         converted = tf.__internal__.autograph.tf_convert(fn, context)
@@ -184,7 +188,7 @@ def map_towers(
             with context:
                 return cast(_T, converted(*arguments))
 
-        return _call_once(call, towers, per_tower, inline)
+        return _call_once(call, towers, per_tower, inline, jit_compile)
     results = []
     with joined_towers(len(towers)) as joined:
         for k, (tower, *items) in enumerate(zip(towers, *per_tower, strict=True)):
@@ -199,12 +203,14 @@ def _call_once(
     towers: Sequence[Tower],
     per_tower: Sequence[Sequence[Any]],
     inline: bool | None,
+    jit_compile: bool,
 ) -> list[_T]:
     return call_towers_once(
         partial(fn, _AnyTower(len(towers))),
         [list(items) for items in zip(*per_tower, strict=True)] or [[]] * len(towers),
         [tower.scope for tower in towers],
         inline=inline,
+        jit_compile=jit_compile,
     )
 
 
@@ -285,6 +291,7 @@ def _check_calls(
     per_tower: Sequence[Sequence[Any]],
     trace: object,
     inline: bool | None,
+    jit_compile: bool,
 ) -> None:
     check_towers(towers)
     check_function(fn=fn)
@@ -292,6 +299,12 @@ def _check_calls(
         raise ValueError(f"map_towers: trace must be 'each' or 'once'; got {trace!r}.")
     if inline is not None:
         check_flag(inline=inline)
+    check_flag(jit_compile=jit_compile)
+    if jit_compile and trace != "once":
+        raise ValueError(
+            "map_towers: jit_compile=True compiles what is traced for all towers; add "
+            "trace='once', or have fn call tf.function(..., jit_compile=True) itself."
+        )
     others = [items for items in per_tower if not _has_items(items)]
     if others:
         raise TypeError(

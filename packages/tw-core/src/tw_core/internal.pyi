@@ -15,6 +15,7 @@ from ._checks import refusing_unknown as refusing_unknown
 from ._flat_packs import PackPlan as PackPlan
 from ._flat_packs import cut_flat as cut_flat
 from ._flat_packs import join_flat as join_flat
+from ._flat_packs import narrow_source as narrow_source
 from ._flat_packs import pack_tensors as pack_tensors
 from ._flat_packs import plan_packing as plan_packing
 from ._flat_packs import unpack_tensors as unpack_tensors
@@ -61,7 +62,6 @@ from .gradients._rows import has_unique_rows as has_unique_rows
 from .gradients._rows import join_rows as join_rows
 from .gradients._rows import split_rows as split_rows
 from .gradients._values import map_values as map_values
-from .gradients._values import narrow_source as narrow_source
 from .gradients._values import scale as scale
 from .gradients._values import values_of as values_of
 from .gradients._values import with_unique_rows as with_unique_rows

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core._flat_packs import pack_tensors, plan_packing, unpack_tensors
 from tw_core._modes import orders_effects, traces_function, without_autograph
 from tw_core._tf_compat import captured_from, is_variable_handle
 from tw_core._tracing.bodies import Conditional, agreed, meeting_in_bodies
@@ -28,6 +29,9 @@ from tw_core._tracing.written import written_handles, written_outside
 from tw_core._variable_kinds import tf_variables
 
 Scope = Callable[[], AbstractContextManager[Any]]
+_SMALL = (
+    4_096  # elements; from here on a pack costs more than the message that it saves
+)
 
 
 @without_autograph
@@ -235,18 +239,43 @@ class _Tower:
         if segment is None:
             return
         values = {**self.values, **instead}
+        of_device = defaultdict(list)
         for op in segment.reads:
-            handle = values[op.inputs[0].name]
-            with tf.device(handle.device):
-                value = tf.raw_ops.ReadVariableOp(
-                    resource=handle, dtype=op.get_attr("dtype")
-                )
-            for known in (values, self.values):
-                known[op.outputs[0].name] = value
+            of_device[values[op.inputs[0].name].device].append(op)
+        for device, reads in of_device.items():
+            handles = [values[op.inputs[0].name] for op in reads]
+            found = self._read(device, handles, [op.outputs[0] for op in reads])
+            values.update(found)
+            self.values.update(found)
         with self.scope():
             results = segment.function(*(values[t.name] for t in segment.inputs))
         for tensor, result in zip(segment.outputs, results, strict=True):
             self.values[tensor.name] = result
+
+    def is_on(self, device: str) -> bool:
+        """Returns whether a device is this tower's, which may be named in part."""
+        with self.scope():
+            own = tf.DeviceSpec.from_string(tf.no_op().device)
+        other = tf.DeviceSpec.from_string(device)
+        return not other.device_type or bool(other.make_merged_spec(own) == other)
+
+    def _read(
+        self, device: str, handles: Sequence[Any], wanted: Sequence[tf.Tensor]
+    ) -> dict[str, tf.Tensor]:
+        """Reads variables where they are; small ones come from there as one tensor."""
+        is_here = self.is_on(device)
+        plan = plan_packing(
+            [None if is_here or not _is_small(t) else t.dtype for t in wanted]
+        )
+        with tf.device(device):
+            read = [
+                tf.raw_ops.ReadVariableOp(resource=handle, dtype=tensor.dtype)
+                for handle, tensor in zip(handles, wanted, strict=True)
+            ]
+            packed = pack_tensors(read, plan)
+        with self.scope():
+            read = unpack_tensors(packed, plan, [tensor.shape for tensor in wanted])
+        return {t.name: own for t, own in zip(wanted, read, strict=True)}
 
     def brought(self, meeting: Meeting) -> Any:
         """Returns what this tower brings to a meeting."""
@@ -274,16 +303,22 @@ class _Tower:
 def _elsewhere(trace: Trace, towers: Sequence[_Tower]) -> list[tf.Tensor]:
     """Returns captured handles of variables that some tower has on another device."""
     captured = [own for own, outer in trace.captured if is_variable_handle(outer)]
-    found = []
-    for tower in towers:
-        with tower.scope():
-            device = tf.DeviceSpec.from_string(tf.no_op().device)
-        for own in captured:
-            other = tf.DeviceSpec.from_string(tower.values[own.name].device)
-            # The tower's may be known in part, as "/gpu:0", or not at all.
-            if other.device_type and other.make_merged_spec(device) != other:
-                found.append(own)
-    return list({own.name: own for own in found}.values())
+    devices = {tower.values[own.name].device for tower in towers for own in captured}
+    here = {
+        (tower.index, device)
+        for tower in towers
+        for device in devices
+        if tower.is_on(device)
+    }
+    return [
+        own
+        for own in captured
+        if any((t.index, t.values[own.name].device) not in here for t in towers)
+    ]
+
+
+def _is_small(tensor: tf.Tensor) -> bool:
+    return (tensor.shape.num_elements() or _SMALL) < _SMALL
 
 
 def _check_captured(

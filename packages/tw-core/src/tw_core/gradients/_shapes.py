@@ -13,9 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core._flat_packs import narrow_source
 from tw_core._modes import compiles_with_xla
 from tw_core.devices._logical import host_of
-from tw_core.gradients._values import map_values, narrow_source, values_of
+from tw_core.gradients._values import map_values, values_of
 
 
 def ensured(

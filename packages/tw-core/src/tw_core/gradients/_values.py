@@ -39,21 +39,6 @@ def map_values(fn: Callable[[tf.Tensor], tf.Tensor], grad: Any) -> Any:
     return tf.IndexedSlices(fn(grad.values), grad.indices, grad.dense_shape)
 
 
-def narrow_source(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the narrower float that a tensor was cast from, or the tensor itself.
-
-    A cast to a wider float is exact: repeated where the tensor is used, it lets half
-    the bytes cross between devices.
-    """
-    if tf.executing_eagerly() or tensor.graph is not tf.compat.v1.get_default_graph():
-        return tensor
-    if tensor.op.type != "Cast":
-        return tensor
-    source = tensor.op.inputs[0]
-    widened = source.dtype.is_floating and source.dtype.size < tensor.dtype.size
-    return source if widened and tensor.dtype.is_floating else tensor
-
-
 @without_autograph
 def scale(grad: Any, factor: float | tf.Tensor | None) -> Any:
     """Multiplies a gradient, dense or sparse, by a scalar.
