@@ -136,8 +136,8 @@ def test_sums_of_large_variables_wait_for_no_other_sum():
     [partial(v1.train.AdamOptimizer, 0.1), partial(keras.optimizers.Adam, 0.1)],
     ids=["v1", "Keras 3"],
 )
-def test_in_a_function_a_copy_waits_for_no_other_variable(get_opt_fn):
-    ours, models = make_models()
+def test_in_a_function_a_copy_of_a_large_variable_waits_for_no_other(get_opt_fn):
+    ours, models = make_models(times=1_000)
     step, *_ = function_step(ours, models, get_opt_fn)
     graph = step.get_concrete_function(tf.ones([2])).graph
     variables = [v for model in models for v in model.parts]
@@ -245,17 +245,17 @@ class Clipped(v1.train.MomentumOptimizer):
 
 
 class Model(tf.Module):
-    def __init__(self):
+    def __init__(self, times=1):
         super().__init__()
         self.parts = [
-            tf.Variable(np.linspace(-1, 1, size, dtype=np.float32), name=name)
+            tf.Variable(np.linspace(-1, 1, times * size, dtype="f"), name=name)
             for name, size in SIZES.items()
         ]
 
 
-def make_models(num_towers=2):
+def make_models(num_towers=2, times=1):
     ours = towers(list(CPUS[:num_towers]))
-    return ours, replicate(ours, lambda tower: Model())
+    return ours, replicate(ours, lambda tower: Model(times))
 
 
 def function_step(ours, models, get_opt_fn):

@@ -61,6 +61,8 @@ def apply_gradients(
     grads: Sequence[Sequence[Any]],
     replicas: Sequence[Any],
     optimizers: Sequence[Any],
+    *,
+    jit_compile: bool = False,
 ) -> tf.Operation | None:
     """Applies every tower's gradients to its replica, with its own optimizer.
 
@@ -71,6 +73,8 @@ def apply_gradients(
       replicas: K models with ``trainable_variables``, or lists of N variables.
       optimizers: K distinct optimizers: of ``tf.compat.v1.train``, of Keras 3
         (not in a session graph), or similar.
+      jit_compile: in a ``tf.function``, whether XLA compiles the update, one function
+        a device; pays where launches take longer than arithmetic, as on GPUs.
 
     Returns:
       In a session graph the op that applies all gradients; else None. In a session
@@ -82,11 +86,13 @@ def apply_gradients(
         twice, or a device that is known not to exist.
       TypeError: something that is not an optimizer, or a Keras 3 one in a session
         graph; something that is not a tower, gradient, replica or list of them.
+      RuntimeError: ``jit_compile`` outside of ``tf.function``.
     """
+    check_flag(jit_compile=jit_compile)
     check_one_per_tower(towers, grads=grads, replicas=replicas, optimizers=optimizers)
     _check_optimizers(optimizers)
     packed = read_replicas(grads, replicas)
-    return apply_to_replicas(towers, packed, optimizers)
+    return apply_to_replicas(towers, packed, optimizers, jit_compile=jit_compile)
 
 
 @without_autograph
@@ -96,6 +102,7 @@ def apply_shared_gradients(
     *,
     average: bool = True,
     weights: Sequence[Any] | None = None,
+    jit_compile: bool = False,
 ) -> Any:
     """Adds all towers' gradients where each variable lives and applies them once.
 
@@ -105,23 +112,28 @@ def apply_shared_gradients(
       average: whether to divide by K.
       weights: [K] weight of each tower's gradients in the mean, such as its rows;
         see ``tw_reduce.mean``. None for equal weights.
+      jit_compile: as for ``apply_gradients``; where variables are on several devices,
+        with an optimizer of Keras 3.
 
     Returns:
       In a session graph the op that applies them; else None.
 
     Raises:
       ValueError: towers with different gradients or variables, or with None;
-        weights without ``average``, or as ``tw_reduce.mean``.
+        weights without ``average``, or as ``tw_reduce.mean``; ``jit_compile`` where
+        another optimizer updates variables on several devices.
       TypeError: something that is not an optimizer, or a Keras 3 one in a session
         graph; integer gradients with ``average``; weights as ``tw_reduce.mean``.
+      RuntimeError: ``jit_compile`` outside of ``tf.function``.
     """
     check_flag(average=average)
+    check_flag(jit_compile=jit_compile)
     check_optimizer(optimizer)
     read = read_pairs(grad_list, variables="shared")
     check_weights(weights, num_towers=len(read), average=average)
     packed = with_flat(read)
     pairs = reduce_onto(packed.variables[0], packed, average=average, weights=weights)
-    op = apply_pairs(optimizer, pairs, name="train_op")
+    op = apply_pairs(optimizer, pairs, name="train_op", jit_compile=jit_compile)
     return None if orders_effects() else op
 
 
@@ -186,7 +198,11 @@ def read_replicas(grads: Sequence[Sequence[Any]], replicas: Sequence[Any]) -> Gr
 
 
 def apply_to_replicas(
-    towers: Sequence[Tower], grads: Gradients, optimizers: Sequence[Any]
+    towers: Sequence[Tower],
+    grads: Gradients,
+    optimizers: Sequence[Any],
+    *,
+    jit_compile: bool = False,
 ) -> tf.Operation | None:
     """Applies [K][N] gradients, tower by tower; returns as ``apply_gradients``."""
     if traces_function() and orders_effects() and len(towers) > 1:
@@ -197,11 +213,11 @@ def apply_to_replicas(
                 with _in_tower(tower):
                     create_slots(optimizer, own)
         if are_alike(optimizers):
-            _apply_once(towers, grads, optimizers)
+            _apply_once(towers, grads, optimizers, jit_compile=jit_compile)
             return None
     with tower_build():
         ops = [
-            _apply_in_tower(tower, optimizer, pairs)
+            _apply_in_tower(tower, optimizer, pairs, jit_compile=jit_compile)
             for tower, optimizer, pairs in zip(
                 towers, optimizers, grads.pairs, strict=True
             )
@@ -234,9 +250,11 @@ def with_flat(read: Gradients) -> Gradients:
     return Gradients(grads, [[v for _, v in pairs] for pairs in packed], read.tests)
 
 
-def _apply_in_tower(tower: Tower, optimizer: Any, pairs: Pairs) -> Any:
+def _apply_in_tower(
+    tower: Tower, optimizer: Any, pairs: Pairs, *, jit_compile: bool
+) -> Any:
     with _in_tower(tower):
-        return apply_pairs(optimizer, pairs, name="apply_grad")
+        return apply_pairs(optimizer, pairs, name="apply_grad", jit_compile=jit_compile)
 
 
 @contextmanager
@@ -252,7 +270,11 @@ def _in_tower(tower: Tower) -> Iterator[None]:
 
 
 def _apply_once(
-    towers: Sequence[Tower], grads: Gradients, optimizers: Sequence[Any]
+    towers: Sequence[Tower],
+    grads: Gradients,
+    optimizers: Sequence[Any],
+    *,
+    jit_compile: bool,
 ) -> None:
     """Traces the update of one tower, and calls it for each."""
 
@@ -265,6 +287,7 @@ def _apply_once(
         update,
         list(zip(optimizers, map(list, grads), grads.variables, strict=True)),
         [tower.scope for tower in towers],
+        jit_compile=jit_compile,
     )
 
 

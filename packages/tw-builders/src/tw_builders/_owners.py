@@ -6,6 +6,7 @@ Variables that an optimizer makes for an owner's copy are named as if they were 
 0's, so that a checkpoint does not depend on who owned which variable.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,8 +15,14 @@ import tensorflow as tf
 
 from tw_core import Tower
 from tw_core.devices import canonical_device
-from tw_core.internal import orders_effects, plain_name, tf_variable
-from tw_reduce.plans import plan_balanced
+from tw_core.internal import (
+    cut_flat,
+    join_flat,
+    orders_effects,
+    plain_name,
+    tf_variable,
+)
+from tw_reduce.plans import TensorInfo, plan_balanced, plan_packs
 
 _KEYS = tf.compat.v1.GraphKeys
 # The ops inside cannot be seen from outside, and a control edge from an If or a call
@@ -149,6 +156,28 @@ def copy_from_owners(
                 with tf.device(variable.device):
                     assigns.append(variable.assign(value, read_value=False))
     return assigns
+
+
+def copy_values_of_owners(
+    columns: Sequence[Sequence[Any]], owners: Sequence[Any]
+) -> None:
+    """Copies the owners' values to every tower, the small ones of an owner as one."""
+    sources = [tf_variable(owner) for owner in owners]
+    of_device = defaultdict(list)
+    for n, own in enumerate(sources):
+        info = TensorInfo(n, tuple(own.shape), own.dtype.name, own.dtype.size)
+        of_device[own.device].append(info)
+    for device, infos in of_device.items():
+        for places in plan_packs(infos).groups:
+            with tf.device(device):
+                pack = join_flat([sources[n].read_value() for n in places])
+            shapes = [sources[n].shape for n in places]
+            for copies in ([tf_variable(row[n]) for n in places] for row in columns):
+                if copies[0] is sources[places[0]]:
+                    continue
+                with tf.device(copies[0].device):
+                    for copy, value in zip(copies, cut_flat(pack, shapes), strict=True):
+                        copy.assign(value, read_value=False)
 
 
 class UpdateWatch:

@@ -21,6 +21,7 @@ from tw_builders._owners import (
     UpdateWatch,
     check_homes,
     copy_from_owners,
+    copy_values_of_owners,
     owned,
     state_as_of,
 )
@@ -53,6 +54,7 @@ def apply_sharded_gradients(
     *,
     average: bool = True,
     weights: Sequence[Any] | None = None,
+    jit_compile: bool = False,
 ) -> tf.Operation | None:
     """Adds all towers' gradients, updates each variable once, and copies it.
 
@@ -70,6 +72,7 @@ def apply_sharded_gradients(
       average: whether to divide by K.
       weights: [K] weight of each tower's gradients in the mean, such as its rows;
         see ``tw_reduce.mean``. None for equal weights.
+      jit_compile: as for ``apply_gradients``, with an optimizer of Keras 3.
 
     Returns:
       In a session graph the op that does all of this; else None. In a session graph the
@@ -80,13 +83,15 @@ def apply_sharded_gradients(
         between towers, a variable that several towers share or that is not on its
         tower's device, a device that is known not to exist, or an optimizer that has
         its state for other variables; weights without ``average``, or as
-        ``tw_reduce.mean``.
+        ``tw_reduce.mean``; ``jit_compile`` with another optimizer.
       TypeError: something that is not an optimizer, or a Keras 3 one in a session
         graph; something that is not a tower, gradient, replica or list of them;
         integer gradients with ``average``; weights as ``tw_reduce.mean``.
+      RuntimeError: ``jit_compile`` outside of ``tf.function``.
     """
     check_one_per_tower(towers, grads=grads, replicas=replicas)
     check_flag(average=average)
+    check_flag(jit_compile=jit_compile)
     check_weights(weights, num_towers=len(towers), average=average)
     check_optimizer(optimizer)
     packed = read_replicas(grads, replicas)
@@ -94,7 +99,9 @@ def apply_sharded_gradients(
     check_homes(towers, variables)
     owners = owned(variables, optimizer)
     reduced = reduce_onto(owners, packed, average=average, weights=weights)
-    return apply_and_copy(towers[0], reduced, variables, optimizer)
+    return apply_and_copy(
+        towers[0], reduced, variables, optimizer, jit_compile=jit_compile
+    )
 
 
 @without_autograph
@@ -103,6 +110,8 @@ def apply_at_owners(
     grads: Sequence[Sequence[Any]],
     replicas: Sequence[Any],
     optimizer: Any,
+    *,
+    jit_compile: bool = False,
 ) -> tf.Operation | None:
     """Updates each variable once from reduced gradients, and copies it to all towers.
 
@@ -115,6 +124,7 @@ def apply_at_owners(
         applied; tensors or ``IndexedSlices``, or None for a variable in all towers.
       replicas: K models with ``trainable_variables``, or lists of N variables.
       optimizer: the first that ``make_sharded_optimizer`` returned.
+      jit_compile: as for ``apply_sharded_gradients``.
 
     Returns:
       As ``apply_sharded_gradients``.
@@ -125,6 +135,7 @@ def apply_at_owners(
       TypeError: as ``apply_sharded_gradients``.
     """
     check_one_per_tower(towers, grads=grads, replicas=replicas)
+    check_flag(jit_compile=jit_compile)
     check_optimizer(optimizer)
     packed = with_flat(_read_reduced(towers, grads, replicas))
     variables = packed.variables
@@ -139,6 +150,7 @@ def apply_at_owners(
         [pairs[n] for n in used],
         [[own[n] for n in used] for own in variables],
         optimizer,
+        jit_compile=jit_compile,
     )
 
 
@@ -168,6 +180,8 @@ def apply_and_copy(
     reduced: Sequence[tuple[Any, Any]],
     variables: Sequence[Sequence[Any]],
     optimizer: Any,
+    *,
+    jit_compile: bool = False,
 ) -> tf.Operation | None:
     """Applies [N] reduced pairs of owners, and copies the new values to all towers."""
     owners = [variable for _, variable in reduced]
@@ -181,9 +195,11 @@ def apply_and_copy(
         record_variables(main),
         state_as_of(originals, plain),
     ):
-        applied = apply_pairs(optimizer, reduced, name="apply_grad")
+        applied = apply_pairs(
+            optimizer, reduced, name="apply_grad", jit_compile=jit_compile
+        )
     if watch is None:
-        copy_from_owners(variables, owners, [[]] * len(owners))
+        copy_values_of_owners(variables, owners)
         return None
     with tf.name_scope("copy_from_owners"):
         copies = copy_from_owners(variables, owners, watch.updates(applied))

@@ -1,0 +1,126 @@
+"""Steps of towers whose gradients and updates XLA compiles; what travels in packs."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_builders import (
+    apply_gradients,
+    apply_sharded_gradients,
+    apply_shared_gradients,
+    make_optimizers,
+    make_sharded_optimizer,
+)
+from tw_core import LeastLoadedDeviceSetter, map_towers, replicate, towers
+from tw_core.testing import CPUS
+from tw_reduce import all_reduce, mean
+
+KINDS = ("replicated", "sharded", "parameter server")
+# On both sides of 4,096 elements, below which variables travel in packs.
+SHAPES = [(3,), (64, 64), (2, 5), (63, 65), (), (7, 1), (4,)]
+ROWS = np.linspace(1, 3, 4, dtype="f")
+
+
+class Model(tf.Module):
+    """Many variables, of two dtypes."""
+
+    def __init__(self):
+        super().__init__()
+        self.all = [
+            tf.Variable(
+                np.full(shape, 0.1 * n), dtype="float64" if n == 5 else "float32"
+            )
+            for n, shape in enumerate(SHAPES)
+        ]
+
+    def loss(self, x):
+        goal = tf.reduce_mean(x)
+        losses = [tf.reduce_mean((v - tf.cast(goal, v.dtype)) ** 2) for v in self.all]
+        return tf.add_n([tf.cast(loss, tf.float32) for loss in losses])
+
+
+def adam():
+    return keras.optimizers.Adam(0.1)
+
+
+def built(kind, num_towers, *, jit_compile):
+    """Returns a step over the towers, and tower 0's model."""
+    ours = towers(CPUS[:num_towers])
+    if kind == "parameter server":
+        setter = LeastLoadedDeviceSetter(CPUS[0], list(CPUS[:num_towers]))
+        with tf.variable_creator_scope(setter.create):
+            replicas = [Model()]
+        models, optimizers = (
+            replicas * num_towers,
+            make_optimizers(ours[:1], adam, replicas),
+        )
+    else:
+        models = replicas = replicate(ours, lambda tower: Model())
+        optimizers = make_optimizers(ours, adam, replicas)
+        if kind == "sharded":
+            optimizers = make_sharded_optimizer(ours, adam, replicas)
+    reduce = mean(all_reduce(CPUS[:num_towers]))
+
+    def gradients(tower, model, x):
+        with tf.GradientTape() as tape:
+            loss = model.loss(x)
+        return tape.gradient(loss, model.trainable_variables)
+
+    @tf.function(autograph=False)
+    def step(xs):
+        grads = map_towers(
+            gradients, ours, models, xs, trace="once", jit_compile=jit_compile
+        )
+        if kind == "replicated":
+            apply_gradients(
+                ours, reduce(grads), replicas, optimizers, jit_compile=jit_compile
+            )
+        elif kind == "sharded":
+            apply_sharded_gradients(
+                ours, grads, replicas, optimizers[0], jit_compile=jit_compile
+            )
+        else:
+            pairs = [list(zip(own, models[0].all, strict=True)) for own in grads]
+            apply_shared_gradients(pairs, optimizers[0], jit_compile=jit_compile)
+
+    return step, models
+
+
+def parts(num_towers):
+    return [tf.constant(own) for own in np.split(ROWS, num_towers)]
+
+
+def expected(steps=3):
+    """Trains on one device, by Keras alone."""
+    model, optimizer = Model(), adam()
+    for _ in range(steps):
+        with tf.GradientTape() as tape:
+            loss = model.loss(ROWS)
+        pairs = zip(tape.gradient(loss, model.all), model.all, strict=True)
+        optimizer.apply_gradients(pairs)
+    return [v.numpy() for v in model.all]
+
+
+@pytest.mark.parametrize("num_towers", [1, 2, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_steps_are_those_of_one_device(kind, num_towers):
+    step, models = built(kind, num_towers, jit_compile=True)
+    for _ in range(3):
+        step(parts(num_towers))
+    for model in models:
+        for own, want in zip(model.all, expected(), strict=True):
+            np.testing.assert_allclose(own.numpy(), want, 2e-5, 2e-6)
+
+
+@pytest.mark.parametrize("kind", ["sharded", "parameter server"])
+def test_owners_send_small_variables_as_one_tensor(kind):
+    step, _ = built(kind, 2, jit_compile=kind != "sharded")
+    sent = {
+        (tensor.name, op.device)
+        for op in step.get_concrete_function(parts(2)).graph.get_operations()
+        for tensor in op.inputs
+        if tensor.dtype != tf.resource
+        if tensor.device and op.device and tensor.device[-5:] != op.device[-5:]
+    }
+    assert len(sent) <= 10, sent  # packs and two large ones, each way, and counts
