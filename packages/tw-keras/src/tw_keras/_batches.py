@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from math import prod
 from typing import Any
 
 import tensorflow as tf
@@ -29,10 +30,15 @@ def after(data: Any) -> AbstractContextManager[Any]:
     leaves = [leaf for leaf in leaves if leaf is not None]
     if tf.executing_eagerly() or not leaves:
         return nullcontext()
-    # XLA, which may compile what waits, knows no strings.
-    leaf = min(leaves, key=lambda leaf: bool(leaf.dtype == tf.string))
+    leaf = min(leaves, key=_cost_to_wait_for)
     waits: AbstractContextManager[Any] = tf.control_dependencies([tf.identity(leaf)])
     return waits
+
+
+def _cost_to_wait_for(leaf: tf.Tensor) -> tuple[bool, int]:
+    # XLA, which may compile what waits, knows no strings.
+    sizes = leaf.shape.as_list() if leaf.shape.rank else []
+    return leaf.dtype == tf.string, prod(size or 1 for size in sizes)
 
 
 def checked_sizes(data: Any, num_parts: int) -> Any:

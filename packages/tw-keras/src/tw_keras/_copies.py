@@ -1,5 +1,6 @@
 """The copies of a model: made, built, compiled, and kept equal."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,6 +22,7 @@ from tw_keras._updates.sharded import build_for_owners
 from tw_keras._updates.wrapped import WrappedOptimizer, wrapped
 from tw_reduce import Reducer, all_reduce, sum_on_device
 
+_log = logging.getLogger(__name__)
 Weigh = Callable[[Any, Any, Any], Any]
 _SEED_STEP = 0x9E3779B9  # odd and large, so that layers' seeds stay apart
 
@@ -84,6 +86,35 @@ class Copies:
     def distinct(self) -> list[Any]:
         """The models, each once."""
         return list(dict.fromkeys(self.models))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether one tower does all, as its model would, and hands nothing over."""
+        optimizers = _checks.optimizers_of(self.main)
+        is_alone = len(self.towers) == 1 and self.ranks is None
+        is_given = self.flat is not None or self.reducer is not None
+        return (
+            (is_alone and not is_given)
+            and self.variables != "parameter_server"  # which may be elsewhere
+            and not any(isinstance(own, WrappedOptimizer) for own in optimizers)
+        )
+
+    def compiles(self, asked: bool | str) -> bool:
+        """Returns whether XLA compiles steps; "auto": as Keras does, for GPUs."""
+        kinds = [
+            tf.DeviceSpec.from_string(own.device).device_type for own in self.towers
+        ]
+        if asked == "auto" and "GPU" not in kinds:
+            return False
+        if asked == "auto" and self.variables == "parameter_server":
+            return False  # XLA only reads the variables of another device.
+        others = [own for own in _checks.layers_of(self.main) if not own.supports_jit]
+        if asked and others:
+            names = ", ".join(own.name for own in others)
+            _log.warning("TowerModel: steps run without XLA, which lacks %s", names)
+            return False
+        # Where operations have to be deterministic, Keras does not by itself.
+        return bool(self.main._resolve_auto_jit_compile() if asked == "auto" else asked)
 
     @property
     def appliers(self) -> list[Any]:

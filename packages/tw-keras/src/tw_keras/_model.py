@@ -217,8 +217,9 @@ class TowerModel(AsTower0):
           run_eagerly: as in Keras: tower 0 runs its step on the whole batch, and the
             others copy what it has become.
           steps_per_execution: as in Keras.
-          jit_compile: whether XLA compiles each tower's step, up to where gradients
-            are reduced and metrics updated. ``"auto"`` means no.
+          jit_compile: whether XLA compiles each tower's step, between the sums over
+            towers and the metrics; of one tower alone, the whole step. ``"auto"`` as
+            Keras decides: where a tower is on a GPU, if XLA can compile all layers.
           **kwargs: as ``args``.
 
         Raises:
@@ -233,7 +234,7 @@ class TowerModel(AsTower0):
         own.compile(args, kwargs)
         for model in own.distinct:
             model.run_eagerly, model.jit_compile = run_eagerly, False
-        own.compiled_by_xla = jit_compile is True
+        own.compiled_by_xla = not run_eagerly and own.compiles(jit_compile)
         super().compile(
             optimizer=own.main.optimizer,
             run_eagerly=run_eagerly,

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tw_builders.internal import cut, on_devices
-from tw_core import Tower
+from tw_core import Tower, map_towers
 from tw_core.internal import call_towers_once, may_meet, meeting_alone, tf_variable
 from tw_core.synchronized import synchronized_layers
 from tw_keras import _batches
@@ -30,7 +30,9 @@ class Steps:
 
     def step(self, method: str, data: Any) -> Any:
         """Runs one step of every copy on its part of a batch; returns merged logs."""
-        with _batches.after(data):
+        with tf.device("/cpu:0"):  # On a GPU, it would be copied there once more.
+            waits = _batches.after(data)
+        with waits:
             return self._step(method, data)
 
     def _step(self, method: str, data: Any) -> Any:
@@ -170,6 +172,8 @@ class Steps:
     ) -> list[Any]:
         """Runs a step of every copy, traced once; eagerly tower 0's, for all."""
         if not tf.executing_eagerly():
+            if self._own.is_plain:
+                return self._run_alone(method, parts)
             return self._run_once(method, parts, meetings, counted)
         combine = _no_meeting
         if meetings is not None:
@@ -178,6 +182,22 @@ class Steps:
         creating = tf.variable_creator_scope(_refuse_new_variable)
         with tf.device(self._own.towers[0].device), creating, meeting_alone(combine):
             return [getattr(self._own.main, method)(parts[0])]
+
+    def _run_alone(self, method: str, parts: Sequence[Any]) -> list[Any]:
+        """Runs a lone tower's step as one function, its update and metrics included."""
+        run = getattr(self._own.main, method)
+
+        def step(part: Any) -> list[Any]:
+            with (
+                tf.variable_creator_scope(_refuse_new_variable),
+                synchronized_layers(),
+                _batches.after(part),
+            ):
+                return map_towers(lambda _, own: run(own), self._own.towers, [part])
+
+        if self._own.compiled_by_xla:
+            step = tf.function(step, autograph=False, jit_compile=True)
+        return step(parts[0])
 
     def _run_once(
         self,

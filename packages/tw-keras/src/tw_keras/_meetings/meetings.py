@@ -188,6 +188,7 @@ class Meetings:
             average=averages,
             reducer=self._step.reducer,
             is_reduced=is_reduced,
+            compiled_by_xla=copies.compiled_by_xla and not tf.executing_eagerly(),
         )
         is_wrapped = isinstance(optimizer, WrappedOptimizer)
         apply = apply_wrapped if is_wrapped else APPLY[copies.variables]

@@ -23,7 +23,10 @@ def apply_shared(update: Update, brought: Sequence[Brought]) -> None:
     if update.is_reduced:
         pairs = pairs[:1]
     apply_shared_gradients(
-        pairs, optimizer, average=update.average, weights=update.weights
+        *(pairs, optimizer),
+        average=update.average,
+        weights=update.weights,
+        jit_compile=update.compiled_by_xla,
     )
 
 

@@ -95,7 +95,8 @@ def apply_replicated(update: Update, brought: Sequence[Brought]) -> None:
         with waits, tf.name_scope("apply_gradients"):  # for timelines
             apply_pairs(optimizer, list(zip(grads, variables, strict=True)))
 
-    if tf.executing_eagerly() or len(brought) == 1:
+    is_one = len(brought) == 1 and not update.compiled_by_xla
+    if tf.executing_eagerly() or is_one:
         with tf.device(update.towers[0].device):
             apply(optimizer, reduced[0], variables[0])
         copy_to_replicas(variables)
@@ -105,6 +106,7 @@ def apply_replicated(update: Update, brought: Sequence[Brought]) -> None:
         apply,
         list(zip(states, reduced, variables, strict=True)),
         [tower.scope for tower in update.towers],
+        jit_compile=update.compiled_by_xla,
     )
 
 

@@ -29,7 +29,10 @@ def apply_sharded(update: Update, brought: Sequence[Brought]) -> None:
     grads, variables = [own.grads for own in kept], [own.variables for own in kept]
     with _taking_copies(optimizer, columns):
         if update.is_reduced:
-            apply_at_owners(update.towers, grads, variables, optimizer)
+            apply_at_owners(
+                *(update.towers, grads, variables, optimizer),
+                jit_compile=update.compiled_by_xla,
+            )
             return
         apply_sharded_gradients(
             update.towers,
@@ -38,6 +41,7 @@ def apply_sharded(update: Update, brought: Sequence[Brought]) -> None:
             optimizer,
             average=update.average,
             weights=update.weights,
+            jit_compile=update.compiled_by_xla,
         )
 
 

@@ -34,6 +34,7 @@ class Update:
     average: bool
     reducer: Reducer | None
     is_reduced: bool = False  # gradients are equal in all towers, to be applied as such
+    compiled_by_xla: bool = False
 
 
 def places_of_gradients(brought: Sequence[Brought]) -> list[int]:

@@ -1,0 +1,138 @@
+"""Models whose steps XLA compiles, updates included."""
+
+import logging
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tower_models import CPUS, check_near, seeded
+
+from tw_keras import TowerModel
+
+kinds, layers = keras.optimizers, keras.layers
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=[22, 6, 6, 1]).astype("f")  # The last batch of 8 has 6 rows.
+Y = RANDOM.integers(0, 3, 22)
+OPTIMIZERS = {
+    "adam": partial(kinds.Adam, 0.01, epsilon=1e-3),
+    "momentum": partial(kinds.SGD, 0.05, momentum=0.9, global_clipnorm=1.0),
+    "scaled": lambda: kinds.LossScaleOptimizer(
+        kinds.Adam(0.01, epsilon=1e-3), initial_scale=2.0**8
+    ),
+    "accumulating": partial(
+        kinds.AdamW, 0.01, epsilon=1e-3, gradient_accumulation_steps=2
+    ),
+}
+
+
+def network():
+    return keras.Sequential(
+        [
+            keras.Input([6, 6, 1]),
+            layers.Conv2D(3, 3),
+            layers.LayerNormalization(),
+            layers.Flatten(),
+            layers.Dense(3),
+        ]
+    )
+
+
+def fit(model, optimizer, **options):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer(), loss, metrics=["accuracy"], **options)
+    given = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
+    return model.fit(X, Y, **given).history, model.get_weights()
+
+
+CELLS = [
+    ("adam", 2, {}),
+    ("scaled", 3, {"variables": "sharded"}),
+    ("accumulating", 2, {"variables": "parameter_server"}),
+    ("momentum", 2, {"flat_below_bytes": 1_000}),
+    ("scaled", 4, {}),
+    ("accumulating", 2, {}),
+    ("momentum", 4, {"variables": "sharded"}),
+    ("adam", 1, {"flat_below_bytes": 1_000}),
+]
+
+
+@pytest.mark.full("adam-2-options0", "scaled-3-options1")
+@pytest.mark.parametrize(("name", "num_towers", "options"), CELLS)
+def test_towers_compiled_train_as_one_device(name, num_towers, options):
+    want = fit(seeded(network)(), OPTIMIZERS[name], jit_compile=False)
+    many = TowerModel(seeded(network), CPUS[:num_towers], **options)
+    check_near(fit(many, OPTIMIZERS[name], jit_compile=True), want, 2e-5)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_one_tower_has_the_bits_of_keras(compiled):
+    def dropping():
+        return keras.Sequential([network(), layers.Dropout(0.2, seed=1)])
+
+    options = {"jit_compile": compiled}
+    want = fit(seeded(dropping)(), OPTIMIZERS["adam"], **options)
+    got = fit(TowerModel(seeded(dropping), CPUS[:1]), OPTIMIZERS["adam"], **options)
+    tf.nest.map_structure(np.testing.assert_array_equal, got, want)
+
+
+def test_one_tower_is_one_compiled_function():
+    model = TowerModel(seeded(network), CPUS[:1])
+    model.compile(kinds.Adam(), "mse", jit_compile=True)
+    x, y = X[:4], np.ones([4, 3], "f")
+    model.train_on_batch(x, y)
+    step = tf.function(lambda *data: model.train_step(data), autograph=False)
+    nodes = step.get_concrete_function(x, y).graph.as_graph_def().node
+    calls = [node for node in nodes if node.op == "StatefulPartitionedCall"]
+    assert len(calls) == 1
+    assert not [node.name for node in nodes if "Variable" in node.op]
+
+
+def test_a_model_may_be_compiled_again_without_xla():
+    plain, many = seeded(network)(), TowerModel(seeded(network), CPUS[:2])
+    optimizers = [OPTIMIZERS["adam"]() for _ in range(2)]
+    for jit_compile in (True, False, True):
+        want = fit(plain, lambda: optimizers[0], jit_compile=False)
+        got = fit(many, lambda: optimizers[1], jit_compile=jit_compile)
+        check_near(got, want, 5e-5)
+    assert int(optimizers[1].iterations.numpy()) == 18
+
+
+class Unknown(layers.Layer):
+    """A layer that says that XLA does not know it."""
+
+    def __init__(self):
+        super().__init__(name="unknown")
+        self.supports_jit = False
+
+    def call(self, inputs):
+        return inputs
+
+
+@pytest.mark.parametrize(
+    ("asked", "devices", "more", "wanted"),
+    [
+        ("auto", ["/cpu:0"], [], False),
+        ("auto", ["/gpu:0", "/gpu:1"], [], True),
+        ("auto", ["/gpu:0"], [Unknown], False),
+        (True, ["/cpu:0"], [Unknown], False),
+        (True, ["/cpu:0"], [], True),
+        (False, ["/gpu:0"], [Unknown], False),
+    ],
+)
+def test_xla_is_used_as_keras_decides(
+    monkeypatch, caplog, asked, devices, more, wanted
+):
+    model = TowerModel(
+        lambda: keras.Sequential([network(), *(own() for own in more)]), CPUS[:1]
+    )
+    # On a machine with GPUs Keras compiles what it can.
+    monkeypatch.setattr(keras.Model, "_resolve_auto_jit_compile", lambda self: True)
+    own = model._own
+    own.towers = [type("Tower", (), {"device": device}) for device in devices]
+    with caplog.at_level(logging.WARNING, "tw_keras"):
+        assert own.compiles(asked) is wanted
+    said = [record.getMessage() for record in caplog.records]
+    missing = bool(more) and asked is not False
+    assert said == ["TowerModel: steps run without XLA, which lacks unknown"] * missing
