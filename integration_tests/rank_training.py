@@ -59,10 +59,13 @@ def synchronized() -> keras.Model:
     def linear() -> Any:
         return layers.Dense(3, use_bias=False)  # whose gradient would be noise
 
-    norm = layers.BatchNormalization(momentum=0.5, synchronized=True)
-    again = layers.BatchNormalization(momentum=0.5, synchronized=True)
+    # Ranks that made unlike numbers of models before would number these differently.
+    options = {"momentum": 0.5, "synchronized": True}
+    norm = layers.BatchNormalization(**options, name="norm")
+    again = layers.BatchNormalization(**options, name="again")
     inner = [linear(), norm, layers.Activation("tanh"), linear(), again]
-    return keras.Sequential([keras.Input([4]), *inner, layers.Dense(1)])
+    inner = [keras.Input([4]), *inner, layers.Dense(1)]
+    return keras.Sequential(inner, name="synchronized")
 
 
 def spectral() -> keras.Model:

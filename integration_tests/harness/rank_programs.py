@@ -37,8 +37,7 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
     Args:
       pipe: to the test.
       options: of ``join``, and what is out of order with this rank: ``alone`` and
-        ``tf_config`` (cluster) instead of an address, ``renumbered``, ``resized`` and
-        ``versions`` by rank, ``has_gpus``, ``mpi`` (its variables), ``starts_early``
+        ``tf_config`` (cluster) instead of an address, ``versions`` by rank, ``has_gpus``, ``mpi`` (its variables), ``starts_early``
         (ranks), ``refused`` (by the ranks to which a rank cannot connect, by rank),
         ``v1``, ``towers``, ``machine`` (number), ``network`` (process in whose
         namespace it is, None for a new one; its address; all addresses),
@@ -135,8 +134,7 @@ def _prepare(options: dict[str, Any], pipe: Any) -> dict[str, Any]:
         tasks = [(job, n) for job in cluster for n in range(len(cluster[job]))]
         task = dict(zip(("type", "index"), tasks[rank], strict=True))
         os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
-    options["size"] = options.pop("resized", {}).get(rank, options["size"])
-    options["rank"] = options.pop("renumbered", {}).get(rank, rank)
+    options["rank"] = rank
     if alone or cluster is not None:
         for name in ("coordinator", "rank", "size"):
             del options[name]

@@ -285,16 +285,6 @@ class Model:
         """Returns the status and its line."""
         return self.optimizer.status(session), self.optimizer.status_line(session)
 
-    def transfers(self, session: Any, value: Any) -> Any:
-        """Counts what crosses between tasks in one step, or trains silently."""
-        import tensorflow as tf
-
-        v1 = tf.compat.v1
-        options = v1.RunOptions(output_partition_graphs=True)
-        metadata = v1.RunMetadata()
-        session.run(self.train_op, self._feed(value), options, metadata)
-        return sorted(name for *_, name in received_tensors(metadata))
-
     def ask(self, session: Any, value: Any) -> Any:
         """Returns the global step, in a call whose fetches no other call has."""
         fetches = [self.global_step, self.local_step]

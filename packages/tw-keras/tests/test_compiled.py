@@ -89,6 +89,7 @@ def test_one_tower_is_one_compiled_function():
     assert not [node.name for node in nodes if "Variable" in node.op]
 
 
+@pytest.mark.full()
 def test_a_model_may_be_compiled_again_without_xla():
     plain, many = seeded(network)(), TowerModel(seeded(network), CPUS[:2])
     optimizers = [OPTIMIZERS["adam"]() for _ in range(2)]
