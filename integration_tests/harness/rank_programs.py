@@ -37,7 +37,8 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
     Args:
       pipe: to the test.
       options: of ``join``, and what is out of order with this rank: ``alone`` and
-        ``tf_config`` (cluster) instead of an address, ``versions`` by rank, ``has_gpus``, ``mpi`` (its variables), ``starts_early``
+        ``tf_config`` (cluster) instead of an address, ``versions`` by rank,
+        ``has_gpus``, ``mpi`` (its variables), ``starts_early``
         (ranks), ``refused`` (by the ranks to which a rank cannot connect, by rank),
         ``v1``, ``towers``, ``machine`` (number), ``network`` (process in whose
         namespace it is, None for a new one; its address; all addresses),
