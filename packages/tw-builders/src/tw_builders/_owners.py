@@ -165,18 +165,22 @@ def copy_values_of_owners(
     sources = [tf_variable(owner) for owner in owners]
     of_device = defaultdict(list)
     for n, own in enumerate(sources):
-        info = TensorInfo(n, tuple(own.shape), own.dtype.name, own.dtype.size)
+        shape = None if own.shape.rank is None else tuple(own.shape)
+        info = TensorInfo(n, shape, own.dtype.name, own.dtype.size)
         of_device[own.device].append(info)
     for device, infos in of_device.items():
         for places in plan_packs(infos).groups:
+            is_pack = len(places) > 1  # A variable alone may be of unknown shape.
             with tf.device(device):
-                pack = join_flat([sources[n].read_value() for n in places])
+                values = [sources[n].read_value() for n in places]
+                pack = join_flat(values) if is_pack else values[0]
             shapes = [sources[n].shape for n in places]
             for copies in ([tf_variable(row[n]) for n in places] for row in columns):
                 if copies[0] is sources[places[0]]:
                     continue
                 with tf.device(copies[0].device):
-                    for copy, value in zip(copies, cut_flat(pack, shapes), strict=True):
+                    values = cut_flat(pack, shapes) if is_pack else [pack]
+                    for copy, value in zip(copies, values, strict=True):
                         copy.assign(value, read_value=False)
 
 
