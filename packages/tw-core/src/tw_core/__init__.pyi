@@ -6,8 +6,8 @@ from . import ranks as ranks
 from . import synchronized as synchronized
 from . import variables as variables
 from ._black_box import DeadlineError as DeadlineError
-from ._optimizers import OptimizerLike as OptimizerLike
-from ._optimizers import TowerOptimizerLike as TowerOptimizerLike
+from ._optimizers.kinds import OptimizerLike as OptimizerLike
+from ._optimizers.kinds import TowerOptimizerLike as TowerOptimizerLike
 from ._towers import Tower as Tower
 from ._towers import map_towers as map_towers
 from ._towers import towers as towers

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tw_core._modes import without_autograph
 
 __all__ = [
+    "PACKED_BELOW",
     "PackPlan",
     "cut_flat",
     "join_flat",
@@ -23,6 +24,9 @@ __all__ = [
     "plan_packing",
     "unpack_tensors",
 ]
+
+# Elements; from here on a pack costs more than the message or the op that it saves.
+PACKED_BELOW = 4_096
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from math import prod
 import tensorflow as tf
 
 from tw_core.internal import (
+    PACKED_BELOW,
     PackPlan,
     check_flag,
     check_gradients,
@@ -16,8 +17,6 @@ from tw_core.internal import (
 )
 from tw_reduce._checks import check_items
 from tw_reduce._reducer import Tensorlike, TowerTensors, columns
-
-_BELOW = 4_096  # elements; from here on a pack costs more than it saves
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def is_small(info: TensorInfo, below_bytes: int | None) -> bool:
     """Whether a gradient is packed: dense, of known size, and below the threshold."""
     size, below = info.num_bytes, below_bytes
     if below is None:
-        size, below = info.num_elements, _BELOW
+        size, below = info.num_elements, PACKED_BELOW
     return size is not None and size < below and not info.is_sparse
 
 

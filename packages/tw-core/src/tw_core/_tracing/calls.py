@@ -9,7 +9,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core._flat_packs import pack_tensors, plan_packing, unpack_tensors
+from tw_core._flat_packs import (
+    PACKED_BELOW,
+    pack_tensors,
+    plan_packing,
+    unpack_tensors,
+)
 from tw_core._modes import orders_effects, traces_function, without_autograph
 from tw_core._tf_compat import captured_from, is_variable_handle
 from tw_core._tracing.bodies import Conditional, agreed, meeting_in_bodies
@@ -29,9 +34,6 @@ from tw_core._tracing.written import written_handles, written_outside
 from tw_core._variable_kinds import tf_variables
 
 Scope = Callable[[], AbstractContextManager[Any]]
-_SMALL = (
-    4_096  # elements; from here on a pack costs more than the message that it saves
-)
 
 
 @without_autograph
@@ -318,7 +320,7 @@ def _elsewhere(trace: Trace, towers: Sequence[_Tower]) -> list[tf.Tensor]:
 
 
 def _is_small(tensor: tf.Tensor) -> bool:
-    return (tensor.shape.num_elements() or _SMALL) < _SMALL
+    return (tensor.shape.num_elements() or PACKED_BELOW) < PACKED_BELOW
 
 
 def _check_captured(

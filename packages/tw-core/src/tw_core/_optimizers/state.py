@@ -1,0 +1,149 @@
+"""Optimizers' state: made before the first update, and compared."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core._modes import without_autograph
+from tw_core._optimizers.kinds import OptimizerKind, check_elementwise, kind_of
+from tw_core._variable_kinds import is_variable, tf_variables
+from tw_core.flat_variables import slots_like_parts
+
+
+@without_autograph
+def create_slots(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Makes an optimizer's state before its first update.
+
+    Left to the first update, the state would be made inside the step: a
+    ``tf.function`` is traced a second time for it, and in a loop or branch it cannot
+    be made. Here it is made outside of any function, branch or loop being built, on
+    the caller's device and under its name scope. Nothing is updated, and a session
+    graph gets only the ops of the state.
+
+    Args:
+      optimizer: of any kind. A Keras optimizer that is already built stays as it is.
+      variables: [N] variables that it will update, Keras variables included.
+
+    Raises:
+      ValueError: a Keras optimizer that cannot name its slots in a session graph; or a
+        flat variable for an optimizer that treats each variable as a whole.
+    """
+    kind, v1_apply = kind_of(optimizer), tf.compat.v1.train.Optimizer.apply_gradients
+    check_elementwise(optimizer, variables)
+    with tf.init_scope(), slots_like_parts(variables):
+        if kind is OptimizerKind.KERAS_3:
+            _build_keras_3(optimizer, variables)
+        elif kind is OptimizerKind.TF_KERAS:
+            optimizer.build(tf_variables(variables))
+        elif kind is OptimizerKind.V1 and type(optimizer).apply_gradients is v1_apply:
+            # There is no public method for this; subclasses override this one.
+            optimizer._create_slots(tf_variables(variables))
+        else:
+            _trace_unused_update(optimizer, variables)
+
+
+def _build_keras_3(optimizer: Any, variables: Sequence[Any]) -> None:
+    if optimizer.built:
+        return
+    try:
+        optimizer.build(list(variables))
+    except ValueError as error:
+        if "scope name" not in str(error):
+            raise
+        # Adafactor gives a slot the name of its variable.
+        raise ValueError(
+            f"create_slots: {type(optimizer).__name__} names slots after variables, "
+            f"and a session graph takes no names such as {variables[0].name!r}. Pass "
+            "keras.Variable objects, whose names have no colon, or train in a "
+            "tf.function."
+        ) from error
+
+
+def _trace_unused_update(optimizer: Any, variables: Sequence[Any]) -> None:
+    scope = tf.get_current_name_scope()
+
+    def update() -> None:
+        # A traced function starts without a scope; names show whose state it is.
+        with tf.name_scope(f"{scope}/" if scope else ""):
+            plain = tf_variables(variables)
+            optimizer.apply_gradients([(tf.zeros_like(v), v) for v in plain])
+
+    tf.function(update, autograph=False).get_concrete_function()
+
+
+def are_alike(optimizers: Sequence[Any]) -> bool:
+    """Returns whether one optimizer's update does what every other one's does.
+
+    Args:
+      optimizers: of any kind, with their state made; at least one.
+
+    Returns:
+      True where all have one class, equal settings, and variables of equal shapes and
+      dtypes. False where this cannot be seen.
+    """
+    first = optimizers[0]
+    if kind_of(first) not in _READABLE:
+        return False
+    return all(
+        type(own) is type(first)
+        and _settings_of(own) == _settings_of(first)
+        and _state_of(own) == _state_of(first)
+        for own in optimizers[1:]
+    )
+
+
+_READABLE = {
+    OptimizerKind.V1,
+    OptimizerKind.KERAS_3,
+    OptimizerKind.TF_KERAS,
+    OptimizerKind.TF_KERAS_LEGACY,
+}
+
+
+def _state_of(optimizer: Any) -> list[Any]:
+    variables = optimizer.variables
+    variables = variables() if callable(variables) else variables
+    return [(tuple(v.shape), v.dtype) for v in variables]
+
+
+def _settings_of(optimizer: Any) -> Any:
+    """Returns what an update depends on besides state; objects stand for themselves."""
+    settings = {name: _setting(value) for name, value in vars(optimizer).items()}
+    for name in ("name", "_name"):
+        settings.pop(name, None)
+    if not hasattr(optimizer, "get_config"):
+        # Of TensorFlow 1, `_lr_t` and the like are tensors of the last update.
+        return {n: v for n, v in settings.items() if not n.endswith("_t")}
+    # Objects in the configuration, such as schedules, may be equal but not the same.
+    settings = {n: v for n, v in settings.items() if not isinstance(v, _Same)}
+    try:
+        with tf.init_scope():
+            config = optimizer.get_config()
+    except Exception:
+        return object()  # equals nothing: a rate without a configuration, for example
+    return settings, _without_names(config)
+
+
+def _without_names(config: Any) -> Any:
+    """Returns a configuration without names, with tensors by their identity."""
+    if isinstance(config, dict):
+        return {k: _without_names(v) for k, v in config.items() if k != "name"}
+    if isinstance(config, list | tuple):
+        return [_without_names(value) for value in config]
+    # Tensors and arrays have no single answer to being equal.
+    return _Same(id(config)) if hasattr(config, "shape") else config
+
+
+class _Same(int):
+    """The identity of an object."""
+
+
+def _setting(value: Any) -> Any:
+    if isinstance(value, set | frozenset):
+        return frozenset(value)
+    if isinstance(value, bool | int | float | str | None):
+        return value
+    if isinstance(value, dict | list | tuple) or is_variable(value):
+        return None  # state, which is compared by itself
+    return _Same(id(value))
