@@ -125,3 +125,31 @@ def test_owners_send_small_variables_as_one_tensor(kind):
         if tensor.device and op.device and tensor.device[-5:] != op.device[-5:]
     }
     assert len(sent) <= 10, sent  # packs and two large ones, each way, and counts
+
+
+def test_a_sharded_variable_of_unknown_shape_is_no_part_of_a_pack():
+    ours = towers(CPUS[:2])
+
+    def make(tower):
+        model = tf.Module()
+        model.rows = tf.Variable([[1.0, 2.0], [3.0, 4.0]], shape=[None, 2])
+        model.known = [tf.Variable([1.0, 2.0]), tf.Variable(5.0)]
+        return model
+
+    replicas = replicate(ours, make)
+    optimizer, *_ = make_sharded_optimizer(
+        ours, lambda: tf.compat.v1.train.GradientDescentOptimizer(0.5), replicas
+    )
+
+    @tf.function(autograph=False)
+    def step():
+        grads = [
+            [tf.ones_like(v) * (k + 1) for v in model.trainable_variables]
+            for k, model in enumerate(replicas)
+        ]
+        apply_sharded_gradients(ours, grads, replicas, optimizer)
+
+    step()
+    for model in replicas:
+        values = [v.numpy().tolist() for v in (model.rows, *model.known)]
+        assert values == [[[0.25, 1.25], [2.25, 3.25]], [0.25, 1.25], 4.25]

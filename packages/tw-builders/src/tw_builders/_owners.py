@@ -141,47 +141,44 @@ def state_as_of(
 def copy_from_owners(
     columns: Sequence[Sequence[Any]],
     owners: Sequence[Any],
-    updates: Sequence[Sequence[tf.Operation]],
+    updates: Sequence[Sequence[tf.Operation]] | None = None,
 ) -> list[Any]:
-    """Copies the owners' values to every tower, each after its ``updates``."""
+    """Copies the owners' values to every tower; ``columns`` is [K][N].
+
+    A session's copy of a variable waits for its ``updates`` alone. Without these, a
+    function's order of effects counts, and an owner's small values travel as one.
+    """
+    sources = [tf_variable(owner) for owner in owners]
+    groups = [[n] for n in range(len(sources))] if updates else _packs(sources)
     assigns = []
-    for column, owner, done in zip(
-        zip(*columns, strict=True), owners, updates, strict=True
-    ):
-        source = tf_variable(owner)
-        with tf.control_dependencies(done), tf.device(source.device):
-            value = source.read_value()
-        for variable in map(tf_variable, column):
-            if variable is not source:
-                with tf.device(variable.device):
-                    assigns.append(variable.assign(value, read_value=False))
+    for places in groups:
+        is_pack = len(places) > 1  # A variable alone may be of unknown shape.
+        own = [sources[n] for n in places]
+        done = [op for n in places for op in (updates[n] if updates else ())]
+        with tf.control_dependencies(done), tf.device(own[0].device):
+            values = [source.read_value() for source in own]
+            pack = join_flat(values) if is_pack else values[0]
+        for copies in ([tf_variable(row[n]) for n in places] for row in columns):
+            if copies[0] is own[0]:
+                continue
+            with tf.device(copies[0].device):
+                shapes = [copy.shape for copy in copies]
+                values = cut_flat(pack, shapes) if is_pack else [pack]
+                assigns += [
+                    copy.assign(value, read_value=False)
+                    for copy, value in zip(copies, values, strict=True)
+                ]
     return assigns
 
 
-def copy_values_of_owners(
-    columns: Sequence[Sequence[Any]], owners: Sequence[Any]
-) -> None:
-    """Copies the owners' values to every tower, the small ones of an owner as one."""
-    sources = [tf_variable(owner) for owner in owners]
+def _packs(sources: Sequence[tf.Variable]) -> list[tuple[int, ...]]:
+    """Groups variables of one device that are worth joining."""
     of_device = defaultdict(list)
     for n, own in enumerate(sources):
         shape = None if own.shape.rank is None else tuple(own.shape)
         info = TensorInfo(n, shape, own.dtype.name, own.dtype.size)
         of_device[own.device].append(info)
-    for device, infos in of_device.items():
-        for places in plan_packs(infos).groups:
-            is_pack = len(places) > 1  # A variable alone may be of unknown shape.
-            with tf.device(device):
-                values = [sources[n].read_value() for n in places]
-                pack = join_flat(values) if is_pack else values[0]
-            shapes = [sources[n].shape for n in places]
-            for copies in ([tf_variable(row[n]) for n in places] for row in columns):
-                if copies[0] is sources[places[0]]:
-                    continue
-                with tf.device(copies[0].device):
-                    values = cut_flat(pack, shapes) if is_pack else [pack]
-                    for copy, value in zip(copies, values, strict=True):
-                        copy.assign(value, read_value=False)
+    return [one for infos in of_device.values() for one in plan_packs(infos).groups]
 
 
 class UpdateWatch:

@@ -21,7 +21,6 @@ from tw_builders._owners import (
     UpdateWatch,
     check_homes,
     copy_from_owners,
-    copy_values_of_owners,
     owned,
     state_as_of,
 )
@@ -199,7 +198,7 @@ def apply_and_copy(
             optimizer, reduced, name="apply_grad", jit_compile=jit_compile
         )
     if watch is None:
-        copy_values_of_owners(variables, owners)
+        copy_from_owners(variables, owners)
         return None
     with tf.name_scope("copy_from_owners"):
         copies = copy_from_owners(variables, owners, watch.updates(applied))
