@@ -249,6 +249,8 @@ def test_arguments_are_checked():
         says = f"reducer is not called with variables='{kind}'.*leave it out"
         refused(ValueError, says, reducer=adds, variables=kind)
     refused(TypeError, "weights", weights=3)
+    with pytest.raises(ValueError, match="jit_compile must be True, False or 'auto'"):
+        TowerModel(mlp, CPUS[:1]).compile("sgd", "mse", jit_compile="yes")
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
         refused(ValueError, "cannot be in the scope of a tf.distribute strategy")
 

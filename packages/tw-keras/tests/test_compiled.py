@@ -136,4 +136,4 @@ def test_xla_is_used_as_keras_decides(
         assert own.compiles(asked) is wanted
     said = [record.getMessage() for record in caplog.records]
     missing = bool(more) and asked is not False
-    assert said == ["TowerModel: steps run without XLA, which lacks unknown"] * missing
+    assert ["cannot compile unknown;" in line for line in said] == [True] * missing

@@ -111,7 +111,11 @@ class Copies:
         others = [own for own in _checks.layers_of(self.main) if not own.supports_jit]
         if asked and others:
             names = ", ".join(own.name for own in others)
-            _log.warning("TowerModel: steps run without XLA, which lacks %s", names)
+            _log.warning(
+                "TowerModel: steps run without XLA, which cannot compile %s; "
+                "compile(jit_compile=False) makes this silent",
+                names,
+            )
             return False
         # Where operations have to be deterministic, Keras does not by itself.
         return bool(self.main._resolve_auto_jit_compile() if asked == "auto" else asked)

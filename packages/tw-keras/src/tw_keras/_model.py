@@ -211,9 +211,9 @@ class TowerModel(AsTower0):
         Args:
           *args: optimizer, loss and so on, as the towers' ``compile`` takes them.
             One optimizer serves all towers, each with variables of its own.
-            An optimizer may be a ``TowerOptimizerLike`` of ``tw_core._optimizers`` over
-            the towers' variables, such as ``tw_ampopt.TowerOptimizer``, which scales
-            losses and accumulates.
+            An optimizer may be a ``tw_core.TowerOptimizerLike`` over the towers'
+            variables, such as ``tw_ampopt.TowerOptimizer``, which scales losses and
+            accumulates.
           run_eagerly: as in Keras: tower 0 runs its step on the whole batch, and the
             others copy what it has become.
           steps_per_execution: as in Keras.
@@ -224,9 +224,13 @@ class TowerModel(AsTower0):
 
         Raises:
           ValueError: losses whose reduction is ``"none"``; ``run_eagerly`` with layers
-            synchronised over ranks.
+            synchronised over ranks; another ``jit_compile``.
         """
         own = self._own
+        if jit_compile not in ("auto", True, False, None):  # None is Keras's False.
+            raise ValueError(
+                f"jit_compile must be True, False or 'auto'; got {jit_compile!r}."
+            )
         if run_eagerly:
             own.check_eager()
         if own.ranks is not None:
