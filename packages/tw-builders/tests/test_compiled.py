@@ -127,6 +127,20 @@ def test_owners_send_small_variables_as_one_tensor(kind):
     assert len(sent) <= 10, sent  # packs and two large ones, each way, and counts
 
 
+def test_small_gradients_leave_and_enter_compiled_functions_as_packs():
+    step, _ = built("replicated", 2, jit_compile=True)
+    graph = step.get_concrete_function(parts(2)).graph
+    sums = [op for op in graph.get_operations() if op.type == "AddN"]
+    assert len(sums) == 3  # a pack, and what is alone: of 4,096 elements, of float64
+    found, stack = set(), list(graph.control_outputs)
+    while stack:
+        op = stack.pop()
+        if op not in found:
+            found.add(op)
+            stack += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+    assert not {"ConcatV2", "SplitV", "Slice"} & {op.type for op in found}
+
+
 def test_a_sharded_variable_of_unknown_shape_is_no_part_of_a_pack():
     ours = towers(CPUS[:2])
 

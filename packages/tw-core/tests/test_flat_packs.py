@@ -8,10 +8,12 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tw_core._flat_packs import whole_of_parts
 from tw_core.internal import (
     PackPlan,
     cut_flat,
     join_flat,
+    map_flat,
     pack_tensors,
     plan_packing,
     unpack_tensors,
@@ -71,6 +73,34 @@ def test_joined_tensors_are_numpys_concatenation_and_come_back(run, dtype, shape
     for part, tensor in zip(parts, tensors, strict=True):
         np.testing.assert_array_equal(part, tensor)
         assert part.shape == tensor.shape
+
+
+@given(st.permutations(range(7)), st.integers(1, 7))
+def test_parts_of_a_flat_tensor_are_joined_as_pieces_of_it(order, count):
+    chosen, values = list(order)[:count], arrays([*SHAPES, (2,)])
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        flat = tf.constant(np.concatenate([own.ravel() for own in values[:6]]))
+        parts = [*cut_flat(flat, SHAPES), tf.constant(values[6])]
+        joined = join_flat([parts[n] for n in chosen])
+        want = np.concatenate([values[n].ravel() for n in chosen])
+        np.testing.assert_array_equal(session.run(joined), want)
+        doubled = session.run(map_flat(lambda t: 2 * t, [parts[n] for n in chosen]))
+        assert join_flat(parts[:6]) is flat
+        assert join_flat(parts[1:4]).op.type == "Slice"
+    for n, own in zip(chosen, doubled, strict=True):
+        np.testing.assert_array_equal(own, 2 * values[n])
+
+
+def test_parts_enter_as_wholes_where_towers_have_all_of_them_alike():
+    with tf.Graph().as_default():
+        flats = [tf.zeros([9]), tf.ones([9])]
+        rows = [cut_flat(flat, [(3,), (2, 2), (), (1,)]) for flat in flats]
+        wholes, undo = whole_of_parts([[*own, flats[0]] for own in rows])
+        assert [row[0] for row in wholes] == flats
+        assert [tuple(own.shape) for own in undo(wholes[0])][:2] == [(3,), (2, 2)]
+        unlike = [rows[0], rows[1][::-1]]
+        assert whole_of_parts(unlike)[0] == unlike
+        assert whole_of_parts([own[:3] for own in rows])[0] == [o[:3] for o in rows]
 
 
 def test_sparse_gradients_stay_alone_as_they_are():

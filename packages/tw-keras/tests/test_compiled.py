@@ -89,6 +89,36 @@ def test_one_tower_is_one_compiled_function():
     assert not [node.name for node in nodes if "Variable" in node.op]
 
 
+def used_operations(graph):
+    """Returns the operations that a function runs, by their types."""
+    found, stack = set(), [t.op for t in graph.outputs] + list(graph.control_outputs)
+    while stack:
+        op = stack.pop()
+        if op not in found:
+            found.add(op)
+            stack += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+    return [op.type for op in found if op.type != "Placeholder"]
+
+
+@pytest.mark.parametrize(
+    ("name", "variables"), [("scaled", "replicated"), ("adam", "sharded")]
+)
+def test_no_operation_outside_of_compiled_functions_is_per_variable(name, variables):
+    def operations(depth):
+        model = TowerModel(lambda: deep(depth), CPUS[:2], variables=variables)
+        model.compile(OPTIMIZERS[name](), "mse", jit_compile=True)
+        step = tf.function(lambda *data: model.train_step(data), autograph=False)
+        specs = [tf.TensorSpec([None, width]) for width in (4, 1)]
+        return sorted(used_operations(step.get_concrete_function(*specs).graph))
+
+    assert operations(2) == operations(6)
+
+
+def deep(depth):
+    inner = [layers.Dense(4) for _ in range(depth)]
+    return keras.Sequential([keras.Input([4]), *inner, layers.Dense(1)])
+
+
 @pytest.mark.full()
 def test_a_model_may_be_compiled_again_without_xla():
     plain, many = seeded(network)(), TowerModel(seeded(network), CPUS[:2])

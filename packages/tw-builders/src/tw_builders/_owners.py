@@ -9,6 +9,7 @@ Variables that an optimizer makes for an owner's copy are named as if they were 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +17,7 @@ import tensorflow as tf
 from tw_core import Tower
 from tw_core.devices import canonical_device
 from tw_core.internal import (
+    call_once,
     cut_flat,
     join_flat,
     orders_effects,
@@ -142,33 +144,51 @@ def copy_from_owners(
     columns: Sequence[Sequence[Any]],
     owners: Sequence[Any],
     updates: Sequence[Sequence[tf.Operation]] | None = None,
+    *,
+    jit_compile: bool = False,
 ) -> list[Any]:
     """Copies the owners' values to every tower; ``columns`` is [K][N].
 
     A session's copy of a variable waits for its ``updates`` alone. Without these, a
-    function's order of effects counts, and an owner's small values travel as one.
+    function's order of effects counts, and an owner's small values travel as one;
+    with ``jit_compile`` XLA joins and cuts them.
     """
     sources = [tf_variable(owner) for owner in owners]
     groups = [[n] for n in range(len(sources))] if updates else _packs(sources)
     assigns = []
     for places in groups:
-        is_pack = len(places) > 1  # A variable alone may be of unknown shape.
         own = [sources[n] for n in places]
         done = [op for n in places for op in (updates[n] if updates else ())]
-        with tf.control_dependencies(done), tf.device(own[0].device):
-            values = [source.read_value() for source in own]
-            pack = join_flat(values) if is_pack else values[0]
+        run = _compiled if jit_compile and len(own) > 1 else _plain
+        with tf.control_dependencies(done):
+            pack = run(_read, own)
         for copies in ([tf_variable(row[n]) for n in places] for row in columns):
-            if copies[0] is own[0]:
-                continue
-            with tf.device(copies[0].device):
-                shapes = [copy.shape for copy in copies]
-                values = cut_flat(pack, shapes) if is_pack else [pack]
-                assigns += [
-                    copy.assign(value, read_value=False)
-                    for copy, value in zip(copies, values, strict=True)
-                ]
+            if copies[0] is not own[0]:
+                assigns += run(_assign, copies, pack)
     return assigns
+
+
+def _read(own: Sequence[tf.Variable]) -> tf.Tensor:
+    values = [source.read_value() for source in own]
+    return join_flat(values) if len(own) > 1 else values[0]
+
+
+def _assign(copies: Sequence[tf.Variable], pack: tf.Tensor) -> list[Any]:
+    # A variable alone may be of unknown shape.
+    is_pack = len(copies) > 1
+    values = cut_flat(pack, [own.shape for own in copies]) if is_pack else [pack]
+    pairs = zip(copies, values, strict=True)
+    return [copy.assign(value, read_value=False) for copy, value in pairs]
+
+
+def _plain(fn: Callable[..., Any], own: Sequence[tf.Variable], *more: Any) -> Any:
+    with tf.device(own[0].device):
+        return fn(own, *more)
+
+
+def _compiled(fn: Callable[..., Any], own: Sequence[tf.Variable], *more: Any) -> Any:
+    place = partial(tf.device, own[0].device)
+    return call_once(fn, [[own, *more]], [place], outside="", jit_compile=True)[0]
 
 
 def _packs(sources: Sequence[tf.Variable]) -> list[tuple[int, ...]]:

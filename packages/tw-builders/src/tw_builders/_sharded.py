@@ -198,7 +198,7 @@ def apply_and_copy(
             optimizer, reduced, name="apply_grad", jit_compile=jit_compile
         )
     if watch is None:
-        copy_from_owners(variables, owners)
+        copy_from_owners(variables, owners, jit_compile=jit_compile)
         return None
     with tf.name_scope("copy_from_owners"):
         copies = copy_from_owners(variables, owners, watch.updates(applied))

@@ -3,9 +3,13 @@
 The cost of a small tensor is its dispatch or its message, not its bytes: joined, many
 cost no more than one. The caller, who knows the cost of a copy, decides which tensors
 to join; ``PackPlan`` holds the decision as plain data.
+
+Parts of a flat tensor that are joined again are that tensor: so a pack that was joined
+in one function and is cut in another travels between them as it is, whoever takes its
+parts in hand. What cut it is left without use, and removed by TensorFlow.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -18,11 +22,14 @@ __all__ = [
     "PACKED_BELOW",
     "PackPlan",
     "cut_flat",
+    "is_small",
     "join_flat",
+    "map_flat",
     "narrow_source",
     "pack_tensors",
     "plan_packing",
     "unpack_tensors",
+    "whole_of_parts",
 ]
 
 # Elements; from here on a pack costs more than the message or the op that it saves.
@@ -111,7 +118,7 @@ def join_flat(tensors: Sequence[tf.Tensor], *, narrow: bool = False) -> tf.Tenso
 
     Returns:
       [total number of elements], on the device in scope. A single tensor of rank 1 is
-      returned as it is.
+      returned as it is, and so is what ``cut_flat`` cut into just these tensors.
 
     Raises:
       ValueError: no tensor.
@@ -121,7 +128,7 @@ def join_flat(tensors: Sequence[tf.Tensor], *, narrow: bool = False) -> tf.Tenso
     own = [narrow_source(tensor) for tensor in tensors] if narrow else tensors
     if len({tensor.dtype for tensor in own}) > 1:
         own = tensors
-    flat = [t if t.shape.rank == 1 else tf.reshape(t, [-1]) for t in own]
+    flat = _pieces(own)
     joined = flat[0] if len(flat) == 1 else tf.concat(flat, axis=0)
     return tf.cast(joined, tensors[0].dtype) if narrow else joined
 
@@ -155,6 +162,113 @@ def cut_flat(flat: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
         part if shape.rank == 1 and len(known) > 1 else tf.reshape(part, shape)
         for part, shape in zip(parts, known, strict=True)
     ]
+
+
+def _pieces(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Flattens tensors; parts of one that follow each other become a piece of it."""
+    runs: list[list[tf.Tensor]] = []
+    for tensor in tensors:
+        part, last = _part(tensor), runs[-1][-1] if runs else None
+        if part is None or last is None or last.op is not part.op:
+            runs.append([tensor if part is None else part])
+        elif last.value_index + 1 == part.value_index:
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return list(map(_piece, runs))
+
+
+def _piece(run: Sequence[tf.Tensor]) -> tf.Tensor:
+    first = run[0]
+    if len(run) == 1:
+        return first if first.shape.rank == 1 else tf.reshape(first, [-1])
+    whole, parts = first.op.inputs[0], first.op.outputs
+    if len(run) == len(parts):
+        return whole
+    before = sum(own.shape[0] for own in parts[: first.value_index])
+    return tf.slice(whole, [before], [sum(own.shape[0] for own in run)])
+
+
+def _part(tensor: tf.Tensor) -> Any:
+    """Returns which output of a split of a flat tensor a tensor is, or None."""
+    if tf.executing_eagerly() or tensor.graph is not tf.compat.v1.get_default_graph():
+        return None
+    part = tensor
+    if part.op.type == "Reshape" and not part.op.control_inputs:
+        part = part.op.inputs[0]
+    is_part = part.op.type == "SplitV" and part.op.inputs[0].shape.rank == 1
+    is_known = is_part and all(own.shape.is_fully_defined() for own in part.op.outputs)
+    return part if is_known and not part.op.control_inputs else None
+
+
+@without_autograph
+def whole_of_parts(
+    rows: Sequence[Sequence[tf.Tensor]],
+) -> tuple[list[list[tf.Tensor]], Callable[[Sequence[Any]], list[Any]]]:
+    """Replaces parts by the flat tensors that ``cut_flat`` cut into just these.
+
+    Returns [K][M] tensors for [K][N], where all rows are made of parts in one way, and
+    what makes N of M, in the scope in which it is called.
+    """
+    parts = [list(map(_part, row)) for row in rows]
+    places = [_places(own) for own in parts]
+    if any(own != places[0] for own in places):
+        return [list(row) for row in rows], list
+    firsts = {own[0]: n for n, own in reversed([*enumerate(places[0])]) if own}
+    alone = [n for n, own in enumerate(places[0]) if own is None]
+    wholes = [
+        [*(own[n].op.inputs[0] for n in firsts.values()), *(row[n] for n in alone)]
+        for own, row in zip(parts, rows, strict=True)
+    ]
+
+    def undo(tensors: Sequence[Any]) -> list[Any]:
+        found = dict(zip(alone, tensors[len(firsts) :], strict=True))
+        for (number, first), whole in zip(firsts.items(), tensors, strict=False):
+            cut = cut_flat(whole, [own.shape for own in parts[0][first].op.outputs])
+            for n, own in enumerate(places[0]):
+                if own is not None and own[0] == number:
+                    found[n] = tf.reshape(cut[own[1]], rows[0][n].shape)
+        return [found[n] for n in range(len(found))]
+
+    return wholes, undo
+
+
+def _places(parts: Sequence[Any]) -> list[tuple[int, ...] | None]:
+    """Returns [N]: which flat tensor, which part of it and how large; else None.
+
+    None for what is no part, and where other parts of its flat tensor are missing.
+    """
+    used: dict[tf.Operation, set[int]] = {}
+    for part in parts:
+        if part is not None:
+            used.setdefault(part.op, set()).add(part.value_index)
+    whole = [op for op, own in used.items() if len(own) == len(op.outputs) > 1]
+    return [
+        None
+        if part is None or part.op not in whole
+        else (whole.index(part.op), part.value_index, part.shape.num_elements())
+        for part in parts
+    ]
+
+
+def map_flat(
+    fn: Callable[[tf.Tensor], tf.Tensor], tensors: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Applies what works element by element to tensors of one device, where they are.
+
+    Parts of a pack are mapped as one.
+    """
+    if not tensors:
+        return []
+    [wholes], undo = whole_of_parts([tensors])
+    with tf.device(wholes[0].device):
+        return undo([fn(whole) for whole in wholes])
+
+
+def is_small(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is known to have fewer elements than are packed."""
+    count = tensor.shape.num_elements()
+    return count is not None and count < PACKED_BELOW
 
 
 @without_autograph

@@ -16,6 +16,7 @@ from ._flat_packs import PACKED_BELOW as PACKED_BELOW
 from ._flat_packs import PackPlan as PackPlan
 from ._flat_packs import cut_flat as cut_flat
 from ._flat_packs import join_flat as join_flat
+from ._flat_packs import map_flat as map_flat
 from ._flat_packs import narrow_source as narrow_source
 from ._flat_packs import pack_tensors as pack_tensors
 from ._flat_packs import plan_packing as plan_packing

@@ -10,10 +10,12 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core._flat_packs import (
-    PACKED_BELOW,
+    cut_flat,
+    is_small,
     pack_tensors,
     plan_packing,
     unpack_tensors,
+    whole_of_parts,
 )
 from tw_core._modes import orders_effects, traces_function, without_autograph
 from tw_core._tf_compat import captured_from, is_variable_handle
@@ -49,6 +51,7 @@ def call_once(
     outside: str | None = None,
     inline: bool | None = None,
     jit_compile: bool = False,
+    packs_results: bool = False,
 ) -> list[Any]:
     """Traces ``fn(*items[0])`` once and calls it for each of K towers.
 
@@ -73,7 +76,9 @@ def call_once(
         empty to write whatever tower 0 does.
       inline: whether calls are inlined, which runs small functions faster and starts
         large ones more slowly; None to decide by the number of operations.
-      jit_compile: whether XLA compiles the function, part by part.
+      jit_compile: whether XLA compiles the function, part by part. Tensors among the
+        items that were cut from a pack enter it as that pack.
+      packs_results: whether small tensors leave a compiled function as packs.
 
     Returns:
       The K results.
@@ -91,14 +96,18 @@ def call_once(
         )
     copies = Copies.of(items)
     arguments = [copies.arguments(k) for k in range(len(items))]
+    cut: Callable[[Sequence[Any]], list[Any]] = list
+    if jit_compile:
+        arguments, cut = whole_of_parts(arguments)
     with nullcontext() if combine is None else meeting_in_bodies():
         trace = trace_function(
             fn,
             copies.specs(arguments),
-            copies.rebuilt,
+            lambda tensors: copies.rebuilt(cut(tensors)),
             total=len(items),
             may_meet=combine is not None,
             jit_compile=jit_compile,
+            packs_results=packs_results,
         )
     towers = [
         _Tower.of(trace, copies, k, own, scope)
@@ -267,7 +276,7 @@ class _Tower:
         """Reads variables where they are; small ones come from there as one tensor."""
         is_here = self.is_on(device)
         plan = plan_packing(
-            [None if is_here or not _is_small(t) else t.dtype for t in wanted]
+            [None if is_here or not is_small(t) else t.dtype for t in wanted]
         )
         with tf.device(device):
             read = [
@@ -281,6 +290,10 @@ class _Tower:
 
     def brought(self, meeting: Meeting) -> Any:
         """Returns what this tower brings to a meeting."""
+        for pack, own in meeting.packs:
+            with self.scope():
+                parts = cut_flat(self.values[pack.name], [part.shape for part in own])
+            self.values.update(zip((part.name for part in own), parts, strict=True))
         return tf.nest.map_structure(self._own, meeting.brought)
 
     def go_on(self, meeting: Meeting, answer: Any) -> None:
@@ -317,10 +330,6 @@ def _elsewhere(trace: Trace, towers: Sequence[_Tower]) -> list[tf.Tensor]:
         for own in captured
         if any((t.index, t.values[own.name].device) not in here for t in towers)
     ]
-
-
-def _is_small(tensor: tf.Tensor) -> bool:
-    return (tensor.shape.num_elements() or PACKED_BELOW) < PACKED_BELOW
 
 
 def _check_captured(

@@ -1,13 +1,14 @@
 """The trace of one tower's function, and the places where it meets the others."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
+from tw_core._flat_packs import is_small, join_flat, plan_packing
 from tw_core._modes import without_autograph
 from tw_core._tf_compat import captured_from, read_only_inputs
 from tw_core._variable_kinds import READS, is_variable
@@ -33,11 +34,15 @@ class Meeting:
     position: int  # the number of operations that the trace had
     waits: bool  # whether the towers wait for the answer
     is_same: bool = False  # whether the answer is equal in all towers
+    packs: Sequence[tuple[tf.Tensor, list[tf.Tensor]]] = ()  # what travels as one
 
     def tensors(self) -> list[tf.Tensor]:
-        """Lists what was brought in tensors, by components."""
+        """Lists the tensors that travel: what was brought, by components, and packs."""
         leaves = tf.nest.flatten(self.brought)
-        return [part for leaf in leaves for part in components(leaf)]
+        packed = {id(tensor) for _, own in self.packs for tensor in own}
+        parts = [part for leaf in leaves for part in components(leaf)]
+        alone = [part for part in parts if id(part) not in packed]
+        return [*(pack for pack, _ in self.packs), *alone]
 
 
 @dataclass(eq=False)
@@ -53,6 +58,7 @@ class Trace:
     captured: list[tuple[tf.Tensor, tf.Tensor]] = field(default_factory=list)
     must_run: set[tf.Operation] = field(default_factory=set)
     only_read: set[str] = field(default_factory=set)  # names of captured resources
+    jit_compile: bool = False  # whether XLA compiles it
     _met_inside: bool = field(default=False, init=False)
 
     def is_here(self) -> bool:
@@ -82,15 +88,27 @@ class Trace:
         self,
         place: Any,
         brought: Any,
-        given: Sequence[tf.Tensor] = (),
+        answer: Sequence[tf.TensorSpec] = (),
         *,
-        waits: bool,
+        waits: bool = False,
         is_same: bool = False,
-    ) -> None:
-        """Adds a meeting after the operation that was built last."""
-        position = len(self.graph.get_operations()) - len(given)
-        meeting = Meeting(place, brought, list(given), position, waits, is_same)
-        self.meetings.append(meeting)
+        together: Mapping[int, Hashable] | None = None,
+    ) -> list[tf.Tensor]:
+        """Adds a meeting after the operation that was built last; returns its answer.
+
+        Small tensors are packed where XLA compiles them: those with equal values in
+        ``together``, by the tensors' ids; None for no packs.
+        """
+        packs = []
+        if self.jit_compile and together is not None:
+            packs = _packs(brought, together)
+        position = len(self.graph.get_operations())
+        given = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in answer]
+        waits = waits or bool(given)
+        self.meetings.append(
+            Meeting(place, brought, given, position, waits, is_same, packs)
+        )
+        return given
 
     def outermost(self, tensor: Any) -> Any:
         """Returns what a captured tensor is outside of all traces; else the tensor."""
@@ -108,6 +126,22 @@ class Trace:
             return leaf if is_own else tf.identity(leaf)
 
         return tf.nest.map_structure(own, brought)
+
+
+def _packs(
+    brought: Any, together: Mapping[int, Hashable]
+) -> list[tuple[tf.Tensor, list[tf.Tensor]]]:
+    """Joins what was brought in small dense tensors, but for what came from outside."""
+    leaves = {id(leaf): leaf for leaf in tf.nest.flatten(brought)}.values()
+    small = [
+        leaf
+        for leaf in leaves
+        if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating and is_small(leaf)
+        if leaf.op.type != "Placeholder"
+    ]
+    plan = plan_packing([(own.dtype, together.get(id(own))) for own in small])
+    packs = [[small[n] for n in places] for places in plan.packs]
+    return [(join_flat(own), own) for own in packs]
 
 
 class _Here(threading.local):
@@ -154,6 +188,7 @@ def meet(
     answer: Any = None,
     waits: bool = False,
     is_same: bool = False,
+    together: Mapping[int, Hashable] | None = None,
 ) -> Any:
     """Brings something to a place where all towers meet; returns what they agree on.
 
@@ -168,6 +203,8 @@ def meet(
       answer: nest of ``tf.TensorSpec``: what ``combine`` will return for a tower.
       waits: whether to wait for all towers where there is no answer.
       is_same: whether all towers get the same answer.
+      together: where XLA compiles the towers, small dense tensors travel in packs, of
+        those with one value here, by their ids (None is one, too); None for no packs.
 
     Returns:
       Tensors in the structure of ``answer``.
@@ -186,9 +223,9 @@ def meet(
     _check_reached(trace, place)
     brought = trace.own(brought)
     specs = tf.nest.flatten(answer) if answer is not None else []
-    given = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
-    waits = waits or bool(given)
-    trace.record(place, brought, given, waits=waits, is_same=is_same)
+    given = trace.record(
+        place, brought, specs, waits=waits, is_same=is_same, together=together
+    )
     return tf.nest.pack_sequence_as(answer, given) if specs else None
 
 
@@ -251,6 +288,7 @@ def trace_function(
     total: int,
     may_meet: bool = True,
     jit_compile: bool = False,
+    packs_results: bool = False,
     around: Trace | None = None,
 ) -> Trace:
     """Traces ``fn(*rebuild(tensors))`` for tensors of the given specs."""
@@ -259,6 +297,7 @@ def trace_function(
     def body(*tensors: tf.Tensor) -> None:
         graph = tf.compat.v1.get_default_graph()
         trace = Trace(graph, may_meet, total, around, list(tensors))
+        trace.jit_compile = jit_compile or (around is not None and around.jit_compile)
         with _tracing(trace), tf.variable_creator_scope(_refuse_variable):
             try:
                 result = fn(*rebuild(tensors))
@@ -266,7 +305,8 @@ def trace_function(
                 if around is None:
                     error.add_note(f"(in tower0 of {total}, which is traced for all)")
                 raise
-            trace.record("the end", trace.own(result), waits=False)
+            together: dict[int, Any] | None = {} if packs_results else None
+            trace.record("the end", trace.own(result), together=together)
         traces.append(trace)
 
     # Each tower's call chooses the device: no operation may have one from here.

@@ -443,6 +443,7 @@ def call_towers_once(
         outside=outside,
         inline=inline,
         jit_compile=jit_compile,
+        packs_results=combine is None,
     )
 
 

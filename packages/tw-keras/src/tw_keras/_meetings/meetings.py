@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
+from tw_builders.internal import owned
 from tw_core.internal import (
     is_same_in_towers,
     join_rows,
@@ -22,6 +23,7 @@ from tw_core.internal import (
     may_meet,
     meet,
     split_rows,
+    tf_variable,
     values_of,
 )
 from tw_keras._checks import optimizers_of
@@ -70,7 +72,7 @@ class Meetings:
         for n, optimizer in enumerate(self._optimizers):
             if losses.are_weighed_by(optimizer):
                 yield optimizer, "scale_loss", partial(losses.weighing, n)
-            yield optimizer, "apply", partial(_applying, n)
+            yield optimizer, "apply", partial(_applying, n, self._homes)
         for n, metric in enumerate(self._metrics):
             if not step.is_one_device:
                 yield metric, "update_state", partial(metrics.updating, n)
@@ -104,6 +106,18 @@ class Meetings:
             return brought
         rows = len(brought) - self._step.lent
         return times(brought, [tf.less(k, rows) for k in range(len(brought))])
+
+    def _homes(self, n: int, brought: tuple[Any, ...]) -> dict[int, str]:
+        """Maps ids of gradients to where they are applied, which they travel to."""
+        if self._copies.variables != "sharded":
+            return {}
+        grads, variables, _ = brought
+        owners = owned(self._copies.of_towers(variables), self._applier(n))
+        return {
+            id(part): tf_variable(owner).device
+            for parts, owner in zip(grads, owners, strict=True)
+            for part in parts
+        }
 
     def _applier(self, n: int) -> Any:
         flat = self._copies.flat
@@ -196,11 +210,17 @@ class Meetings:
             apply(update, brought)
 
 
-def _applying(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
+def _applying(
+    n: int,
+    homes: Callable[[int, tuple[Any, ...]], dict[int, str]],
+    original: Callable[..., Any],
+) -> Callable[..., Any]:
     def method(*arguments: Any, **named: Any) -> Any:
         if not may_meet():
             return original(*arguments, **named)
-        return meet(("optimizer", n), _brought(*arguments, **named), waits=True)
+        brought = _brought(*arguments, **named)
+        together = homes(n, brought)
+        return meet(("optimizer", n), brought, waits=True, together=together)
 
     return method
 

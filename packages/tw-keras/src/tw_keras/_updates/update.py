@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from tw_core import Tower
-from tw_core.internal import weigh
+from tw_core.internal import map_flat, weigh
 from tw_reduce import Reducer
 
 
@@ -57,14 +58,17 @@ def with_gradients(brought: Sequence[Brought]) -> list[Brought]:
 
 def times(brought: Sequence[Brought], factors: Sequence[Any]) -> list[Brought]:
     """Multiplies each tower's gradients by its factor."""
-    return [
-        Brought(
-            [g if g is None else weigh(g, tf.cast(factor, tf.float32)) for g in grads],
-            *(own.variables, own.same_rows),
-        )
-        for own, factor in zip(brought, factors, strict=True)
-        for grads in [own.grads]
-    ]
+    weighed = []
+    for own, factor in zip(brought, factors, strict=True):
+        by = partial(weigh, weight=tf.cast(factor, tf.float32))
+        dense = [grad for grad in own.grads if isinstance(grad, tf.Tensor)]
+        of_dense = iter(map_flat(by, dense))
+        grads = [
+            next(of_dense) if isinstance(grad, tf.Tensor) else grad and by(grad)
+            for grad in own.grads
+        ]
+        weighed.append(Brought(grads, own.variables, own.same_rows))
+    return weighed
 
 
 def with_rows_added(
