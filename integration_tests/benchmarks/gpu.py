@@ -1,38 +1,45 @@
-"""What nobody has yet run on GPUs: tw-doctor, all-reduces, steps, fit, first steps.
+"""On one GPU, shared by two towers: steps, fit and first steps, and tw-doctor's report.
 
-One file of JSON and one picture, to attach to an issue. A part that fails or hangs is
+Each part writes out/bench/gpu-PART.json and .log as it goes on. At the end there are
+one file of JSON and one picture, to attach to an issue. A part that fails or hangs is
 kept with its last lines, and the others run. With --device cpu it shows that it works.
 """
 
+import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any
 
-from racing import Report, in_own_process
+from racing import OUT, Report, in_own_process
 
 OPTIONS = {
     "device": {"choices": ("auto", "cpu", "gpu"), "default": "auto"},
-    "towers": [2],
     "rounds": 5,
-    "at_most": 900,
-    "parts": ("doctor", "reduce", "step", "fit", "build"),
+    "within": 470,
+    "torch": None,
+    "parts": (
+        "one",
+        "small",
+        "kernels",
+        "resnet",
+        "transformer",
+        "first",
+        "float32",
+        "torch",
+        "doctor",
+    ),
 }
-RUN = [sys.executable, str(Path(__file__).with_name("run.py"))]
-# The arguments of each part; numbers of towers and rounds are added.
-PARTS = {
-    "reduce": ["--profiles", "resnet50", "small"],
-    "step": ["--groups", "function", "keras"],
-    "fit": ["--networks", "--works", "convolutional"],
-    "build": ["--networks", "dense"],
-}
+PROGRAM = str(Path(__file__).with_name("gpu_parts.py"))
+PART_S, DOCTOR_S = 200.0, 90.0
 LAST_LINES = 30
+LATE = "not begun: no time was left; run it by --parts"
 
 
 def count_gpus() -> int:
@@ -42,29 +49,40 @@ def count_gpus() -> int:
     return len(tf.config.list_physical_devices("GPU"))
 
 
-def command_of(name: str, options: Any, device: str) -> list[str]:
-    """Returns the command of a part."""
-    towers = list(map(str, options.towers))
+def file_of(name: str) -> Path:
+    """Returns the file that a part writes."""
+    return OUT / f"gpu-{name}.json"
+
+
+def command_of(name: str, options: Any, device: str, left_s: float) -> list[str]:
+    """Returns the command of a part; none where it cannot be run."""
     if name == "doctor":
-        own = ["--device", device, "--towers", towers[0], "--json", "doctor.json"]
+        limit = str(max(1.0, min(DOCTOR_S, left_s - 5)))
+        own = ["--device", device, "--time-limit", limit, "--json", str(file_of(name))]
         return [sys.executable, "-m", "tw_doctor", *own]
-    numbers = ["--towers", *towers, "--rounds", str(options.rounds)]
-    return [*RUN, name, *PARTS[name], *numbers]
+    command = [sys.executable, PROGRAM, name, str(options.rounds)]
+    if name != "torch":
+        return command
+    here = sys.executable if importlib.util.find_spec("torch") else None
+    python = options.torch or here
+    return [*command, python] if python else []
 
 
-def run_part(command: list[str], folder: Path, device: str, at_most_s: float) -> Any:
+def run_part(command: list[str], log: Path, device: str, at_most_s: float) -> Any:
     """Runs a part, shows what it prints, and returns its status and its last lines."""
     lines: deque[str] = deque(maxlen=LAST_LINES)
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**os.environ, "TOWERS_BENCH_DEVICE": device},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # so that all its processes can be killed
-    ) as process:
+    with (
+        log.open("w", encoding="utf-8") as kept,
+        subprocess.Popen(
+            command,
+            env={**os.environ, "TOWERS_BENCH_DEVICE": device},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # so that all its processes can be killed
+        ) as process,
+    ):
 
         def kill() -> None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -74,6 +92,7 @@ def run_part(command: list[str], folder: Path, device: str, at_most_s: float) ->
         try:
             for line in process.stdout or ():
                 print(line, end="", flush=True)
+                print(line, end="", flush=True, file=kept)
                 lines.append(line.rstrip("\n"))
             status = process.wait()
         except BaseException:
@@ -83,27 +102,39 @@ def run_part(command: list[str], folder: Path, device: str, at_most_s: float) ->
             hung = not timer.is_alive()
             timer.cancel()
     if hung:
-        status = f"did not end within {at_most_s:g} s"
+        status = f"did not end within {at_most_s:.0f} s"
     return {"status": status, "lines": list(lines) if status else []}
 
 
 def main(options: Any, report: Report) -> None:
     """Runs the parts, and collects their figures."""
+    ends = time.monotonic() + options.within
     device = options.device
     if device == "auto":
         device = "gpu" if in_own_process(count_gpus) else "cpu"
     report.notes = {"device": device, "parts": {}, "doctor": None}
+    OUT.mkdir(parents=True, exist_ok=True)
     for name in options.parts:
-        with tempfile.TemporaryDirectory() as folder:
-            print(f"\n== {name}, on {device.upper()}s", flush=True)
-            command = command_of(name, options, device)
-            part = run_part(command, Path(folder), device, options.at_most)
-            report.notes["parts"][name] = part
-            if part["status"]:
-                report.faults.append(f"{name}: {part['status']}")
-            for file in sorted(Path(folder).rglob("*.json")):
-                made = json.loads(file.read_text(encoding="utf-8"))
-                if name == "doctor":
-                    report.notes["doctor"] = made
-                else:
-                    report.rows += made["rows"]
+        print(f"\n== {name}, on {device.upper()}s", flush=True)
+        file = file_of(name)
+        file.unlink(missing_ok=True)
+        left = ends - time.monotonic()
+        command = command_of(name, options, device, left)
+        if left <= 0:
+            part = {"status": LATE, "lines": []}
+        elif command:
+            seconds = min(PART_S, left)
+            part = run_part(command, file.with_suffix(".log"), device, seconds)
+        else:
+            part = {"status": 0, "lines": ["no PyTorch here; name one by --torch"]}
+        report.notes["parts"][name] = part
+        if part["status"]:
+            report.faults.append(f"{name}: {part['status']}")
+        if not file.exists():
+            continue
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if name == "doctor":
+            report.notes["doctor"] = found
+        else:
+            report.rows += found["rows"]
+            report.targets += found["targets"]

@@ -140,16 +140,16 @@ def save(name: str, **content: Any) -> Path:
     return path
 
 
-def use_devices(count: int) -> list[str]:
+def use_devices(count: int, *, tf32: bool = False) -> list[str]:
     """Makes the towers' devices in this process: logical CPUs, or GPUs.
 
-    On GPUs products are of float32 as on CPUs, so that results can be compared.
+    Products are of float32 unless ``tf32``, so that results can be compared.
     """
     import tensorflow as tf
 
     from tw_doctor._machine.examiner import make_towers
 
-    tf.config.experimental.enable_tensor_float_32_execution(False)
+    tf.config.experimental.enable_tensor_float_32_execution(tf32)
     return make_towers(DEVICE, count)
 
 

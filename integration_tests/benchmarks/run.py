@@ -19,7 +19,7 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 HERE = Path(__file__).parent
 HELP = {
-    "at_most": "seconds after which a part counts as hung",
+    "within": "seconds after which it ends; parts that are left are named",
     "epochs": "epochs to trace",
     "groups": "groups of contenders, or numbers of micro-batches in an update",
     "keep": "folder for the doctor's files",

@@ -175,11 +175,12 @@ def _model(work: Work, *, with_keras: bool) -> tuple[Any, Any, Any]:
     return partial(Module, work), module_loss, momentum
 
 
-def function_step(work: Work, towers: int, kind: str, *, with_keras: bool) -> Built:
+def function_step(
+    work: Work, towers: int, kind: str, *, with_keras: bool, **options: Any
+) -> Built:
     made = _model(work, with_keras=with_keras)
-    step, model = training.function_step(
-        racing.device_names(towers), *made, kind=kind, below_bytes=BELOW_BYTES
-    )
+    options = {"kind": kind, "below_bytes": BELOW_BYTES, **options}
+    step, model = training.function_step(racing.device_names(towers), *made, **options)
     shards = training.shards_of(racing.device_names(towers), work.x, work.y)
     return partial(step, *shards), lambda: training.values_of(model)
 

@@ -51,13 +51,17 @@ def function_step(
     below_bytes: int = DEFAULT_BELOW_BYTES,
     reduce: Any = None,
     map_towers: Callable[..., Any] = tw_core.map_towers,
+    jit_compile: bool = False,
 ) -> tuple[Callable[[Any, Any], None], Any]:
     """Returns a step in a ``tf.function``, and tower 0's model.
 
     ``kind`` says who holds the variables: replicated, sharded, each with flat before
     it, or a parameter server. Those of fewer than ``below_bytes`` lie in a flat one.
-    ``reduce`` adds the gradients of replicated towers; by default in packs.
+    ``reduce`` adds the gradients of replicated towers; by default in packs. With
+    ``jit_compile`` XLA compiles the towers' gradients and their updates.
     """
+    if jit_compile:
+        map_towers = partial(map_towers, trace="once", jit_compile=True)
     ours = tw_core.towers(devices)
     build = partial(flatten, make, below_bytes=below_bytes) if "flat" in kind else make
     if kind == SERVER:
@@ -72,6 +76,7 @@ def function_step(
     else:
         optimizers = tw_builders.make_optimizers(ours[: len(replicas)], new, replicas)
     mean = tw_reduce.mean(reduce or packed_sum(devices))
+    compiled = {"jit_compile": jit_compile}
 
     def gradients(tower: Any, model: Any, x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -84,11 +89,14 @@ def function_step(
         if kind == SERVER:
             variables = models[0].trainable_variables
             pairs = [list(zip(own, variables, strict=True)) for own in grads]
-            tw_builders.apply_shared_gradients(pairs, optimizers[0])
+            tw_builders.apply_shared_gradients(pairs, optimizers[0], **compiled)
         elif "sharded" in kind:
-            tw_builders.apply_sharded_gradients(ours, grads, replicas, optimizers[0])
+            tw_builders.apply_sharded_gradients(
+                ours, grads, replicas, optimizers[0], **compiled
+            )
         else:
-            tw_builders.apply_gradients(ours, mean(grads), replicas, optimizers)
+            reduced = mean(grads)
+            tw_builders.apply_gradients(ours, reduced, replicas, optimizers, **compiled)
 
     return step, replicas[0].model if "flat" in kind else replicas[0]
 
