@@ -138,3 +138,18 @@ def test_a_vector_is_joined_and_cut_without_a_reshape_on_the_device_in_scope(gra
     assert flat is join_flat([flat])
     assert flat.device == "/device:CPU:2"
     assert {part.device for part in parts} == {"/device:CPU:3"}
+
+
+@pytest.mark.parametrize("count", [4, 5, 15, 16])
+def test_few_tensors_are_joined_on_a_gpu_by_one_copy(count):
+    given = arrays([*SHAPES, *[(2, 4)] * 12][: count + 2])  # two of them are empty
+
+    @tf.function(autograph=False)
+    def join():
+        with tf.device("/gpu:0"):  # or what there is in its place
+            return join_flat([tf.identity(own) for own in given])
+
+    joins = join.get_concrete_function().graph.get_operations()
+    [inputs] = [own.get_attr("N") for own in joins if own.type == "ConcatV2"]
+    assert inputs == {4: 6, 5: 18, 15: 18, 16: 18}[count]
+    np.testing.assert_array_equal(join(), np.concatenate([a.ravel() for a in given]))

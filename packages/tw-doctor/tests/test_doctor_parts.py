@@ -17,6 +17,7 @@ from tw_doctor._machine.command import Examination
 from tw_doctor._machine.measuring import (
     PROFILES,
     THRESHOLDS,
+    THRESHOLDS_ON_GPUS,
     measure_copies,
     to_time,
     treatment,
@@ -136,6 +137,7 @@ def test_the_mixture_is_tried_with_what_was_fastest_for_small_and_for_large():
     names = ["sum_balanced", "sum_nccl", "hierarchical"]
     alone = to_time(names, {}, {})
     assert alone == uniform(names, (16_384, 0))
+    assert to_time(names, {}, {}, THRESHOLDS_ON_GPUS) == uniform(names, (1 << 18, 0))
     small = timed(sum_balanced=1.0, sum_nccl=1.5, hierarchical=9.0)
     large = timed(sum_balanced=1.5, sum_nccl=1.0, hierarchical=9.0)
     assert (

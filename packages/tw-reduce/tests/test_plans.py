@@ -118,6 +118,11 @@ def test_auto_chooses_by_kind_of_device_size_and_dtype():
     on_cpus = plan_auto(infos, ["/cpu:0", "/cpu:1"]).choices
     assert {choice.algorithm for choice in on_cpus} <= {"sum_on_device", "sum_balanced"}
     assert [choice.packed_with for choice in on_cpus] == [2, 2, 1, 1, 1]
+    large = TensorInfo(2, (65_536,), "float32", 4)
+    kernels = [*infos[:2], large, TensorInfo(3, (64, 64), "float32", 4)]
+    for devices, packed in [(["/gpu:0", "/gpu:1"], 3), (["/gpu:0", "/cpu:0"], 2)]:
+        counts = [c.packed_with for c in plan_auto(kernels, devices).choices]
+        assert counts == [packed, packed, 1, packed if packed == 3 else 1]
     on_gpus = [c.algorithm for c in plan_auto(infos, ["/gpu:0", "/gpu:1"]).choices]
     assert on_gpus[:3] == ["sum_nccl"] * 3
     assert on_gpus[3:] == ["sum_balanced"] * 2

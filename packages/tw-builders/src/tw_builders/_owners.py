@@ -6,7 +6,6 @@ Variables that an optimizer makes for an owner's copy are named as if they were 
 0's, so that a checkpoint does not depend on who owned which variable.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -19,12 +18,14 @@ from tw_core.devices import canonical_device
 from tw_core.internal import (
     call_once,
     cut_flat,
+    is_small,
     join_flat,
     orders_effects,
     plain_name,
+    plan_packing,
     tf_variable,
 )
-from tw_reduce.plans import TensorInfo, plan_balanced, plan_packs
+from tw_reduce.plans import plan_balanced
 
 _KEYS = tf.compat.v1.GraphKeys
 # The ops inside cannot be seen from outside, and a control edge from an If or a call
@@ -191,14 +192,13 @@ def _compiled(fn: Callable[..., Any], own: Sequence[tf.Variable], *more: Any) ->
     return call_once(fn, [[own, *more]], [place], outside="", jit_compile=True)[0]
 
 
-def _packs(sources: Sequence[tf.Variable]) -> list[tuple[int, ...]]:
+def _packs(sources: Sequence[tf.Variable]) -> Sequence[Sequence[int]]:
     """Groups variables of one device that are worth joining."""
-    of_device = defaultdict(list)
-    for n, own in enumerate(sources):
-        shape = None if own.shape.rank is None else tuple(own.shape)
-        info = TensorInfo(n, shape, own.dtype.name, own.dtype.size)
-        of_device[own.device].append(info)
-    return [one for infos in of_device.values() for one in plan_packs(infos).groups]
+    keys = [
+        (own.device, own.dtype) if is_small(own, own.device) else None
+        for own in sources
+    ]
+    return plan_packing(keys).groups
 
 
 class UpdateWatch:

@@ -27,6 +27,7 @@ __all__ = [
     "map_flat",
     "narrow_source",
     "pack_tensors",
+    "packed_below",
     "plan_packing",
     "unpack_tensors",
     "whole_of_parts",
@@ -34,6 +35,21 @@ __all__ = [
 
 # Elements; from here on a pack costs more than the message or the op that it saves.
 PACKED_BELOW = 4_096
+_PACKED_BELOW_ON_GPUS = 65_536  # of one first look, on an H100 as two logical GPUs
+# So many tensors TensorFlow joins at once on a GPU; fewer it copies one by one.
+_JOINED_AT_ONCE = 16
+_FEWEST_REPEATED = 4  # To join so few at once would take as many launches.
+
+
+def packed_below(devices: Sequence[str]) -> int:
+    """Returns the number of elements from which on tensors of devices stay alone.
+
+    >>> from tw_core.internal import packed_below
+    >>> packed_below(["/gpu:0", "/gpu:1"]), packed_below(["/cpu:0"]), packed_below([])
+    (65536, 4096, 4096)
+    """
+    on_gpus = bool(devices) and all(map(_is_gpu, devices))
+    return _PACKED_BELOW_ON_GPUS if on_gpus else PACKED_BELOW
 
 
 @dataclass(frozen=True)
@@ -129,8 +145,30 @@ def join_flat(tensors: Sequence[tf.Tensor], *, narrow: bool = False) -> tf.Tenso
     if len({tensor.dtype for tensor in own}) > 1:
         own = tensors
     flat = _pieces(own)
-    joined = flat[0] if len(flat) == 1 else tf.concat(flat, axis=0)
+    joined = flat[0] if len(flat) == 1 else _concat(flat)
     return tf.cast(joined, tensors[0].dtype) if narrow else joined
+
+
+def _concat(flat: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Concatenates; few tensors on a GPU with the smallest repeated, and cut off."""
+    sizes = [tensor.shape.num_elements() for tensor in flat]
+    filled = [size for size in sizes if size]
+    is_few = _FEWEST_REPEATED < len(filled) < _JOINED_AT_ONCE
+    if not is_few or None in sizes or not _joins_on_gpu(flat[0]):
+        return tf.concat(flat, axis=0)
+    repeated = [flat[sizes.index(min(filled))]] * (_JOINED_AT_ONCE - len(filled))
+    return tf.slice(tf.concat([*flat, *repeated], axis=0), [0], [sum(sizes)])
+
+
+def _joins_on_gpu(tensor: tf.Tensor) -> bool:
+    """Whether an op made here on a tensor of a graph is placed on a GPU."""
+    if tf.executing_eagerly() or not _is_gpu(tensor.device):
+        return False
+    return _is_gpu(tf.no_op().device)
+
+
+def _is_gpu(device: str) -> bool:
+    return bool(tf.DeviceSpec.from_string(device).device_type == "GPU")
 
 
 @without_autograph
@@ -265,10 +303,10 @@ def map_flat(
         return undo([fn(whole) for whole in wholes])
 
 
-def is_small(tensor: tf.Tensor) -> bool:
-    """Returns whether a tensor is known to have fewer elements than are packed."""
+def is_small(tensor: Any, device: str = "") -> bool:
+    """Returns whether a tensor of a device is known to be small enough for packs."""
     count = tensor.shape.num_elements()
-    return count is not None and count < PACKED_BELOW
+    return count is not None and count < packed_below([device])
 
 
 @without_autograph

@@ -15,10 +15,12 @@ from ._checks import refusing_unknown as refusing_unknown
 from ._flat_packs import PACKED_BELOW as PACKED_BELOW
 from ._flat_packs import PackPlan as PackPlan
 from ._flat_packs import cut_flat as cut_flat
+from ._flat_packs import is_small as is_small
 from ._flat_packs import join_flat as join_flat
 from ._flat_packs import map_flat as map_flat
 from ._flat_packs import narrow_source as narrow_source
 from ._flat_packs import pack_tensors as pack_tensors
+from ._flat_packs import packed_below as packed_below
 from ._flat_packs import plan_packing as plan_packing
 from ._flat_packs import unpack_tensors as unpack_tensors
 from ._modes import builds_session_graph as builds_session_graph

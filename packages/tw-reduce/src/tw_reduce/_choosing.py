@@ -33,7 +33,7 @@ from tw_reduce._sums.collectives import (
 from tw_reduce._sums.hierarchical import EIGHT_GPU_CROSS, Groups, hierarchical
 from tw_reduce._sums.one_device import sum_balanced, sum_on_device, sum_round_robin
 from tw_reduce._sums.rendezvous import CollectiveKeys, check_keys
-from tw_reduce._tensor_info import TensorInfo, describe_columns
+from tw_reduce._tensor_info import TensorInfo, below_on, describe_columns
 
 
 def auto(
@@ -48,8 +48,9 @@ def auto(
 
     Args:
       devices: [K] the towers' devices, tower 0 first.
-      below_bytes: dense gradients of fewer bytes travel packed; None for those of
-        fewer than 4,096 elements, or for the threshold in ``measured``.
+      below_bytes: dense gradients of fewer bytes travel packed; None for the threshold
+        in ``measured``, else for those of fewer than 4,096 elements, or where all
+        devices are GPUs of fewer than 262,144 bytes.
       measured: the file that ``tw-doctor --json`` wrote on this machine for these
         devices, or its content: dense gradients are added in the way that was fastest
         for gradients of their mean size. None chooses by the kind of devices.
@@ -182,7 +183,7 @@ def _chosen(
     settled, keys = tuple(devices), keys or CollectiveKeys()
     times = None if measured is None else _measured_here(measured, devices)
     reducers = (reducers_on if times else _unmeasured)(settled, keys)
-    thresholds: Sequence[int | None] = [below_bytes]
+    thresholds: Sequence[int | None] = [below_on(devices, below_bytes)]
     if times and below_bytes is None:
         thresholds = times.thresholds
     copies = name == COPIED

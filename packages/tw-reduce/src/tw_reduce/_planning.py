@@ -27,7 +27,13 @@ from tw_reduce._measured import (
 )
 from tw_reduce._sums.collectives import COLLECTIVE_DTYPES, NCCL_DTYPES
 from tw_reduce._sums.one_device import balanced
-from tw_reduce._tensor_info import TensorInfo, check_infos, is_small, packs_of
+from tw_reduce._tensor_info import (
+    TensorInfo,
+    below_on,
+    check_infos,
+    is_small,
+    packs_of,
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ class AutoPlan:
     Attributes:
       choices: [N].
       below_bytes: dense gradients of fewer bytes are packed; None for those of fewer
-        than 4,096 elements.
+        than 4,096 elements. On GPUs it is never None.
     """
 
     choices: tuple[Choice, ...]
@@ -150,6 +156,7 @@ def make_plan(
         strategy = choose_strategy(measured, known, copies=copies)
         below_bytes = strategy.below_bytes if below_bytes is None else below_bytes
         choose = partial(_follow, strategy, below_bytes, devices=devices)
+    below_bytes = below_on(devices, below_bytes)
     by_algorithm: dict[tuple[str, str], list[TensorInfo]] = {}
     for info in infos:
         by_algorithm.setdefault(choose(info), []).append(info)

@@ -13,10 +13,13 @@ from tw_core.internal import (
     check_gradients,
     check_text,
     check_whole_number,
+    packed_below,
     plan_packing,
 )
 from tw_reduce._checks import check_items
 from tw_reduce._reducer import Tensorlike, TowerTensors, columns
+
+_FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,14 @@ def describe_columns(grads: TowerTensors) -> tuple[TensorInfo, ...]:
 def num_bytes_of_columns(grads: TowerTensors) -> list[int | None]:
     """Returns the bytes of the N gradients of checked towers."""
     return [info.num_bytes for info in describe_columns(grads)]
+
+
+def below_on(devices: Sequence[str], below_bytes: int | None) -> int | None:
+    """Returns the threshold of packs: on GPUs that of float32, where none is given."""
+    elements = packed_below(devices)
+    if below_bytes is not None or elements == PACKED_BELOW:
+        return below_bytes
+    return elements * _FLOAT32_BYTES
 
 
 def is_small(info: TensorInfo, below_bytes: int | None) -> bool:

@@ -1,4 +1,4 @@
-"""What tw-doctor needs of tw-reduce: what was measured here, and reducers by size.
+"""What siblings need of tw-reduce: what was measured here, reducers and packs by size.
 
 For the packages of this repository alone: any of it may change in a minor version.
 """

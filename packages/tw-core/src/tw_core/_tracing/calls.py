@@ -276,7 +276,7 @@ class _Tower:
         """Reads variables where they are; small ones come from there as one tensor."""
         is_here = self.is_on(device)
         plan = plan_packing(
-            [None if is_here or not is_small(t) else t.dtype for t in wanted]
+            [None if is_here or not is_small(t, device) else t.dtype for t in wanted]
         )
         with tf.device(device):
             read = [

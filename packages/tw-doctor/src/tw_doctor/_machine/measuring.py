@@ -16,7 +16,7 @@ import tensorflow as tf
 import tw_reduce
 from tw_doctor._machine.race import Time, race
 from tw_reduce import Reducer
-from tw_reduce.internal import COPIED, KEPT, Strategy, reducers_on
+from tw_reduce.internal import COPIED, KEPT, Strategy, below_on, reducers_on
 from tw_reduce.plans import TensorInfo, plan_auto
 from tw_reduce.reducers import CollectiveKeys
 
@@ -26,9 +26,10 @@ _ROUNDS = 41
 _TO_BUILD = 0.6  # of the time for a list; the rest is for its rounds
 _COPIED_BYTES = (4, 1 << 26)
 _NO_COPY = 1.5  # a copy takes longer than so many calls that copy nothing
+# Bytes; the second of each is what auto packs below, of float32.
 THRESHOLDS = (0, 16_384, 1 << 20)
+THRESHOLDS_ON_GPUS = (0, 1 << 18, 16_384, 1 << 20)
 _SLOW = 2.0  # times the fastest
-DEFAULT_BELOW = 16_384  # 4,096 elements of float32, which auto packs below
 
 
 class Profile(NamedTuple):
@@ -116,16 +117,20 @@ def measure_reducers(
     """Times every algorithm, alone and packed, on each list, as far as time allows."""
     adding = reducers_on(tuple(devices), CollectiveKeys())
     found: dict[str, dict[str, Times]] = {own.name: {} for own in PROFILES}
+    thresholds = THRESHOLDS if below_on(devices, None) is None else THRESHOLDS_ON_GPUS
     places = [(where, own) for where in (KEPT, COPIED) for own in _IN_ORDER]
     for number, (where, profile) in enumerate(places):
         around = tw_reduce.broadcast if where == COPIED else lambda reducer: reducer
-        before = [found[own.name].get(where, {}) for own in (PROFILES[0], PROFILES[-1])]
+        small, large = (found[PROFILES[n].name].get(where, {}) for n in (0, -1))
         now = time.monotonic()
         found[profile.name][where] = _race_strategies(
             profile,
             {name: around(adding[name]) for name in algorithms},
             devices,
-            [_default(devices, algorithms), *to_time(algorithms, *before)],
+            [
+                _default(devices, algorithms, thresholds[1]),
+                *to_time(algorithms, small, large, thresholds),
+            ],
             f"{profile.name}, {where}",
             doing,
             until=now + max(0.0, until - now) / (len(places) - number),
@@ -135,7 +140,8 @@ def measure_reducers(
             "name": own.name,
             "num_bytes": list(own.num_bytes),
             "times": {
-                where: _rows(own, times) for where, times in found[own.name].items()
+                where: _rows(own, times, thresholds)
+                for where, times in found[own.name].items()
             },
         }
         for own in PROFILES
@@ -194,14 +200,16 @@ def to_time(
     algorithms: Sequence[str],
     small: Mapping[Strategy, Time],
     large: Mapping[Strategy, Time],
+    thresholds: Sequence[int] = THRESHOLDS,
 ) -> list[Strategy]:
     """Chooses the strategies to time on a list, promising ones first.
 
     ``small`` and ``large`` are the times on the lists of small and of large gradients,
     empty if there are none yet. Algorithms that took long on both are only packed.
     """
+    default = thresholds[1]
     if not (small and large):
-        return uniform(algorithms, (DEFAULT_BELOW, 0))
+        return uniform(algorithms, (default, 0))
     losses = [_losses_by_algorithm(times) for times in (small, large)]
     quick = [
         name
@@ -210,10 +218,10 @@ def to_time(
     ]
     fastest = [min(own, key=own.__getitem__) for own in losses]
     return [
-        *uniform(algorithms, (DEFAULT_BELOW,)),
+        *uniform(algorithms, (default,)),
         *uniform(quick, (0,)),
-        *uniform(list(dict.fromkeys(fastest)), THRESHOLDS[-1:]),
-        *(Strategy(fastest[0], fastest[1], below) for below in THRESHOLDS[1:]),
+        *uniform(list(dict.fromkeys(fastest)), thresholds[2:]),
+        *(Strategy(fastest[0], fastest[1], below) for below in thresholds[1:]),
     ]
 
 
@@ -267,22 +275,26 @@ def _race_strategies(
     return race(calls, strategies[0], rounds=_ROUNDS, until=until, began=began)
 
 
-def _default(devices: Sequence[str], algorithms: Sequence[str]) -> Strategy:
+def _default(
+    devices: Sequence[str], algorithms: Sequence[str], below_bytes: int
+) -> Strategy:
     """Returns the choice of ``auto`` for float32 without measurements, if it fits."""
     info = TensorInfo(0, (1,), "float32", 4)
     (choice,) = plan_auto([info], devices).choices
     name = choice.algorithm if choice.algorithm in algorithms else algorithms[0]
-    return Strategy(name, name, DEFAULT_BELOW)
+    return Strategy(name, name, below_bytes)
 
 
-def _rows(profile: Profile, times: Times) -> list[dict[str, Any]]:
+def _rows(
+    profile: Profile, times: Times, thresholds: Sequence[int]
+) -> list[dict[str, Any]]:
     """Returns a row for each strategy that treats the list like one that was timed."""
     by_treatment = {treatment(own, profile.num_bytes): own for own in times}
     names = dict.fromkeys(
         own for strategy in times for own in (strategy.small, strategy.large)
     )
     rows = []
-    for strategy in dict.fromkeys([*times, *uniform(list(names), THRESHOLDS)]):
+    for strategy in dict.fromkeys([*times, *uniform(list(names), thresholds)]):
         timed = by_treatment.get(treatment(strategy, profile.num_bytes))
         if timed is not None:
             own = vars(times[timed])
