@@ -10,6 +10,7 @@ import tensorflow as tf
 from tower_models import CPUS, check_near, seeded
 
 from tw_keras import TowerModel
+from tw_keras._copies import Copies
 
 kinds, layers = keras.optimizers, keras.layers
 RANDOM = np.random.default_rng(0)
@@ -167,3 +168,46 @@ def test_xla_is_used_as_keras_decides(
     said = [record.getMessage() for record in caplog.records]
     missing = bool(more) and asked is not False
     assert ["cannot compile unknown;" in line for line in said] == [True] * missing
+
+
+class Texts(layers.Layer):
+    """A layer that XLA does not know, and that does not say so."""
+
+    def call(self, inputs):
+        sizes = tf.strings.length(tf.strings.as_string(tf.sign(inputs)))
+        return inputs + tf.cast(sizes, tf.float32)
+
+
+class Sized(layers.Layer):
+    """A layer whose sizes depend on the batch's values."""
+
+    def call(self, inputs):
+        ones = tf.reduce_sum(tf.ones_like(inputs)) + tf.reduce_max(inputs) * 0.0
+        return inputs + tf.reduce_sum(tf.zeros([tf.cast(ones, tf.int32)]))
+
+
+def odd(kind):
+    inner = [layers.Flatten(), layers.Dense(4), kind(name="odd"), layers.Dense(3)]
+    return keras.Sequential([keras.Input([6, 6, 1]), *inner])
+
+
+@pytest.mark.full("Texts-2", "Sized-1")
+@pytest.mark.parametrize("num_towers", [1, 2])
+@pytest.mark.parametrize("kind", [Texts, Sized], ids=["Texts", "Sized"])
+def test_steps_go_on_without_xla_where_it_fails(monkeypatch, caplog, kind, num_towers):
+    # On a machine with GPUs "auto" compiles.
+    monkeypatch.setattr(Copies, "compiles", lambda self, asked: bool(asked))
+    make = seeded(lambda: odd(kind))
+    want = fit(make(), OPTIMIZERS["adam"], jit_compile=False)
+    model = TowerModel(make, CPUS[:num_towers])
+    with caplog.at_level(logging.WARNING, "tw_keras"):
+        check_near(fit(model, OPTIMIZERS["adam"]), want, 2e-6)
+    [line] = [record.getMessage() for record in caplog.records]
+    assert "steps run without XLA, which cannot compile" in line
+    assert "/odd" in line
+    assert len(model.predict(X, verbose=0)) == len(X)
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        fit(model, OPTIMIZERS["adam"], jit_compile=True)
+    [note] = caught.value.__notes__
+    assert "/odd" in note
+    assert "compile(jit_compile=False)" in note

@@ -28,7 +28,8 @@ EXEMPT = {
         "TowerModel.name TowerModel.compile TowerModel.predict_step "
         "TowerModel.test_step TowerModel.train_step TowerModel.set_weights "
         "TowerModel.predict_on_batch "
-        "TowerModel.make_train_function TowerModel.save TowerModel.save_weights"
+        "TowerModel.make_train_function TowerModel.make_test_function "
+        "TowerModel.make_predict_function TowerModel.save TowerModel.save_weights"
     ),
 }
 INTERFACE = Interface(

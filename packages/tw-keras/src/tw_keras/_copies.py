@@ -51,6 +51,7 @@ class Copies:
         self.towers, self.variables, self.reducer = towers, variables, reducer
         self.weigh, self.adds, self.inline, self.ranks = weigh, adds, inline, ranks
         self.compiled_by_xla = False  # each tower's step, part by part
+        self.may_fall_back = False  # to steps without XLA
         self.assigned: list[Any] = []  # tower 0's variables that train, by a step
         self.states_by_row: Sequence[Sequence[Any]] = ()  # [K], each tower's own
         self._is_built = False
@@ -101,13 +102,11 @@ class Copies:
 
     def compiles(self, asked: bool | str) -> bool:
         """Returns whether XLA compiles steps; "auto": as Keras does, for GPUs."""
-        kinds = [
-            tf.DeviceSpec.from_string(own.device).device_type for own in self.towers
-        ]
-        if asked == "auto" and "GPU" not in kinds:
+        kind_of = tf.DeviceSpec.from_string
+        are_gpus = "GPU" in [kind_of(own.device).device_type for own in self.towers]
+        # XLA only reads the variables of another device.
+        if asked == "auto" and not (are_gpus and self.variables != "parameter_server"):
             return False
-        if asked == "auto" and self.variables == "parameter_server":
-            return False  # XLA only reads the variables of another device.
         others = [own for own in _checks.layers_of(self.main) if not own.supports_jit]
         if asked and others:
             names = ", ".join(own.name for own in others)

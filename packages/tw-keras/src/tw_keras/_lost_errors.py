@@ -1,11 +1,49 @@
-"""Errors that TensorFlow loses between devices, found by running a batch again."""
+"""Steps that fail, run again: to find errors that TensorFlow loses, or without XLA."""
 
+import itertools
+import logging
+import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+
+_log = logging.getLogger(__name__)
+_NODE = re.compile(r"node `?([^`}\s]+)")
+
+
+def or_without_xla(run: Callable[[Any], Any], name: str, model: Any) -> Any:
+    """Wraps a model's function ``name`` of steps, which goes on where XLA fails.
+
+    That shows as a step first runs, before updates; of several, a batch may be lost.
+    """
+
+    def run_or_fall_back(data: Any) -> Any:
+        try:
+            return run(data)
+        except tf.errors.OpError as error:
+            if "XLA" not in str(error):
+                raise
+            found = _NODE.search(str(error))
+            what = found[1] if found else "a step"
+            last = model._steps.last.take() if model._own.may_fall_back else None
+            if last is None:
+                error.add_note(
+                    f"TowerModel: XLA cannot compile {what}; write it otherwise, or "
+                    "use compile(jit_compile=False)."
+                )
+                raise
+        _log.warning("TowerModel: steps run without XLA, which cannot compile %s", what)
+        model._own.compiled_by_xla = False
+        model.train_function = model.test_function = model.predict_function = None
+        getattr(model, f"make_{name}")()
+        if name != "predict_function":  # The batch was taken from an iterator.
+            data = itertools.chain([last[1]], data)
+        return getattr(model, name)(data)
+
+    return run_or_fall_back
 
 
 @contextmanager
@@ -40,7 +78,7 @@ def naming_what_failed(steps: Any) -> Iterator[None]:
         )
         raise
     finally:
-        steps.forget_batch()
+        steps.last.forget()
 
 
 class LastBatch:

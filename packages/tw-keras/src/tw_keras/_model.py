@@ -16,7 +16,7 @@ from tw_core.ranks import RankGroup
 from tw_keras import _checks, _following
 from tw_keras._as_tower_0 import AsTower0
 from tw_keras._copies import Copies, Weigh
-from tw_keras._lost_errors import naming_what_failed
+from tw_keras._lost_errors import naming_what_failed, or_without_xla
 from tw_keras._over_ranks.agreement import settings_of
 from tw_keras._over_ranks.ranks import Ranks
 from tw_keras._steps import Steps
@@ -220,6 +220,7 @@ class TowerModel(AsTower0):
           jit_compile: whether XLA compiles each tower's step, between the sums over
             towers and the metrics; of one tower alone, the whole step. ``"auto"`` as
             Keras decides: where a tower is on a GPU, if XLA can compile all layers.
+            Where it cannot, steps go on without it, but with a ``group``.
           **kwargs: as ``args``.
 
         Raises:
@@ -239,6 +240,7 @@ class TowerModel(AsTower0):
         for model in own.distinct:
             model.run_eagerly, model.jit_compile = run_eagerly, False
         own.compiled_by_xla = not run_eagerly and own.compiles(jit_compile)
+        own.may_fall_back = jit_compile == "auto" and own.ranks is None
         super().compile(
             optimizer=own.main.optimizer,
             run_eagerly=run_eagerly,
@@ -365,11 +367,27 @@ class TowerModel(AsTower0):
 
     def make_train_function(self, force: bool = False) -> None:
         """Makes the function of a step; with a ``group`` its errors name lost ranks."""
-        before = vars(self).get("train_function")
-        super().make_train_function(force)
-        made, ranks = vars(self).get("train_function"), self._ranks
-        if ranks is not None and made is not None and made is not before:
-            self.train_function = ranks.running(made)
+        self._make("train_function", force)
+
+    def make_test_function(self, force: bool = False) -> None:
+        """Makes the function of a step that evaluates."""
+        self._make("test_function", force)
+
+    def make_predict_function(self, force: bool = False) -> None:
+        """Makes the function of a step that predicts."""
+        self._make("predict_function", force)
+
+    def _make(self, name: str, force: bool) -> None:
+        before = vars(self).get(name)
+        getattr(super(), f"make_{name}")(force)
+        made, ranks = vars(self).get(name), self._ranks
+        if made is None or made is before:
+            return
+        if ranks is not None and name == "train_function":
+            made = ranks.running(made)
+        if self._own.compiled_by_xla:
+            made = or_without_xla(made, name, self)
+        setattr(self, name, made)
 
     def _finish_epoch(self) -> None:
         dataset = getattr(self._epoch_iterator, "_distributed_dataset", None)

@@ -26,7 +26,7 @@ class Steps:
 
     def __init__(self, copies: Copies) -> None:
         self._own = copies
-        self._last = LastBatch()
+        self.last = LastBatch()
 
     def step(self, method: str, data: Any) -> Any:
         """Runs one step of every copy on its part of a batch; returns merged logs."""
@@ -122,18 +122,14 @@ class Steps:
         return ranks.parts(count)
 
     def _held(self, method: str, data: Any) -> Any:
-        return data if tf.executing_eagerly() else self._last.hold(method, data)
-
-    def forget_batch(self) -> None:
-        """Frees the last batch."""
-        self._last.forget()
+        return data if tf.executing_eagerly() else self.last.hold(method, data)
 
     def run_again(self) -> None:
         """Runs the towers' parts of the last batch one by one; raises what fails.
 
         With tower 0's values, which it keeps: nothing is updated.
         """
-        last, main, flat = self._last.take(), self._own.main, self._own.flat
+        last, main, flat = self.last.take(), self._own.main, self._own.flat
         if last is None:
             return
         method, data = last

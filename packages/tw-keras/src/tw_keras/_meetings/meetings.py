@@ -113,11 +113,8 @@ class Meetings:
             return {}
         grads, variables, _ = brought
         owners = owned(self._copies.of_towers(variables), self._applier(n))
-        return {
-            id(part): tf_variable(owner).device
-            for parts, owner in zip(grads, owners, strict=True)
-            for part in parts
-        }
+        pairs = zip(grads, owners, strict=True)
+        return {id(g): tf_variable(own).device for parts, own in pairs for g in parts}
 
     def _applier(self, n: int) -> Any:
         flat = self._copies.flat

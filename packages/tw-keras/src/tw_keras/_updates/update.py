@@ -58,17 +58,16 @@ def with_gradients(brought: Sequence[Brought]) -> list[Brought]:
 
 def times(brought: Sequence[Brought], factors: Sequence[Any]) -> list[Brought]:
     """Multiplies each tower's gradients by its factor."""
-    weighed = []
-    for own, factor in zip(brought, factors, strict=True):
+
+    def weighed(grads: Sequence[Any], factor: Any) -> list[Any]:
         by = partial(weigh, weight=tf.cast(factor, tf.float32))
-        dense = [grad for grad in own.grads if isinstance(grad, tf.Tensor)]
-        of_dense = iter(map_flat(by, dense))
-        grads = [
-            next(of_dense) if isinstance(grad, tf.Tensor) else grad and by(grad)
-            for grad in own.grads
-        ]
-        weighed.append(Brought(grads, own.variables, own.same_rows))
-    return weighed
+        dense = iter(map_flat(by, [g for g in grads if isinstance(g, tf.Tensor)]))
+        return [next(dense) if isinstance(g, tf.Tensor) else g and by(g) for g in grads]
+
+    return [
+        Brought(weighed(own.grads, factor), own.variables, own.same_rows)
+        for own, factor in zip(brought, factors, strict=True)
+    ]
 
 
 def with_rows_added(
