@@ -37,7 +37,10 @@ from tw_core.internal import (
     check_text,
     check_towers,
     compiles_with_xla,
+    orders_effects,
     tf_variables,
+    traces_function,
+    traces_tower,
     without_autograph,
 )
 from tw_reduce.reducers import check_weights
@@ -168,7 +171,11 @@ class TowerOptimizer(
 
     @without_autograph
     def apply(
-        self, grads: Sequence[Any], *, weights: Sequence[Any] | None = None
+        self,
+        grads: Sequence[Any],
+        *,
+        weights: Sequence[Any] | None = None,
+        jit_compile: bool = False,
     ) -> tf.Tensor:
         """Processes the towers' gradients of the scaled loss, and updates.
 
@@ -179,6 +186,9 @@ class TowerOptimizer(
             accumulation the mean is over the towers of all micro-batches. A tower of
             weight 0 does not count, and its gradients may be NaN; if all weights are
             0, the means are 0. None for 1 each.
+          jit_compile: in a ``tf.function``, whether XLA compiles, one function a
+            device, what is done after the towers' sums: unscaling, the test, clipping
+            and the update; and, with accumulation, what is done before them.
 
         Returns:
           bool scalar, whether variables changed.
@@ -187,15 +197,23 @@ class TowerOptimizer(
         ``tf.errors.InvalidArgumentError`` if it is not its variable's.
 
         Raises:
-          RuntimeError: in a session graph.
+          RuntimeError: in a session graph; ``jit_compile`` outside of ``tf.function``.
           TypeError: something that is not a gradient or a weight.
           ValueError: wrong numbers of towers, gradients or weights, a weight below 0,
-            no gradient at all, shapes that are not the variables', or several devices
-            or a GPU under XLA.
+            no gradient at all, shapes that are not the variables', several devices
+            or a GPU in a function that XLA compiles, or a tower whose variables are on
+            several devices and ``jit_compile``.
         """
         raw = self._raw(grads)
         check_weights(weights, num_towers=len(raw))
-        return self._updater.step(raw, are_scaled=True, weights=weights)
+        if check_flag(jit_compile=jit_compile):
+            self._check_compiled()
+        return self._updater.step(
+            raw,
+            are_scaled=True,
+            weights=weights,
+            jit_compile=jit_compile and not compiles_with_xla(),
+        )
 
     @without_autograph
     def nonfinite_gradients(self, grads: Sequence[Any]) -> tf.Tensor:
@@ -307,13 +325,15 @@ class TowerOptimizer(
                 "graph, whose sessions do not have this optimizer's state. Use "
                 "tw_ampopt.Optimizer there."
             )
-        if compiles_with_xla() and any("GPU" in own for own in self._devices()):
+        if not compiles_with_xla() or traces_tower():
+            return  # Of a traced tower, scalars are read before.
+        if any("GPU" in own for own in self._devices()):
             raise ValueError(
                 "TowerOptimizer was called in a function that XLA compiles for a GPU, "
                 "which cannot read the optimizer's scalars on "
-                f"{self._shared.scalars.host}. Leave jit_compile=True to a function "
-                "that takes the scale as an argument and returns gradients "
-                "(docs/howto/ampopt.md)."
+                f"{self._shared.scalars.host}. Compute gradients in "
+                "tw_core.map_towers(..., trace='once', jit_compile=True), and call "
+                "apply(..., jit_compile=True) outside of it (docs/howto/ampopt.md)."
             )
 
     def _scope(self) -> AbstractContextManager[None]:
@@ -345,9 +365,23 @@ class TowerOptimizer(
         if len(devices) > 1:
             raise ValueError(
                 "XLA compiles a function with the variables of one device; got towers "
-                f"on {devices}. Leave jit_compile=True to the functions that compute a "
-                "tower's gradients."
+                f"on {devices}. Call apply(..., jit_compile=True) in one that is not "
+                "compiled."
             )
+
+    def _check_compiled(self) -> None:
+        if not (traces_function() and orders_effects()):
+            raise RuntimeError(
+                "jit_compile=True compiles an update that is part of a tf.function; "
+                "call apply in one."
+            )
+        for k, (own, _) in enumerate(self._updater.replicas()):
+            devices = sorted({v.device for v in tf_variables(own)})
+            if len(devices) > 1:
+                raise ValueError(
+                    f"jit_compile=True: the variables of tower {k} are on {devices}, "
+                    "and XLA compiles for one device; use jit_compile=False."
+                )
 
 
 def _towers_of(

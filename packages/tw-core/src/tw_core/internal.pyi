@@ -47,6 +47,7 @@ from ._tracing.trace import is_same_in_towers as is_same_in_towers
 from ._tracing.trace import may_meet as may_meet
 from ._tracing.trace import meet as meet
 from ._tracing.trace import meeting_alone as meeting_alone
+from ._tracing.trace import traces_tower as traces_tower
 from ._variable_kinds import is_variable as is_variable
 from ._variable_kinds import plain_name as plain_name
 from ._variable_kinds import tf_variable as tf_variable

@@ -36,6 +36,7 @@ class _MicroBatch(NamedTuple):
     factors: Sequence[tf.Tensor | None]  # [K] float32, for the buffers
     empty: Sequence[tf.Tensor | None]  # [K] bool, whether a tower has weight 0
     note: Callable[[], list[Any]]  # returns the ops that record the weights
+    jit: bool
 
 
 class GradientAccumulator:
@@ -98,6 +99,8 @@ class GradientAccumulator:
         buffers: Sequence[Sequence[Gradient]],
         inverse: tf.Tensor | None,
         weights: Sequence[Any] | None,
+        *,
+        jit: bool,  # whether XLA compiles what is done to the buffers
     ) -> Progress:
         """Adds a [K][M] micro-batch; once the result is known, it has been added."""
         with tf.device(self._host or None):
@@ -109,7 +112,7 @@ class GradientAccumulator:
             if self._divides_each:
                 share = tf.cast(wanted, tf.float32) / tf.cast(now, tf.float32)
                 inverse = share if inverse is None else share * inverse
-            batch = self._weigh(buffers, inverse, weights, before)
+            batch = self._weigh(buffers, inverse, weights, before, jit)
         with tf.control_dependencies([wanted]):  # an invalid number changes nothing
             summed, added = self._add_where_good(batch, seen)
         with tf.device(self._host), tf.control_dependencies(added):
@@ -154,19 +157,20 @@ class GradientAccumulator:
         inverse: tf.Tensor | None,
         weights: Sequence[Any] | None,
         before: tf.Tensor,
+        jit: bool,
     ) -> _MicroBatch:
         nothing = [None] * len(buffers)
+        factors: list[tf.Tensor | None] = [inverse] * len(buffers)
         if self.weight is None:
-            return _MicroBatch(buffers, [inverse] * len(buffers), nothing, list)
+            return _MicroBatch(buffers, factors, nothing, list, jit)
         summed = before if self.summed is None else self.summed.read_value()
         shares, unit = self.weight.begin(weights, summed)
         factors = [tf.cast(share, tf.float32) for share in shares]
         if inverse is not None:
             factors = [factor * inverse for factor in factors]
         empty = nothing if weights is None else [tf.equal(s, 0) for s in shares]
-        return _MicroBatch(
-            buffers, factors, empty, partial(self.weight.add, shares, unit)
-        )
+        note = partial(self.weight.add, shares, unit)
+        return _MicroBatch(buffers, factors, empty, note, jit)
 
     def _checked_steps(self) -> tf.Tensor:
         if isinstance(self._steps, int):
@@ -199,7 +203,12 @@ class GradientAccumulator:
 
     def _add_all(self, batch: _MicroBatch) -> list[Any]:
         towers = (self.sums, batch.buffers, batch.factors, batch.empty)
-        added = on_devices(self._devices, _add_tower, *towers)
+
+        def add(*own: Any) -> list[Any]:
+            ops = _add_tower(*own)
+            return [bool_after(ops, True)] if batch.jit else ops
+
+        added = on_devices(self._devices, add, *towers, jit_compile=batch.jit)
         with tf.device(self._host or None):
             return [*(op for ops in added for op in ops), *batch.note()]
 
@@ -279,5 +288,6 @@ def _all_towers_finite(devices: Sequence[str], batch: _MicroBatch) -> tf.Tensor:
         finite = all_finite_and_norm(tower)[0]
         return finite if is_empty is None else tf.logical_or(finite, is_empty)
 
-    finite = on_devices(devices, is_good, batch.buffers, batch.empty)
+    towers = (batch.buffers, batch.empty)
+    finite = on_devices(devices, is_good, *towers, jit_compile=batch.jit)
     return tf.reduce_all(tf.stack(finite)) if len(finite) > 1 else finite[0]

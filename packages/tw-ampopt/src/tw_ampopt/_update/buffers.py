@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tw_core.internal import (
     PackPlan,
+    call_once,
     join_rows,
     map_values,
     pack_tensors,
@@ -61,9 +62,7 @@ def make_buffers(
     keep_sparse: bool,
 ) -> tuple[PackPlan, list[list[Buffer]]]:
     """Joins gradients by one plan, into [K][M] float32 buffers on towers' devices."""
-    clean = on_devices(
-        devices, lambda tower: list(map(_mean_of_calls, tower, shapes)), grads
-    )
+    clean = on_devices(devices, partial(clean_gradients, shapes), grads)
     sparse = [
         all(isinstance(grad, tf.IndexedSlices) for grad in column)
         for column in zip(*clean, strict=True)
@@ -79,6 +78,13 @@ def make_buffers(
         return pack_tensors(own, plan)
 
     return plan, on_devices(devices, packed, clean)
+
+
+def clean_gradients(
+    shapes: Sequence[Sequence[int]], tower: Sequence[Sequence[Buffer | None]]
+) -> list[Buffer]:
+    """Returns one tower's [N] gradients, averaged over calls, in float32."""
+    return list(map(_mean_of_calls, tower, shapes))
 
 
 def to_float32(grad: Buffer) -> Buffer:
@@ -113,13 +119,27 @@ def nonfinite_flags(grads: RawGradients, devices: Sequence[str]) -> tf.Tensor:
 
 
 def on_devices(
-    devices: Sequence[str], fn: Callable[..., Any], *towers: Sequence[Any]
+    devices: Sequence[str],
+    fn: Callable[..., Any],
+    *towers: Sequence[Any],
+    once: bool | None = None,
+    jit_compile: bool = False,
 ) -> list[Any]:
-    """Calls a function for each of K towers, on the tower's device."""
+    """Calls a function for each of K towers, on the tower's device.
+
+    ``once`` traces it for the first tower alone, by default if XLA compiles it.
+    """
+    scopes = [partial(tf.device, device or None) for device in devices]
+    items = list(zip(*towers, strict=True))
+    if len(items) > 1 and (jit_compile if once is None else once):
+        return call_once(fn, items, scopes, jit_compile=jit_compile)
     results = []
-    for device, *own in zip(devices, *towers, strict=True):
-        with tf.device(device or None):
-            results.append(fn(*own))
+    for scope, own in zip(scopes, items, strict=True):
+        if jit_compile:  # What it writes may be known to its optimizer alone.
+            results += call_once(fn, [own], [scope], outside="", jit_compile=True)
+        else:
+            with scope():
+                results.append(fn(*own))
     return results
 
 

@@ -22,6 +22,7 @@ from tw_ampopt._update.buffers import (
     Buffer,
     RawGradients,
     all_finite_and_norm,
+    clean_gradients,
     make_buffers,
     on_devices,
     plan_buffers,
@@ -33,12 +34,12 @@ from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer
 from tw_core.internal import (
     PackPlan,
     are_alike,
-    call_once,
     map_values,
     orders_effects,
     scale,
     shares_of,
     tf_variable,
+    tf_variables,
     traces_function,
     unpack_tensors,
     values_of,
@@ -111,23 +112,30 @@ class Updater:
         are_scaled: bool,
         weights: Sequence[Any] | None = None,
         global_step: tf.Variable | None = None,
+        jit_compile: bool = False,
     ) -> tf.Tensor:
         """Processes a micro-batch; after all effects, returns whether it updated."""
         accumulator, scalars = self.accumulator, self._scalars
-        plan, buffers = make_buffers(
-            grads, self._shapes, self.devices, keep_sparse=accumulator is None
-        )
+        update = partial(self._update, global_step=global_step, jit_compile=jit_compile)
+        is_alone = len(self.devices) == 1 and self._settings.reducer is None
+        plan: PackPlan | None = None
+        buffers: Any = grads
+        # Without a sum, weights or accumulators, XLA gets the gradients as they are.
+        if not (jit_compile and is_alone and accumulator is None and weights is None):
+            plan, buffers = make_buffers(
+                grads, self._shapes, self.devices, keep_sparse=accumulator is None
+            )
         if accumulator is None:
             factor = scalars.scale() if are_scaled else None
-            buffers, average = self._weighed(buffers, weights, factor)
-            return self._update(plan, buffers, average, True, global_step)
+            buffers, average = self._weighed(buffers, weights, factor, jit_compile)
+            return update(plan, buffers, average, True)
         inverse = scalars.inverse() if are_scaled else None
 
         def add_and_update() -> tf.Tensor:
-            progress = accumulator.add(buffers, inverse, weights)
+            progress = accumulator.add(buffers, inverse, weights, jit=jit_compile)
             return tf.cond(
                 progress.full,
-                lambda: self._update_by_sums(plan, accumulator, progress, global_step),
+                lambda: self._update_by_sums(plan, accumulator, progress, update),
                 lambda: tf.constant(False),
             )
 
@@ -140,33 +148,37 @@ class Updater:
 
     def _update_by_sums(
         self,
-        plan: PackPlan,
+        plan: PackPlan | None,
         accumulator: GradientAccumulator,
         progress: Progress,
-        global_step: tf.Variable | None,
+        update: Callable[..., tf.Tensor],
     ) -> tf.Tensor:
         sums, emptied = accumulator.take()
         complete = tf.equal(progress.summed, progress.seen)
         average = partial(_divided, progress.divisor)
-        updated = self._update(plan, sums, average, complete, global_step)
+        updated = update(plan, sums, average, complete)
         with tf.control_dependencies(emptied):
             return tf.identity(updated)
 
     def _update(
         self,
-        plan: PackPlan,
-        sums: Sequence[Sequence[Buffer]],
+        plan: PackPlan | None,  # None where the sums are a lone tower's gradients
+        sums: Any,
         average: Average | None,
         complete: tf.Tensor | bool,
+        *,
         global_step: tf.Variable | None,
+        jit_compile: bool,
     ) -> tf.Tensor:
-        means = self._reduce(sums, average)
-        with tf.device(self.devices[0] or None):
-            finite, norm = all_finite_and_norm(means[0])
+        if jit_compile:
+            finite, norm, done = self._update_compiled(plan, sums, average)
+        else:
+            means = self._reduce(sums, average)
+            with tf.device(self.devices[0] or None):
+                finite, norm = all_finite_and_norm(means[0])
+            done = partial(self._apply, plan, means, norm)
         updated = tf.cond(
-            finite,
-            lambda: self._apply(plan, means, norm, global_step),
-            self._skip,
+            finite, lambda: self._count(done(), norm, global_step), self._skip
         )
         # In parallel with the update: the rule needs to know ``finite`` only.
         good = finite if complete is True else tf.logical_and(finite, complete)
@@ -179,6 +191,7 @@ class Updater:
         buffers: list[list[Buffer]],
         weights: Sequence[Any] | None,
         factor: tf.Tensor | None,
+        jit_compile: bool,
     ) -> tuple[list[list[Buffer]], Average | None]:
         """Returns [K][M] weighted gradients, and the function that averages their sums.
 
@@ -193,7 +206,10 @@ class Updater:
             with tf.device(self._scalars.host or None):
                 shares = shares_of(weights)
                 total = total_of(shares)
-            buffers = on_devices(self.devices, _weigh_each, buffers, shares)
+            towers = (buffers, shares)
+            buffers = on_devices(
+                self.devices, _weigh_each, *towers, jit_compile=jit_compile
+            )
         with tf.device(self._scalars.host or None):
             if factor is None:
                 return buffers, partial(scale, factor=1.0 / total)
@@ -228,33 +244,79 @@ class Updater:
         return sums
 
     def _apply(
-        self,
-        plan: PackPlan,
-        means: Sequence[Sequence[Buffer]],
-        norm: tf.Tensor,
-        global_step: tf.Variable | None,
-    ) -> tf.Tensor:
-        def update(
-            own: Sequence[Buffer], norm: tf.Tensor, variables: list[Any], wrapped: Any
-        ) -> Any:
-            grads = unpack_tensors(self._clipped(own, norm), plan, self._shapes)
-            return wrapped.apply(grads, variables)
+        self, plan: PackPlan | None, means: Sequence[Sequence[Buffer]], norm: tf.Tensor
+    ) -> list[Any]:
+        """Updates every tower; returns what is known once that has happened."""
+        once = self._are_alike()
 
-        items = [
-            (list(means[k]), norm, *replica)
-            for k, replica in enumerate(self.replicas())
-        ]
-        inner = [own.inner for own in self.wrapped]
-        in_function = traces_function() and orders_effects()
-        if len(items) > 1 and in_function and are_alike(inner):
-            scopes = [partial(tf.device, device or None) for device in self.devices]
-            done = call_once(
-                lambda *item: bool_after([update(*item)], True),
-                *(items, scopes[: len(items)]),
-            )
-        else:
-            devices = self.devices[: len(items)]
-            done = on_devices(devices, lambda item: update(*item), items)
+        def update(*own: Any) -> Any:
+            done = self._update_tower(plan, *own)
+            return bool_after([done], True) if once else done
+
+        number = len(self.wrapped)
+        columns = (means[:number], [norm] * number, *zip(*self.replicas(), strict=True))
+        return on_devices(self.devices[:number], update, *columns, once=once)
+
+    def _update_compiled(
+        self, plan: PackPlan | None, sums: Any, average: Average | None
+    ) -> tuple[tf.Tensor, tf.Tensor, Callable[[], list[Any]]]:
+        """Updates every tower in a function of its own, if its means are finite.
+
+        All values are kept or replaced one by one: a branch could not read a schedule's
+        count on another device, and on a GPU it would wait for the test.
+        """
+
+        def update(own: Any, variables: list[Any], wrapped: Any) -> Any:
+            means = clean_gradients(self._shapes, own) if plan is None else own
+            means = means if average is None else list(map(average, means))
+            finite, norm = all_finite_and_norm(means)
+            state = tf_variables([*variables, *wrapped.variables()])
+            before = [variable.read_value() for variable in state]
+            self._update_tower(plan, means, norm, variables, wrapped)
+            for variable, old in zip(state, before, strict=True):
+                kept = tf.where(finite, variable.read_value(), old)
+                variable.assign(kept, read_value=False)
+            return finite, norm
+
+        towers = sums if plan is None else self._sum_over_towers(sums)
+        columns = list(zip(*self.replicas(), strict=True))
+        number = len(self.wrapped)
+        results = on_devices(
+            [tf_variable(own[0]).device for own in columns[0]],
+            update,
+            *([list(tower) for tower in towers[:number]], *columns),
+            once=self._are_alike(),
+            jit_compile=True,
+        )
+        with (
+            tf.device(self._scalars.host or None),
+            tf.control_dependencies([finite for finite, _ in results]),
+        ):
+            finite, norm = map(tf.identity, results[0])
+        return finite, norm, list
+
+    def _are_alike(self) -> bool:
+        """Returns whether one tower's update can be traced for all."""
+        if len(self.wrapped) == 1 or not (traces_function() and orders_effects()):
+            return False
+        return are_alike([own.inner for own in self.wrapped])
+
+    def _update_tower(
+        self,
+        plan: PackPlan | None,
+        means: Sequence[Buffer],
+        norm: tf.Tensor,
+        variables: list[Any],
+        wrapped: Any,
+    ) -> Any:
+        grads = self._clipped(means, norm)
+        if plan is not None:
+            grads = unpack_tensors(grads, plan, self._shapes)
+        return wrapped.apply(grads, variables)
+
+    def _count(
+        self, done: Sequence[Any], norm: tf.Tensor, global_step: tf.Variable | None
+    ) -> tf.Tensor:
         with tf.control_dependencies(present(done)):
             # Learning rates may be computed from these counts: they change last.
             counts = present([self._scalars.updates, global_step])

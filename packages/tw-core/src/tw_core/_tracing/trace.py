@@ -174,6 +174,14 @@ def meeting_alone(combine: Combine | None) -> Iterator[None]:
         _here.combine = outer
 
 
+def traces_tower() -> bool:
+    """Returns whether ops made now are a tower's, traced for all, and in no body of it.
+
+    Where XLA compiles it, variables of other devices are read before.
+    """
+    return _here.trace is not None and _here.trace.is_here()
+
+
 def may_meet() -> bool:
     """Returns whether this thread traces or runs a tower that can meet the others."""
     if _here.trace is not None:

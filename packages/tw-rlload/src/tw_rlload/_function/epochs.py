@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tw_core.internal import check_function
+from tw_core.internal import check_flag, check_function
 from tw_reduce import Reducer
 from tw_rlload._function.batch import DeviceBatch, buffers_of, check_eager
 from tw_rlload._function.step import FunctionStep
@@ -49,6 +49,7 @@ class EpochFunction:
         apply_fn: ApplyFn | None = None,
         sparse_gradients: bool = False,
         trace: str = "once",
+        jit_compile: bool = False,
     ) -> None:
         """Checks models and optimizers; traces once, at the first call.
 
@@ -80,9 +81,13 @@ class EpochFunction:
           trace: ``"once"``: ``loss_fn`` is traced for tower 0, and called for every
             tower with its own model; ``"each"``: it is traced for every tower, for
             models whose Python code differs. As for ``tw_core.map_towers``.
+          jit_compile: whether XLA compiles each tower's loss and gradients, and each
+            optimizer's clipping and update, for every number of rows anew; an
+            ``apply_fn`` is called as it is. Needs ``trace="once"``.
 
         Raises:
-          ValueError: an unknown ``trace``, a wrong number of models or optimizers, no
+          ValueError: an unknown ``trace``, one that ``jit_compile`` does not take, a
+            wrong number of models or optimizers, no
             variables, a reducer
             that averages, or, with ``apply_fn``, a Keras optimizer that has not been
             built. Variables that two models share are refused at the first call.
@@ -95,13 +100,19 @@ class EpochFunction:
         check_function(loss_fn=loss_fn)
         if trace not in ("once", "each"):
             raise ValueError(f"trace must be 'once' or 'each'; got {trace!r}.")
+        if check_flag(jit_compile=jit_compile) and trace == "each":
+            raise ValueError(
+                "jit_compile=True compiles what is traced for all towers; use "
+                "trace='once', or have loss_fn call tf.function(..., jit_compile=True)."
+            )
         self._step = FunctionStep(
             *(batch.specs, loss_fn, models, optimizers),
             read_update(
                 *(batch.towers, reducer, grad_norm_clipping, apply_fn),
                 sparse_gradients,
             ),
-            trace,
+            trace=trace,
+            jit_compile=jit_compile,
         )
         self._buffers = buffers_of(batch)
         variables = self._buffers.variables

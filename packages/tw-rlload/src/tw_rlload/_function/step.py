@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tw_core import Tower, map_towers
+from tw_core.devices import canonical_device
 from tw_core.internal import (
     are_alike,
+    call_once,
     check_list,
     check_optimizer,
     create_slots,
@@ -43,7 +45,9 @@ class FunctionStep:
         models: Sequence[Any],
         optimizers: Sequence[Any],
         update: Update,
+        *,
         trace: str,
+        jit_compile: bool,
     ) -> None:
         """Checks the models, and makes the optimizers' variables."""
         towers, has_apply = update.towers, update.apply_fn is not None
@@ -53,7 +57,7 @@ class FunctionStep:
         for optimizer in optimizers:
             check_optimizer(optimizer)
         self._update, self._specs, self._loss_fn = update, specs, loss_fn
-        self._trace = trace
+        self._trace, self._jit_compile = trace, jit_compile
         self._models = list(models) * (len(towers) // len(models))
         self._optimizers = list(optimizers)
         self._variables = [_trainable(model) for model in self._models]
@@ -63,23 +67,31 @@ class FunctionStep:
         for tower, optimizer in zip(towers, optimizers, strict=False):
             with tf.device(tower.device):
                 create_slots(optimizer, self._variables[tower.index])
+            if jit_compile:
+                _check_home(tower, optimizer, self._variables[tower.index])
 
     def __call__(self, rows: list[list[tf.Tensor]]) -> list[TowerOutput]:
         """Trains once on [K][C] rows; returns the towers' results."""
         towers = self._update.towers
+        compiles_update = self._jit_compile and self._update.apply_fn is None
         optimizers = self._optimizers * (len(towers) // len(self._optimizers))
         outputs = map_towers(
             *(self._tower_output, towers, self._models, self._variables),
             *(optimizers, rows),
             trace=self._trace,
+            jit_compile=self._jit_compile,
         )
         weights = [output.weight for output in outputs if output.weight is not None]
         pairs = self._update.combine(
             [output.pairs for output in outputs],
             weights or None,
-            bound=self._scaled_bound(),
+            bound=self._scaled_bound(self._optimizers[0]),
             own_variables=len({id(model) for model in self._models}) > 1,
+            finishes=not compiles_update,
         )
+        if compiles_update:
+            self._apply_compiled(pairs, outputs)
+            return outputs
         if self._update.apply_fn is not None:
             self._update.apply_once(pairs, self._variables, self._optimizers[0])
             return outputs
@@ -116,10 +128,35 @@ class FunctionStep:
         weight = tf.reduce_sum(weights[0]) if weights else None
         return TowerOutput(loss, others, weight, pairs)
 
-    def _scaled_bound(self) -> tf.Tensor | float | None:
+    def _apply_compiled(
+        self, pairs: Sequence[Pairs], outputs: Sequence[TowerOutput]
+    ) -> None:
+        """Clips and applies in functions that XLA compiles, one a tower."""
+
+        def apply(optimizer: Any, own: Pairs, computed: Pairs) -> None:
+            grads, variables = zip(*own, strict=True)
+            bound = self._scaled_bound(optimizer)
+            done = self._update.finished(grads, variables, bound)
+            pairs = list(zip(done, variables, strict=True))
+            _apply_pairs(self._update.towers[0], optimizer, pairs, computed)
+
+        computed = [output.pairs for output in outputs]
+        items = list(zip(self._optimizers, pairs, computed, strict=False))
+        scopes = [tower.scope for tower in self._update.towers]
+        once = are_alike(self._optimizers)
+        # A trace for one tower alone may write what only its optimizer knows.
+        for own in (
+            [slice(None)] if once else [slice(k, k + 1) for k in range(len(items))]
+        ):
+            call_once(
+                *(apply, items[own], scopes[: len(items)][own]),
+                outside=None if once else "",
+                jit_compile=True,
+            )
+
+    def _scaled_bound(self, optimizer: Any) -> tf.Tensor | float | None:
         # The gradients are those of scaled losses. All optimizers have the same scale,
         # as all see the same gradients.
-        optimizer = self._optimizers[0]
         bound = self._update.bound
         if bound is None or hasattr(optimizer, "compute_gradients"):
             return bound
@@ -168,6 +205,24 @@ def _check_built(optimizer: Any) -> None:
             f"{type(optimizer).__name__} must be built before apply_fn uses it; make "
             "it with tw_builders.make_sharded_optimizer, or call "
             "optimizer.build(variables) with those that apply_fn updates."
+        )
+
+
+def _check_home(tower: Tower, optimizer: Any, variables: Sequence[Any]) -> None:
+    own = optimizer.variables
+    state = tf_variables(own() if callable(own) else own)
+    home = canonical_device(tower.device)
+    away = sorted(
+        f"{v.name} on {v.device}"
+        for v in [*tf_variables(variables), *state]
+        if canonical_device(v.device) != home
+    )
+    if away:
+        raise ValueError(
+            f"jit_compile=True: XLA compiles what {tower.name} writes on its device, "
+            f"{home}; got {', '.join(away)}. Make optimizers there, as "
+            "tw_core.map_towers(lambda tower: keras.optimizers.Adam(), towers) does, "
+            "or use jit_compile=False."
         )
 
 

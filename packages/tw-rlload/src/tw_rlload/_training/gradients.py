@@ -93,8 +93,9 @@ class Update:
         *,
         bound: tf.Tensor | float | None,  # in the scale of the gradients
         own_variables: bool,
+        finishes: bool = True,
     ) -> list[Pairs]:
-        """Averages the towers' gradients and clips them by their global norm.
+        """Averages the towers' gradients and, unless ``finishes`` is False, clips them.
 
         Returns [K][M] pairs of the M variables that have a gradient. A tower of weight
         0 does not count, even if its gradients are NaN. Shapes that are not known yet
@@ -105,19 +106,28 @@ class Update:
         kept = _without_missing(grad_list)
         read = read_pairs(kept, variables="own" if own_variables else "any")
         means = mean(self.reducer, weights=tower_weights)(read)
+        if not finishes:
+            return Gradients(means, read.variables).pairs
         # Reducers that add in one place return one list for all towers: clip it once.
         unique = {tuple(map(id, tower)): tower for tower in means}
         clipped = {
-            key: _clipped(self._prepared(own, read.variables[0]), bound)
+            key: self.finished(own, read.variables[0], bound)
             for key, own in unique.items()
         }
         averaged = [clipped[tuple(map(id, tower))] for tower in means]
         return Gradients(averaged, read.variables).pairs
 
-    def _prepared(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def finished(
+        self,
+        grads: Sequence[Any],
+        variables: Sequence[Any],
+        bound: tf.Tensor | float | None,
+    ) -> list[Any]:
+        """Makes a tower's averaged gradients what is applied: dense, and clipped."""
         if self.keeps_sparse:
-            return [with_unique_rows(grad) for grad in grads]
-        return [_dense(g, v) for g, v in zip(grads, variables, strict=True)]
+            return _clipped([with_unique_rows(grad) for grad in grads], bound)
+        pairs = zip(grads, variables, strict=True)
+        return _clipped([_dense(grad, variable) for grad, variable in pairs], bound)
 
     def apply_once(
         self,
