@@ -58,7 +58,13 @@ class TowerOptimizerLike(Protocol):
         """Returns the scaled loss, which is the one to differentiate."""
         ...
 
-    def apply(self, grads: Any, *, weights: Sequence[Any] | None = None) -> Any:
+    def apply(
+        self,
+        grads: Any,
+        *,
+        weights: Sequence[Any] | None = None,
+        jit_compile: bool = False,
+    ) -> Any:
         """Applies [K][N] gradients of scaled losses; tower k weighs ``weights[k]``."""
         ...
 

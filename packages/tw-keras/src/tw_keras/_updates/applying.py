@@ -35,7 +35,9 @@ def apply_wrapped(update: Update, brought: Sequence[Brought]) -> None:
     optimizer = update.optimizer
     with tf.device(update.towers[0].device):
         optimizer.wrapped.apply(
-            [list(own.grads) for own in brought], weights=update.weights
+            [list(own.grads) for own in brought],
+            weights=update.weights,
+            jit_compile=update.compiled_by_xla,
         )
         optimizer.iterations.assign_add(1)
 
