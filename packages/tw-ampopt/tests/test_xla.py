@@ -121,6 +121,6 @@ def test_on_a_gpu_the_scalars_cannot_be_read(monkeypatch):
     monkeypatch.setattr(TowerOptimizer, "_devices", lambda self: {"/device:GPU:0"})
     for call in (optimizer.apply_loss_scaling, lambda x: optimizer.apply([[x]])):
         compiled = tf.function(call, autograph=False, jit_compile=True)
-        with pytest.raises(ValueError, match=r"call apply\(..., jit_compile=True\) outside"):
+        with pytest.raises(ValueError, match="and call apply"):
             compiled(tf.ones([3]))
     optimizer.apply([tf.ones([3])])  # Uncompiled it works.
