@@ -38,13 +38,17 @@ def run(command, cwd=None, **variables):
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.full("loop", "fit of Keras 2")
 @pytest.mark.parametrize(
     ("program", "kinds", "is_keras_2"),
     [
-        ("loop.py", ["plain"], False),
-        ("session.py", ["plain"], False),
-        ("fit.py", ["plain"], False),
-        ("fit.py", ["plain", "legacy", "passes", "scaled"], True),
+        pytest.param("loop.py", ["plain"], False, id="loop"),
+        pytest.param("session.py", ["plain"], False, id="session"),
+        pytest.param("fit.py", ["plain"], False, id="fit"),
+        pytest.param(
+            *("fit.py", ["plain", "legacy", "passes", "scaled"], True),
+            id="fit of Keras 2",
+        ),
     ],
 )
 def test_a_program_of_horovod_trains_as_one_process(

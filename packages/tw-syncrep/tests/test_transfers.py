@@ -105,14 +105,7 @@ def applied(n, shape, weights):
     return table
 
 
-@pytest.mark.full(
-    "many--",
-    "both--",
-    "two sparse--",
-    "all on two servers--",
-    "two dtypes-bfloat16-",
-    "sparse and dense--1",
-)
+@pytest.mark.full("both--", "two dtypes-bfloat16-", "sparse and dense--1")
 @pytest.mark.parametrize(
     ("case", "compression", "weights"),
     [
