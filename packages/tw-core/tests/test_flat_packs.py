@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tw_core._flat_packs import whole_of_parts
+from tw_core._tracing.trace import _packs
 from tw_core.internal import (
     PackPlan,
     cut_flat,
@@ -101,6 +102,21 @@ def test_parts_enter_as_wholes_where_towers_have_all_of_them_alike():
         unlike = [rows[0], rows[1][::-1]]
         assert whole_of_parts(unlike)[0] == unlike
         assert whole_of_parts([own[:3] for own in rows])[0] == [o[:3] for o in rows]
+
+
+def test_what_is_packed_in_a_trace_depends_on_where_it_is_and_travels_to():
+    with tf.Graph().as_default():
+        every = [tf.Variable(tf.zeros([size])) * 1 for size in (5_000, 3, 7, 70_000)]
+        gpus = ["/gpu:0", "/gpu:1"]
+
+        def sizes(together, devices):
+            packs = _packs(every, together, devices)
+            return [[own.shape[0] for own in parts] for _, parts in packs]
+
+        assert sizes({}, gpus) == [[5_000, 3, 7]]
+        assert sizes({}, ["/gpu:0", ""]) == [[3, 7]]
+        assert sizes({id(own): "/cpu:0" for own in every}, gpus) == [[3, 7]]
+        assert sizes({id(every[1]): "/gpu:1"}, gpus) == [[5_000, 7]]
 
 
 def test_sparse_gradients_stay_alone_as_they_are():

@@ -107,6 +107,7 @@ def call_once(
             total=len(items),
             may_meet=combine is not None,
             jit_compile=jit_compile,
+            devices=list(map(_device_in, scopes)) if jit_compile else (),
             packs_results=packs_results,
         )
     towers = [
@@ -265,8 +266,7 @@ class _Tower:
 
     def is_on(self, device: str) -> bool:
         """Returns whether a device is this tower's, which may be named in part."""
-        with self.scope():
-            own = tf.DeviceSpec.from_string(tf.no_op().device)
+        own = tf.DeviceSpec.from_string(_device_in(self.scope))
         other = tf.DeviceSpec.from_string(device)
         return not other.device_type or bool(other.make_merged_spec(own) == other)
 
@@ -313,6 +313,12 @@ class _Tower:
         if getattr(tensor, "graph", None) is self.graph:
             return self.values[tensor.name]
         return tensor if self.around is None else self.around._value(tensor)
+
+
+def _device_in(scope: Scope) -> str:
+    """Returns where a tower's calls are, which may be named in part."""
+    with scope():
+        return str(tf.no_op().device)
 
 
 def _elsewhere(trace: Trace, towers: Sequence[_Tower]) -> list[tf.Tensor]:

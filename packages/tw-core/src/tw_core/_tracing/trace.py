@@ -1,7 +1,7 @@
 """The trace of one tower's function, and the places where it meets the others."""
 
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,7 +58,7 @@ class Trace:
     captured: list[tuple[tf.Tensor, tf.Tensor]] = field(default_factory=list)
     must_run: set[tf.Operation] = field(default_factory=set)
     only_read: set[str] = field(default_factory=set)  # names of captured resources
-    jit_compile: bool = False  # whether XLA compiles it
+    devices: Sequence[str] = ()  # the towers', where XLA compiles it
     _met_inside: bool = field(default=False, init=False)
 
     def is_here(self) -> bool:
@@ -92,16 +92,16 @@ class Trace:
         *,
         waits: bool = False,
         is_same: bool = False,
-        together: Mapping[int, Hashable] | None = None,
+        together: Mapping[int, str] | None = None,
     ) -> list[tf.Tensor]:
         """Adds a meeting after the operation that was built last; returns its answer.
 
-        Small tensors are packed where XLA compiles them: those with equal values in
-        ``together``, by the tensors' ids; None for no packs.
+        Small tensors are packed where XLA compiles them: those that travel to one
+        device of ``together``, by the tensors' ids; None for no packs.
         """
         packs = []
-        if self.jit_compile and together is not None:
-            packs = _packs(brought, together)
+        if self.devices and together is not None:
+            packs = _packs(brought, together, self.devices)
         position = len(self.graph.get_operations())
         given = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in answer]
         waits = waits or bool(given)
@@ -129,15 +129,17 @@ class Trace:
 
 
 def _packs(
-    brought: Any, together: Mapping[int, Hashable]
+    brought: Any, together: Mapping[int, str], devices: Sequence[str]
 ) -> list[tuple[tf.Tensor, list[tf.Tensor]]]:
     """Joins what was brought in small dense tensors, but for what came from outside."""
     leaves = {id(leaf): leaf for leaf in tf.nest.flatten(brought)}.values()
     small = [
         leaf
         for leaf in leaves
-        if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating and is_small(leaf)
+        if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating
         if leaf.op.type != "Placeholder"
+        for home in [together.get(id(leaf), devices[0])]
+        if all(is_small(leaf, at) for at in (*devices, home))
     ]
     plan = plan_packing([(own.dtype, together.get(id(own))) for own in small])
     packs = [[small[n] for n in places] for places in plan.packs]
@@ -196,7 +198,7 @@ def meet(
     answer: Any = None,
     waits: bool = False,
     is_same: bool = False,
-    together: Mapping[int, Hashable] | None = None,
+    together: Mapping[int, str] | None = None,
 ) -> Any:
     """Brings something to a place where all towers meet; returns what they agree on.
 
@@ -211,8 +213,9 @@ def meet(
       answer: nest of ``tf.TensorSpec``: what ``combine`` will return for a tower.
       waits: whether to wait for all towers where there is no answer.
       is_same: whether all towers get the same answer.
-      together: where XLA compiles the towers, small dense tensors travel in packs, of
-        those with one value here, by their ids (None is one, too); None for no packs.
+      together: where XLA compiles the towers, small dense tensors travel in packs: by
+        their ids the devices that they travel to, for what is to stay apart; None for
+        no packs.
 
     Returns:
       Tensors in the structure of ``answer``.
@@ -296,6 +299,7 @@ def trace_function(
     total: int,
     may_meet: bool = True,
     jit_compile: bool = False,
+    devices: Sequence[str] = (),
     packs_results: bool = False,
     around: Trace | None = None,
 ) -> Trace:
@@ -305,7 +309,7 @@ def trace_function(
     def body(*tensors: tf.Tensor) -> None:
         graph = tf.compat.v1.get_default_graph()
         trace = Trace(graph, may_meet, total, around, list(tensors))
-        trace.jit_compile = jit_compile or (around is not None and around.jit_compile)
+        trace.devices = devices if around is None else around.devices
         with _tracing(trace), tf.variable_creator_scope(_refuse_variable):
             try:
                 result = fn(*rebuild(tensors))
@@ -313,7 +317,7 @@ def trace_function(
                 if around is None:
                     error.add_note(f"(in tower0 of {total}, which is traced for all)")
                 raise
-            together: dict[int, Any] | None = {} if packs_results else None
+            together: dict[int, str] | None = {} if packs_results else None
             trace.record("the end", trace.own(result), together=together)
         traces.append(trace)
 

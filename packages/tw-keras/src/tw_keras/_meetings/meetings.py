@@ -109,7 +109,7 @@ class Meetings:
 
     def _homes(self, n: int, brought: tuple[Any, ...]) -> dict[int, str]:
         """Maps ids of gradients to where they are applied, which they travel to."""
-        if self._copies.variables != "sharded":
+        if self._copies.variables == "replicated":
             return {}
         grads, variables, _ = brought
         owners = owned(self._copies.of_towers(variables), self._applier(n))

@@ -34,6 +34,7 @@ from tw_reduce._sums.collectives import sum_collective, sum_nccl
 from tw_reduce._sums.hierarchical import EIGHT_GPU_CROSS, hierarchical
 from tw_reduce._sums.one_device import add_columns
 from tw_reduce._sums.rendezvous import CollectiveKeys, check_keys
+from tw_reduce._tensor_info import below_on
 
 
 @without_autograph
@@ -180,10 +181,11 @@ def aggregate_grads_colocate(
         check_divisible(grads)
     names = {home: f"device{i}" for i, home in enumerate(dict.fromkeys(homes))}
     # A pack per tower and device travels faster than each small gradient alone.
-    reducers = {
-        name: _averaged(packed(partial(_sum_on, device=home or None)), average, weights)
-        for home, name in names.items()
-    }
+    reducers = {}
+    for home, name in names.items():
+        below = below_on([home] if home else [], None)
+        add = packed(partial(_sum_on, device=home or None), below_bytes=below)
+        reducers[name] = _averaged(add, average, weights)
     with tf.name_scope("aggregate_grads_colocate"):
         reduced = deal_out([names[home] for home in homes], reducers, grads)
     return list(zip(reduced[0], variables, strict=True))
