@@ -34,11 +34,8 @@ def apply_wrapped(update: Update, brought: Sequence[Brought]) -> None:
     """An optimizer over towers takes all gradients, and reduces them itself."""
     optimizer = update.optimizer
     with tf.device(update.towers[0].device):
-        optimizer.wrapped.apply(
-            [list(own.grads) for own in brought],
-            weights=update.weights,
-            jit_compile=update.compiled_by_xla,
-        )
+        jit, grads = update.compiled_by_xla, [list(own.grads) for own in brought]
+        optimizer.wrapped.apply(grads, weights=update.weights, jit_compile=jit)
         optimizer.iterations.assign_add(1)
 
 
