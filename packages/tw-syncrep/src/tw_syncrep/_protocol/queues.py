@@ -25,8 +25,6 @@ from tw_syncrep._protocol.run_table import (
 )
 from tw_syncrep._transfer.payload import Payload
 
-# Places in the rows that a replica reads from the table, as in _watched_keys.
-_CURRENT, _FIRST, _CLOSED, _INITIAL, _SESSION = slice(0, 3), slice(3, 6), 6, 7, 8
 _BACKLOG = 4
 """With this many unread tokens, a replica gets no more at the end of a round."""
 
@@ -150,19 +148,19 @@ class WakeQueues:
         ``count`` is the number of its gradients in the ticket's round, this one
         included; 0 if it need not wait.
         """
-        position, session = ticket[1:3], ticket[3]
+        _, round_number, incarnation, session, *_ = tf.unstack(ticket, num=TICKET_SIZE)
+        unchanged = tf.stack([round_number, incarnation, session, 0])
+        own_token = _token(WakeReason.WATCHDOG, round_number, incarnation)
+        first = tf.stack([round_number, count])
+        is_full = count >= quota
         read_rows = partial(self.table.read, _watched_keys(replica))
 
         def must_wait(rows: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
-            changes = [
-                tf.reduce_any(tf.not_equal(rows[_CURRENT][:2], position)),
-                count < quota,
-                _repeats_first_round(rows, position, count),
-                rows[_CLOSED] > 0,
-                tf.not_equal(rows[_SESSION], session),
-                tf.not_equal(_reason(token, position), WakeReason.TABLE_CHANGED),
-            ]
-            return tf.logical_not(tf.reduce_any(tf.stack(changes)))
+            is_same = _are_equal(rows[:4], unchanged)
+            # As the round is the ticket's, the first one is no later.
+            repeats = tf.reduce_all(rows[4:6] >= first)
+            is_over = tf.logical_or(repeats, _are_equal(token, own_token))
+            return is_same & is_full & tf.logical_not(is_over)
 
         def take_token(*_: tf.Tensor) -> list[tf.Tensor]:
             token = self.queues[replica].dequeue()
@@ -177,20 +175,28 @@ class WakeQueues:
         rows, token = tf.while_loop(
             must_wait, take_token, [read_rows(), nothing], parallel_iterations=1
         )
-        repeats = _repeats_first_round(rows, position, count)
-        progress = tf.where(repeats, rows[_FIRST], rows[_CURRENT])
-        reason = _reason(token, position)
+        now, now_incarnation, latest, closed, *began = tf.unstack(rows)
+        began_round, initial, step, began_step = began
+        is_first = tf.equal(began_round, round_number)
+        is_first &= tf.equal(now_incarnation, incarnation)
+        progress = _choose(
+            is_first & (count <= initial),
+            tf.stack([began_round, now_incarnation, began_step]),
+            tf.stack([now, now_incarnation, step]),
+        )
+        reason = tf.constant(WakeReason.TABLE_CHANGED, tf.int64)
         for is_so, other in (
-            (rows[_CLOSED] > 0, WakeReason.RUN_CLOSED),
-            (tf.not_equal(rows[_SESSION], session), WakeReason.REPLACED),
+            (_are_equal(token, own_token), WakeReason.WATCHDOG),
+            (closed > 0, WakeReason.RUN_CLOSED),
+            (tf.not_equal(latest, session), WakeReason.REPLACED),
         ):
-            reason = tf.where(is_so, tf.constant(other, tf.int64), reason)
+            reason = _choose(is_so, tf.constant(other, tf.int64), reason)
         return tf.concat([progress, reason[tf.newaxis]], axis=0)
 
     def wake(self, replica: int, position: tf.Tensor) -> tf.Operation:
         """Returns the op by which a watchdog ends its replica's wait at a position."""
-        reason = tf.constant([WakeReason.WATCHDOG], tf.int64)
-        return self.queues[replica].enqueue([tf.concat([reason, position], axis=0)])
+        token = _token(WakeReason.WATCHDOG, *tf.unstack(position, num=2))
+        return self.queues[replica].enqueue([token])
 
     def wake_all(self) -> tf.Operation:
         """Returns the op that makes every replica read the table again."""
@@ -236,41 +242,37 @@ def make_wake_queues(table: RunTable, *, replicas: int, shared_name: str) -> Wak
 
 
 def _watched_keys(replica: int) -> list[int]:
-    """Returns the keys of the rows in which _CURRENT to _SESSION are places."""
+    """Returns the keys of the rows that ``wait`` reads, in its order."""
     return [
-        *(RunField.ROUND, RunField.INCARNATION, RunField.STEP),
-        *(RunField.FIRST_ROUND, RunField.INCARNATION, RunField.FIRST_STEP),
-        RunField.CLOSED,
-        replica_key(replica, ReplicaField.INITIAL),
+        *(RunField.ROUND, RunField.INCARNATION),
         replica_key(replica, ReplicaField.SESSION),
+        *(RunField.CLOSED, RunField.FIRST_ROUND),
+        replica_key(replica, ReplicaField.INITIAL),
+        *(RunField.STEP, RunField.FIRST_STEP),
     ]
 
 
-def _repeats_first_round(
-    rows: tf.Tensor, position: tf.Tensor, count: tf.Tensor
+_SESSION = 2  # its place there
+
+
+def _token(
+    reason: WakeReason, round_number: Any = 0, incarnation: Any = 0
 ) -> tf.Tensor:
-    """Returns whether initial tokens let a replica repeat the first round, bool []."""
-    is_first = tf.reduce_all(tf.equal(rows[_FIRST][:2], position))
-    return tf.logical_and(is_first, count <= rows[_INITIAL])
+    """Returns a token, int64 [3]; but a WATCHDOG's, it is for any wait."""
+    return tf.stack([tf.constant(reason, tf.int64), round_number, incarnation])
 
 
-def _token(reason: WakeReason) -> tf.Tensor:
-    """Returns a token for any round and incarnation, int64 [3]."""
-    return tf.constant([reason, 0, 0], tf.int64)
+def _are_equal(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_all(tf.equal(one, other))
 
 
-def _reason(token: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
-    """Returns why a replica at ``position`` is woken, int64 []."""
-    is_for_another = tf.logical_and(
-        tf.equal(token[0], WakeReason.WATCHDOG),
-        tf.reduce_any(tf.not_equal(token[1:], position)),
-    )
-    changed = tf.constant(WakeReason.TABLE_CHANGED, tf.int64)
-    return tf.where(is_for_another, changed, token[0])
+def _choose(condition: tf.Tensor, one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """As ``tf.where`` of one shape, without the costs of broadcasting."""
+    return tf.raw_ops.Select(condition=condition, x=one, y=other)
 
 
 def _enqueue_if(
     condition: tf.Tensor, queue: tf.queue.QueueBase, token: tf.Tensor
 ) -> tf.Operation:
     count = tf.cast(condition, tf.int32)
-    return queue.enqueue_many([token[tf.newaxis][:count]])
+    return queue.enqueue_many([tf.broadcast_to(token, tf.stack([count, 3]))])

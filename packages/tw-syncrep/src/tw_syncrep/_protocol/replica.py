@@ -17,6 +17,7 @@ from tw_syncrep._parameters.placement import exact_device_scope
 from tw_syncrep._protocol.graph import SyncState
 from tw_syncrep._protocol.run_table import (
     REFUSED,
+    TICKET_SIZE,
     ReplicaField,
     RunField,
     has_number,
@@ -145,26 +146,27 @@ def _announce(
     replica waits for the end of that round, if it is still in progress.
     """
     table = state.table
-    before = _ArrivalRows(table.read_of(replica, *_ARRIVAL))
-    counted = before.counts(ticket)
-    sent_as = tf.where(counted, make_notice(replica, ticket[2]), ticket)
+    before = _ArrivalRows.of(table.read_of(replica, *_ARRIVAL), ticket)
+    round_number, incarnation, counted = before.round, before.incarnation, before.counts
+    notice = make_notice(replica, incarnation)
+    sent_as = tf.raw_ops.Select(condition=counted, x=notice, y=ticket)
     # The ticket first: a replica killed in between has arrived, and is only reported
     # missing; the other way round, the chief would be blamed.
     with tf.control_dependencies([state.arrivals.enqueue(sent_as, sent)]):
         now = table.now()
-    arrived_round = tf.where(counted, before.counted_round, ticket[1])
-    count = before.count_of(ticket)
+    arrived_round = tf.where(counted, before.counted_round, round_number)
+    count = before.count
     rows = {
         ReplicaField.HEARD: now,
         ReplicaField.ARRIVED_ROUND: arrived_round,
-        ReplicaField.ARRIVED_INCARNATION: ticket[2],
+        ReplicaField.ARRIVED_INCARNATION: incarnation,
         ReplicaField.ARRIVED_AT: now,
         ReplicaField.ARRIVALS: count,
     }
-    is_over = tf.logical_and(counted, tf.not_equal(arrived_round, ticket[1]))
+    is_over = counted & tf.not_equal(arrived_round, round_number)
     written = [table.write_of(replica, rows)]
     if state.is_elastic:  # Rounds wait again for a replica that arrives.
-        back, is_evicted = {ReplicaField.LEFT: 0}, before.is_evicted(ticket)
+        back, is_evicted = {ReplicaField.LEFT: 0}, before.is_evicted
         written.append(table.write_of(replica, back, where=is_evicted))
     return tf.group(*written), tf.where(is_over, tf.zeros_like(count), count)
 
@@ -182,28 +184,28 @@ _ARRIVAL = (
 
 @dataclass(frozen=True)
 class _ArrivalRows:
-    """A replica's last arrival, by the table: the rows of _ARRIVAL, int64."""
+    """A replica's last arrival, by the table, beside a ticket; int64 and bool []."""
 
-    rows: tf.Tensor
+    round: tf.Tensor  # of the ticket, as the next
+    incarnation: tf.Tensor
+    counts: tf.Tensor  # whether the ticket's batch has been accepted already
+    counted_round: tf.Tensor  # in which its last accepted batch counted
+    count: tf.Tensor  # of gradients in the ticket's round, this one included
+    is_evicted: tf.Tensor  # whether the ticket's session was evicted
 
-    @property
-    def counted_round(self) -> tf.Tensor:
-        """The round in which its last accepted batch counted, int64 []."""
-        return self.rows[4] - 1
-
-    def counts(self, ticket: tf.Tensor) -> tf.Tensor:
-        """Returns whether the ticket's batch has been accepted already, bool []."""
-        is_seen = tf.logical_and(ticket[4] > 0, ticket[4] <= self.rows[3])
-        return tf.logical_and(is_seen, self.rows[4] > 0)
-
-    def is_evicted(self, ticket: tf.Tensor) -> tf.Tensor:
-        """Returns whether the ticket's session was evicted, bool []."""
-        return tf.logical_and(self.rows[5] < 0, tf.equal(self.rows[6], ticket[3]))
-
-    def count_of(self, ticket: tf.Tensor) -> tf.Tensor:
-        """Counts gradients in the ticket's round, this one included, int64 []."""
-        is_same = tf.reduce_all(tf.equal(self.rows[:2], ticket[1:3]))
-        return tf.where(is_same, self.rows[2], tf.zeros_like(self.rows[2])) + 1
+    @classmethod
+    def of(cls, rows: tf.Tensor, ticket: tf.Tensor) -> "_ArrivalRows":
+        """Compares the rows of _ARRIVAL with a ticket."""
+        # Cut once: each slice would be an op, and its bounds three more.
+        _, round_, incarnation, session, stamp, _ = tf.unstack(ticket, num=TICKET_SIZE)
+        last_round, last_incarnation, arrivals, stamp_then, counted, left, latest = (
+            tf.unstack(rows)
+        )
+        is_seen = (stamp > 0) & (stamp <= stamp_then) & (counted > 0)
+        is_same = tf.equal(last_round, round_) & tf.equal(last_incarnation, incarnation)
+        count = arrivals * tf.cast(is_same, tf.int64) + 1
+        is_evicted = (left < 0) & tf.equal(latest, session)
+        return cls(round_, incarnation, is_seen, counted - 1, count, is_evicted)
 
 
 def _local_variable(start: tf.Tensor, name: str) -> tf.Variable:

@@ -79,7 +79,9 @@ def build_round(
 
 def _fence(is_own: tf.Tensor) -> tf.Operation:
     """Returns the op that fails unless the incarnation is the round's own."""
-    return tf.debugging.Assert(is_own, [f"This round was {SUPERSEDED}."])
+    # One op; that of ``tf.debugging`` is a conditional.
+    told = tf.constant(f"This round was {SUPERSEDED}.")
+    return tf.raw_ops.Assert(condition=is_own, data=[told])
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,10 @@ def _decide(
     """Waits for a round's gradients; returns the choice, tickets if kept, and sums."""
     payload, keeps_tickets = state.arrivals.payload, bool(state.gradient_queues)
     slots = tf.constant(state.quota, tf.int64)
-    selection = _Selection(state, now[:2], slots, left_mark=run_mark(now[2]))
+    round_number, incarnation, run = tf.unstack(now)
+    selection = _Selection(
+        state, round_number, incarnation, slots, left_mark=run_mark(run)
+    )
     tickets = [tf.zeros([0, TICKET_SIZE], tf.int64)] * keeps_tickets
     start = selection.start()
     count, filled, stamps, _, dropped, is_superseded, *rest = tf.while_loop(
@@ -140,7 +145,7 @@ def _decide(
     )
     with tf.control_dependencies([_fence(tf.logical_not(is_superseded))]):
         count = tf.identity(count)
-    decision = _Decision(now[0], now[1], count, filled, stamps, dropped)
+    decision = _Decision(round_number, incarnation, count, filled, stamps, dropped)
     return decision, rest[: len(tickets)], rest[len(tickets) :]
 
 
@@ -149,22 +154,22 @@ class _Selection:
     """Accepts or drops one arrival after another; its methods are the loop's."""
 
     state: SyncState
-    position: tf.Tensor
+    round: tf.Tensor
+    incarnation: tf.Tensor
     slots: tf.Tensor  # int64 [R], gradients that each replica may send
     left_mark: tf.Tensor  # int64 [], of replicas that left; negative if evicted
 
     def start(self) -> list[tf.Tensor]:
-        """Returns the loop's variables, all int64 but the last.
+        """Returns the loop's variables.
 
-        They are count, slots filled [R], stamps of the last accepted batches [R],
-        LEFT fields [R], dropped, and whether this round is superseded.
+        They are count, slots filled [R], stamps of the last accepted batches [R], who
+        has left, bool [R], dropped, and whether this round is superseded.
         """
         nothing = tf.constant(0, tf.int64)
         filled = tf.zeros([self.state.replicas], tf.int64)
         replicas = self.state.replicas
         [stamps] = self.state.table.read_fields(replicas, ReplicaField.COUNTED)
-        left = self._read_left()
-        return [nothing, filled, stamps, left, nothing, tf.constant(False)]
+        return [nothing, filled, stamps, self._find_left(), nothing, tf.constant(False)]
 
     def wants_more(
         self,
@@ -177,8 +182,9 @@ class _Selection:
         *rest: tf.Tensor,
     ) -> tf.Tensor:
         """Returns whether more gradients are needed and possible, bool []."""
-        has_left = tf.equal(tf.abs(left), self.left_mark)
-        possible = tf.reduce_sum(tf.where(has_left, filled, self.slots))
+        possible = tf.reduce_sum(
+            tf.raw_ops.Select(condition=left, x=filled, y=self.slots)
+        )
         is_short = count < tf.clip_by_value(possible, 1, self.state.aggregate)
         return tf.logical_and(is_short, tf.logical_not(is_superseded))
 
@@ -194,11 +200,15 @@ class _Selection:
     ) -> list[tf.Tensor]:
         """Waits for an arrival; returns the loop's variables after it."""
         ticket, *sent = self.state.arrivals.dequeue()
-        replica, stamp = ticket[0], ticket[4]
-        is_new = tf.logical_or(stamp < 0, stamp > tf.gather(stamps, replica))
-        is_accepted = tf.logical_and(self._fits(ticket, filled), is_new)
+        replica, round_, incarnation, _, stamp, _ = tf.unstack(ticket, num=TICKET_SIZE)
+        so_far = tf.gather(tf.stack([stamps, filled, self.slots]), replica, axis=1)
+        last_stamp, used, slots = tf.unstack(so_far)
+        is_new = (stamp < 0) | (stamp > last_stamp)
+        is_current = tf.equal(round_, self.round)
+        is_current &= tf.equal(incarnation, self.incarnation)
+        is_accepted = is_current & (used < slots) & is_new
         accepted = tf.cast(is_accepted, tf.int64)
-        is_gradient = tf.logical_and(tf.not_equal(ticket[1], NOTICE), is_new)
+        is_gradient = tf.not_equal(round_, NOTICE) & is_new
         slot = tf.one_hot(replica, self.state.replicas, dtype=tf.int64) * accepted
         is_superseded, left, *added = self._add_if(
             is_accepted, left, rest, ticket, sent
@@ -206,17 +216,12 @@ class _Selection:
         return [
             count + accepted,
             filled + slot,
-            tf.where(tf.logical_and(slot > 0, stamp > 0), stamp, stamps),
+            stamps + slot * tf.maximum(stamp - last_stamp, 0),
             left,
             dropped + tf.cast(is_gradient, tf.int64) - accepted,
             is_superseded,
             *added,
         ]
-
-    def _fits(self, ticket: tf.Tensor, filled: tf.Tensor) -> tf.Tensor:
-        is_current = tf.reduce_all(tf.equal(ticket[1:3], self.position))
-        has_slot = tf.gather(filled, ticket[0]) < tf.gather(self.slots, ticket[0])
-        return tf.logical_and(is_current, has_slot)
 
     def _add_if(
         self,
@@ -246,12 +251,13 @@ class _Selection:
                 return tf.constant(True)
 
         def leave() -> list[tf.Tensor]:
-            is_later = ticket[2] > self.position[1]
+            is_later = ticket[2] > self.incarnation
             went_back = tf.cond(is_later, put_back, lambda: tf.constant(False))
-            return [went_back, self._read_left(), *so_far]
+            return [went_back, self._find_left(), *so_far]
 
         return list(tf.cond(is_accepted, add, leave))
 
-    def _read_left(self) -> tf.Tensor:
+    def _find_left(self) -> tf.Tensor:
         replicas = self.state.replicas
-        return self.state.table.read_fields(replicas, ReplicaField.LEFT)[0]
+        [marks] = self.state.table.read_fields(replicas, ReplicaField.LEFT)
+        return tf.equal(tf.abs(marks), self.left_mark)

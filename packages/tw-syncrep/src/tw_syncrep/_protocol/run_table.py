@@ -129,11 +129,13 @@ class RunTable:
 
     def read(self, keys: Sequence[int]) -> tf.Tensor:
         """Reads rows, int64 [len(keys)]; 0 where nothing was written."""
-        return tf.raw_ops.LookupTableFindV2(
+        found = tf.raw_ops.LookupTableFindV2(
             table_handle=self.handle,
             keys=tf.constant(keys, tf.int64),
             default_value=tf.constant(0, tf.int64),
         )
+        found.set_shape([len(keys)])
+        return found
 
     def read_of(self, replica: int, *fields: ReplicaField) -> tf.Tensor:
         """Reads fields of one replica, int64 [len(fields)]."""
@@ -151,8 +153,7 @@ class RunTable:
     ) -> Any:
         """Returns the op that writes rows; ``where`` is bool, [] or one per row."""
         pairs = list(rows.items()) if isinstance(rows, Mapping) else list(rows)
-        keys = tf.concat([_as_vector(key) for key, _ in pairs], axis=0)
-        values = tf.concat([_as_vector(value) for _, value in pairs], axis=0)
+        keys, values = (_as_vector(column) for column in zip(*pairs, strict=True))
         if where is not None:
             chosen = tf.where(tf.broadcast_to(where, tf.shape(keys)))[:, 0]
             keys, values = tf.gather(keys, chosen), tf.gather(values, chosen)
@@ -208,8 +209,12 @@ def make_run_table(device: str, *, shared_name: str) -> RunTable:
     return RunTable(handle, device, f"{shared_name}/baton")
 
 
-def _as_vector(value: Any) -> tf.Tensor:
-    return tf.reshape(tf.cast(value, tf.int64), [-1])
+def _as_vector(parts: Sequence[Any]) -> tf.Tensor:
+    """Joins numbers and vectors."""
+    known = [tf.cast(part, tf.int64) for part in parts]
+    if all(part.shape.rank == 0 for part in known):
+        return tf.stack(known)
+    return tf.concat([tf.reshape(part, [-1]) for part in known], axis=0)
 
 
 REFUSED = -1
@@ -276,5 +281,4 @@ def weight_of(ticket: tf.Tensor) -> tf.Tensor:
 
 def make_notice(replica: int, incarnation: tf.Tensor) -> tf.Tensor:
     """Makes a ticket that only wakes the chief of an incarnation."""
-    own = tf.constant([replica, NOTICE], tf.int64)
-    return tf.concat([own, tf.stack([incarnation, NOTICE, NOTICE, NOTICE])], axis=0)
+    return tf.stack([replica, NOTICE, incarnation, NOTICE, NOTICE, NOTICE])

@@ -116,11 +116,10 @@ class Payload:
             added.append(_weighed(next(totals), before) + _weighed(own, factor))
         for row in self.rows:
             state = [next(totals) for _ in row.state_shapes()]
-            state[0] = _weighed(state[0], before)
             values_shape, indices_shape = row.wire_shapes()
             values = _widened(next(arrived), row.sum_dtype, values_shape)
             indices = _widened(next(arrived), row.index_dtype, indices_shape)
-            added += row.add(state, _weighed(values, factor), indices)
+            added += row.add(state, [values, indices], before, factor)
         return added
 
     def means(self, sums: Sequence[tf.Tensor], count: tf.Tensor) -> dict[int, Any]:
@@ -179,6 +178,7 @@ def make_payloads(
                 slots=options.aggregate,
                 sparse_mean=options.sparse_mean,
                 shared_name=shared_name,
+                weighs=options.weighs,
             )
             rows.setdefault(variable.device, []).append(added)
         elif grad is not None:

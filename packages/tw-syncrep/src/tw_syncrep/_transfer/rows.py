@@ -24,8 +24,9 @@ _STALE = -1
 class RowSums:
     """One sparse gradient.
 
-    While replicas are added, its state is three tensors: the values and the
-    indices of all replicas, concatenated, and the number of rows of each.
+    While replicas are added, its state is two lists of tensors, of the replicas' values
+    and of their indices. Lists keep what they are given: values are copied once, when
+    all are there. With weights a third part is each one's factor, float64 [R].
     """
 
     index: int  # its place in the caller's list
@@ -34,6 +35,7 @@ class RowSums:
     shape: tuple[int, ...]  # of the variable
     slots: int  # the largest number of replicas that may be added
     accumulator: Any = None  # TensorFlow's, if each row is counted by itself
+    weighs: bool = False  # whether replicas send weights
 
     def wire_shapes(self) -> list[tf.TensorShape]:
         """Returns the shapes of values [rows, ...] and indices [rows]."""
@@ -41,7 +43,8 @@ class RowSums:
 
     def state_shapes(self) -> list[tf.TensorShape]:
         """Returns the shapes of the state."""
-        return [*self.wire_shapes(), tf.TensorShape([None])]
+        lists = [tf.TensorShape([]), tf.TensorShape([])]
+        return lists + [tf.TensorShape([None])] * self.weighs
 
     @property
     def sum_dtype(self) -> tf.DType:
@@ -50,28 +53,73 @@ class RowSums:
 
     def zeros(self) -> list[tf.Tensor]:
         """Returns the state before the first replica."""
-        return [
-            tf.zeros([0, *self.shape[1:]], self.sum_dtype),
-            tf.zeros([0], self.index_dtype),
-            tf.zeros([0], tf.int32),
+        lists = [
+            tf.raw_ops.EmptyTensorList(
+                element_shape=shape, max_num_elements=-1, element_dtype=dtype
+            )
+            for shape, dtype in self._listed
         ]
+        return lists + [tf.zeros([0], tf.float64)] * self.weighs
 
     def add(
-        self, state: Sequence[tf.Tensor], values: tf.Tensor, indices: tf.Tensor
+        self,
+        state: Sequence[tf.Tensor],
+        sent: Sequence[tf.Tensor],
+        before: tf.Tensor | None,
+        factor: tf.Tensor | None,
     ) -> list[tf.Tensor]:
-        """Returns the state after one more replica."""
-        more = [values, indices, tf.shape(indices)]
-        return [tf.concat(both, axis=0) for both in zip(state, more, strict=True)]
+        """Returns the state after one more replica, values and indices.
+
+        Its values count by ``factor``, those of all before also by ``before``; None: 1.
+        """
+        lists = [
+            tf.raw_ops.TensorListPushBack(input_handle=own, tensor=more)
+            for own, more in zip(state[:2], sent, strict=True)
+        ]
+        factors = [tf.concat([own * before, [factor]], axis=0) for own in state[2:]]
+        return lists + factors
 
     def mean(
-        self, state: Sequence[tf.Tensor], count: tf.Tensor, divisor: tf.Tensor
+        self,
+        state: Sequence[tf.Tensor],
+        count: tf.Tensor,
+        divisor: tf.Tensor,
     ) -> tf.IndexedSlices:
         """Returns the mean over ``count`` replicas, or over those touching each row."""
+        lists, factors = state[:2], state[2:]
         if self.accumulator is not None:
-            return self._mean_by_row(state, count)
-        values, indices, _ = state
+            return self._mean_by_row(lists, count)
+        (values, rows), (indices, _) = (
+            tf.raw_ops.TensorListConcatV2(
+                input_handle=own,
+                element_dtype=dtype,
+                element_shape=shape,
+                leading_dims=tf.zeros([0], tf.int64),
+            )
+            for own, (shape, dtype) in zip(lists, self._listed, strict=True)
+        )
+        for own in factors:
+            values = self._weighed(values, own, rows)
         mean = values / tf.cast(divisor, values.dtype)
         return self._slices(tf.cast(mean, self.dtype), indices)
+
+    def _weighed(
+        self, values: tf.Tensor, factors: tf.Tensor, rows: tf.Tensor
+    ) -> tf.Tensor:
+        """Multiplies each replica's rows by its factor, if any is not 1."""
+
+        def multiply() -> tf.Tensor:  # By 0 to 0, even NaN.
+            of_rows = tf.repeat(tf.cast(factors, values.dtype), rows)
+            width = [1] * (len(self.shape) - 1)
+            return tf.math.multiply_no_nan(values, tf.reshape(of_rows, [-1, *width]))
+
+        are_alike = tf.reduce_all(tf.equal(factors, 1))
+        return tf.cond(are_alike, lambda: tf.identity(values), multiply)
+
+    @property
+    def _listed(self) -> list[tuple[list[int], tf.DType]]:
+        """Shapes and dtypes of the elements of both lists, -1 for any number of rows."""
+        return [([-1, *self.shape[1:]], self.sum_dtype), ([-1], self.index_dtype)]
 
     def clear(self) -> list[tf.Operation]:
         """Returns the ops that empty the accumulator."""
@@ -82,19 +130,23 @@ class RowSums:
             return [self.accumulator.take_indexed_slices_grad(1).values.op]
 
     def _mean_by_row(
-        self, state: Sequence[tf.Tensor], count: tf.Tensor
+        self, lists: Sequence[tf.Tensor], count: tf.Tensor
     ) -> tf.IndexedSlices:
-        values, indices, rows = state
-        ends = tf.concat([[0], tf.cumsum(rows)], axis=0)
         put: list[tf.Operation] = []
         # The accumulator's handle is a reference, which a loop cannot hold.
         for slot in range(self.slots):
-            is_filled = slot < count
-            begin = ends[tf.minimum(slot, count - 1)]
-            end = ends[tf.minimum(slot, count - 1) + 1]
-            step = tf.where(is_filled, tf.constant(_FRESH, tf.int64), _STALE)
+            values, indices = (
+                tf.raw_ops.TensorListGetItem(
+                    input_handle=own,
+                    index=tf.minimum(slot, count - 1),
+                    element_shape=shape,
+                    element_dtype=dtype,
+                )
+                for own, (shape, dtype) in zip(lists, self._listed, strict=True)
+            )
+            step = tf.where(slot < count, tf.constant(_FRESH, tf.int64), _STALE)
             with tf.control_dependencies(put):
-                put = [self._put(values[begin:end], indices[begin:end], step)]
+                put = [self._put(values, indices, step)]
         with tf.control_dependencies(put):
             grad = self.accumulator.take_indexed_slices_grad(1)
         return self._slices(grad.values, tf.cast(grad.indices, self.index_dtype))
@@ -117,6 +169,7 @@ def make_row_sums(
     slots: int,
     sparse_mean: str,
     shared_name: str,
+    weighs: bool,
 ) -> RowSums:
     """Makes the sums of one sparse gradient; to be called in ``detached_scope``."""
     accumulator = None
@@ -135,6 +188,7 @@ def make_row_sums(
         tuple(variable.shape.as_list()),
         slots=slots,
         accumulator=accumulator,
+        weighs=weighs,
     )
 
 
