@@ -1,6 +1,7 @@
 """What a model makes by its first batch, and the states of its random generators."""
 
 from collections.abc import Sequence
+from types import FunctionType, MethodType
 from typing import Any
 
 import keras
@@ -29,6 +30,8 @@ def unlisted_of(model: Any) -> list[Any]:
     stack: list[Any] = [model]
     while stack:
         own = stack.pop()
+        if type(own) in _LEAVES:  # Most are; this is run between epochs.
+            continue
         own = own.state if isinstance(own, tf.random.Generator) else own
         key = id(tf_variable(own)) if is_variable(own) else id(own)
         if key in seen or isinstance(own, keras.optimizers.Optimizer):
@@ -45,6 +48,7 @@ def unlisted_of(model: Any) -> list[Any]:
     return found
 
 
+_LEAVES = {type(None), bool, int, float, str, type, FunctionType, MethodType}
 _HOLDERS = (keras.layers.Layer, keras.random.SeedGenerator, tf.Module)
 
 
@@ -67,14 +71,22 @@ def seeds_of(model: Any) -> list[Any]:
     return [v for v in every if hasattr(v, "path") and is_seed(v)]
 
 
+class _Updates(keras.StatelessScope):  # type: ignore[misc] # untyped
+    """Notes what would be assigned, and assigns nothing."""
+
+    def add_update(self, update: Any) -> None:
+        self.updated = update[0]
+        super().add_update(update)
+
+
 def global_seeds() -> Sequence[tf.Variable]:
     """Lists the state of the generator that ``keras.random`` uses without a seed.
 
     Makes it if needed, which a step may not do. Towers share it, and draw in turn.
     """
-    with tf.init_scope():
-        draw = tf.function(lambda: keras.random.uniform([]), autograph=False)
-        return tuple(draw.get_concrete_function().variables)
+    with tf.init_scope(), _Updates() as updates:
+        keras.random.uniform([])
+    return (tf_variable(updates.updated),)
 
 
 def has_metrics_built(model: Any, data: Any) -> bool:

@@ -57,9 +57,10 @@ def optimizers_of(model: Any) -> list[Any]:
     Those of the model itself come first, ordered by the attributes' names.
     """
     held: list[Any] = []
+    kinds = (keras.optimizers.Optimizer, dict, list, tuple)
     for layer in layers_of(model):
-        values = [value for _, value in sorted(vars(layer).items(), key=lambda i: i[0])]
-        held += [leaf for value in values for leaf in held_in(value)]
+        own = {n: value for n, value in vars(layer).items() if isinstance(value, kinds)}
+        held += [leaf for name in sorted(own) for leaf in held_in(own[name])]
     found = [own for own in held if isinstance(own, keras.optimizers.Optimizer)]
     return list({id(own): own for own in found}.values())
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tw_core import Tower, copy_to_replicas
 from tw_core.internal import create_slots, host_of, tf_variable
 from tw_keras import _batches, _building, _checks
-from tw_keras._over_ranks.agreement import numbers_of_rank_0, spread_seeds
+from tw_keras._over_ranks.agreement import take_of_rank_0
 from tw_keras._over_ranks.ranks import Ranks
 from tw_keras._updates.accumulation import Accumulation
 from tw_keras._updates.flat import FlatTraining
@@ -203,9 +203,10 @@ class Copies:
         self._follow_states_of_rows()
         if self.variables == "parameter_server":
             return
-        _checks.check_adapted(self.distinct)
-        self._copy_variables()
-        self._give_own_seeds()
+        if len(self.towers) > 1:
+            _checks.check_adapted(self.distinct)
+            self._copy_variables()
+            self._give_own_seeds()
         if self.variables == "replicated":
             self._make_optimizers_equal()
         elif self.flat is None:
@@ -290,7 +291,9 @@ class Copies:
         group = self.ranks.group
         own = getattr(self.main, "optimizer", None)
         is_built = own is not None and own.built
-        has_built, number = numbers_of_rank_0(group, int(is_built), number)
+        has_built, number = take_of_rank_0(
+            group, int(is_built), number, seeds=_building.global_seeds()
+        )
         if has_built and not is_built:
             self.build_optimizer(own, self.main.trainable_variables)
         variables = [*self.trained[0].variables, *self._unlisted_state()]
@@ -298,7 +301,6 @@ class Copies:
             if optimizer.built and not isinstance(optimizer, WrappedOptimizer):
                 variables += optimizer.variables
         self.ranks.begin(list({id(v): v for v in variables}.values()))
-        spread_seeds(group, _building.global_seeds())
         self.make_equal()
         return number
 

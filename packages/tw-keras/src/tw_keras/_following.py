@@ -88,6 +88,13 @@ def look_between_batches(callbacks: Any) -> bool:
     return False
 
 
+def may_stop(callbacks: Any) -> bool:
+    """Returns whether callbacks may ask to stop; some of Keras's never do."""
+    callbacks = getattr(callbacks, "callbacks", callbacks)
+    never = (*_WRITERS, keras.callbacks.History, keras.callbacks.ReduceLROnPlateau)
+    return any(type(own) not in never for own in tf.nest.flatten(callbacks or []))
+
+
 def show_tower_0(callbacks: Sequence[Any], model: Any) -> None:
     """Gives callbacks that write a model by themselves ``model``, tower 0.
 

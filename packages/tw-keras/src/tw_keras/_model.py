@@ -275,7 +275,8 @@ class TowerModel(AsTower0):
             if not ranks.is_first:
                 bound.arguments["verbose"] = 0
             ranks.num_calls += 1
-            ranks.begin_fit(settings_of(self, bound.arguments))
+            stops = _following.may_stop(callbacks)
+            ranks.begin_fit(settings_of(self, bound.arguments), may_stop=stops)
         if isinstance(callbacks, keras.callbacks.CallbackList):
             if ranks is not None:
                 callbacks.append(_following.follower(self._own, callbacks.callbacks))

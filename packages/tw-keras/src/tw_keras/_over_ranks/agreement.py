@@ -17,21 +17,24 @@ _CHOICES = {
 }
 
 
-def begin_fit(group: RankGroup, settings: Mapping[str, int], *, seeds: bool) -> None:
+def begin_fit(
+    group: RankGroup, settings: Mapping[str, int], *, seeds: bool, may_stop: bool
+) -> bool:
     """Refuses ``settings`` that differ between ranks; all ranks call it.
 
-    With ``seeds``, which is a setting, too, ranks take rank 0's seed of TensorFlow, by
-    which data is shuffled.
+    With ``seeds``, a setting, too, ranks take rank 0's seed of TensorFlow, by which
+    data is shuffled. Returns whether any rank ``may_stop``.
     """
     seed, _ = tf.compat.v1.get_seed(1)
     drawn = int(np.random.default_rng().integers(2**31))
-    own = np.zeros([group.size, 1 + len(settings)], np.int64)
-    own[group.rank] = drawn if seed == _UNSET_SEED else seed, *settings.values()
+    own = np.zeros([group.size, 2 + len(settings)], np.int64)
+    told = drawn if seed == _UNSET_SEED else seed, may_stop
+    own[group.rank] = *told, *settings.values()
     (total,) = group.sum([tf.constant(own)], names=["settings of fit"])
     of_all = total.numpy()
     unlike = [
         f"{name}={_by_rank(name, column.tolist())}"
-        for name, column in zip(settings, of_all.T[1:], strict=True)
+        for name, column in zip(settings, of_all.T[2:], strict=True)
         if len(set(column)) > 1
     ]
     if unlike:
@@ -41,6 +44,7 @@ def begin_fit(group: RankGroup, settings: Mapping[str, int], *, seeds: bool) -> 
         )
     if seeds and seed != of_all[0, 0]:
         tf.random.set_seed(int(of_all[0, 0]))
+    return bool(of_all[:, 1].any())
 
 
 def _by_rank(name: str, values: Sequence[int]) -> str:
@@ -55,24 +59,23 @@ def _by_rank(name: str, values: Sequence[int]) -> str:
     )
 
 
-def numbers_of_rank_0(group: RankGroup, *numbers: int) -> list[int]:
-    """Returns rank 0's numbers; all ranks call it."""
-    own = tf.constant([*numbers] if group.rank == 0 else [0] * len(numbers), tf.int64)
-    (total,) = group.sum([own], names=["numbers of rank 0"])
-    return [int(number) for number in total]
+def take_of_rank_0(
+    group: RankGroup, *numbers: int, seeds: Sequence[tf.Variable]
+) -> list[int]:
+    """Returns rank 0's numbers, and derives ``seeds`` from its; all ranks call it.
 
-
-def spread_seeds(group: RankGroup, seeds: Sequence[tf.Variable]) -> None:
-    """Derives each rank's ``seeds``, [2] a seed and a counter, from rank 0's.
-
-    What they are called depends on where a program drew first.
+    Seeds are [2], a seed and a counter; their names depend on who drew first.
     """
-    for n, state in enumerate(seeds):
-        own = state.read_value()
-        own = own if group.rank == 0 else tf.zeros_like(own)
-        (of_first,) = group.sum([own], names=[f"random state {n}"])
-        apart = group.rank * _SEEDS_APART % 2**31
-        state.assign(of_first + tf.constant([apart, 0], own.dtype))
+    states = [seed.numpy().astype(np.int64) for seed in seeds]
+    own = np.concatenate([np.array(numbers, np.int64), *states])
+    own = tf.constant(own if group.rank == 0 else np.zeros_like(own))
+    (total,) = group.sum([own], names=["numbers of rank 0"])
+    taken, *states = np.split(total.numpy(), len(numbers) + 2 * np.arange(len(seeds)))
+    apart = group.rank * _SEEDS_APART % 2**31
+    for seed, state in zip(seeds, states, strict=True):
+        seed.assign(state.astype(seed.dtype.as_numpy_dtype))
+        seed.assign_add([apart, 0])
+    return [int(number) for number in taken]
 
 
 def settings_of(model: Any, arguments: Mapping[str, Any]) -> dict[str, int]:

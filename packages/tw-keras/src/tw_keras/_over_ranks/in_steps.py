@@ -15,7 +15,8 @@ from tw_keras._updates.accumulation import Told
 from tw_keras._updates.update import Brought
 from tw_reduce import Reducer
 
-_WEIGHT, _ACTIVE, _STOPS = range(3)  # places in what is added beside gradients
+# Places in what is added beside gradients; then the ranks' checksums.
+_WEIGHT, _ACTIVE, _STOPS, _HAS_MORE, _CHECKSUMS = range(5)
 _CHECKED_STEPS = 2  # of an epoch, whose batches must be the same on all ranks
 # TensorFlow's collectives match by the loop that they are in, and its iteration, too.
 _APART = {"_noinline": True}
@@ -35,9 +36,10 @@ class InSteps:
         self.group, self.shares_data = group, shares_data
         self._counts: Counter[str] = Counter()  # of a step's sums, by layer
         with tf.init_scope(), tf.device("/cpu:0"):
-            self._told = tf.Variable(tf.zeros([3]), trainable=False)  # by all ranks
-            self._asks = tf.Variable(0.0, trainable=False)
+            self._told = tf.Variable(tf.zeros([4]), trainable=False)  # by all ranks
+            self._tells = tf.Variable(tf.zeros([2]), trainable=False)
             self._step = tf.Variable(0, trainable=False)  # of the epoch
+        self._told_last = False, False
         self.forget()
 
     def forget(self) -> None:
@@ -49,14 +51,16 @@ class InSteps:
         self._sums: dict[tuple[int | str, str], Callable[..., Any]] = {}
         self._idle: tuple[Any, Any] | None = None
 
-    def ask(self, *, to_stop: bool) -> None:
-        """Sets what this rank tells the others in the next step."""
-        self._asks.assign(float(to_stop))
+    def tell_next(self, *, to_stop: bool, has_more: bool) -> None:
+        """Sets what the next step tells: whether to stop, and if more may follow."""
+        if (to_stop, has_more) != self._told_last:
+            self._told_last = to_stop, has_more
+            self._tells.assign([float(to_stop), float(has_more)])
 
-    def heard(self) -> tuple[bool, bool]:
-        """Returns whether, in the last step, a rank had a batch, or asked to stop."""
-        told = self._told.numpy()
-        return bool(told[_ACTIVE] > 0), bool(told[_STOPS] > 0)
+    def heard(self) -> tuple[bool, bool, bool]:
+        """Returns of the last step if a rank had a batch, asked to stop, has more."""
+        had, stops, more = (self._told.numpy()[_ACTIVE:] > 0).tolist()
+        return had, stops, more
 
     def begin_epoch(self) -> None:
         """Counts the steps of an epoch anew."""
@@ -138,7 +142,7 @@ class InSteps:
             unique=[has_unique_rows(part) for part in local],
         )
         self._exchanges[place] = made
-        told = [total, tf.constant(1.0), self._asks.read_value()]
+        told = [total, tf.constant(1.0), *tf.unstack(self._tells.read_value())]
         return self._add(made, local, told, checksum)
 
     def _add(
@@ -166,15 +170,17 @@ class InSteps:
         """Keeps what all ranks told, and compares their batches."""
         if self.shares_data:
             checks = [travel.check_all_or_none(told[_ACTIVE], self.group.size)]
-            with tf.control_dependencies([*checks, travel.check_same(told[3:])]):
+            checks.append(travel.check_same(told[_CHECKSUMS:]))
+            with tf.control_dependencies(checks):
                 told = tf.identity(told)
-        self._told.assign(told[:3])
+        self._told.assign(told[:_CHECKSUMS])
         return told
 
     def tell(self, own: travel.AccumulatedExchange, told: Told, checksum: Any) -> Told:
         """Learns of all ranks what must be known of a step to add gradients up."""
         self._exchanges[own.place] = own
-        numbers = [told.divisor, told.has_batch, self._asks.read_value()]
+        numbers = [told.divisor, told.has_batch]
+        numbers += tf.unstack(self._tells.read_value())
         numbers += [*self._slots(checksum), tf.logical_not(told.is_finite)]
         place = f"what ranks tell, update {own.place}"
         packed = tf.stack([tf.cast(number, tf.float32) for number in numbers])
@@ -300,7 +306,7 @@ class InSteps:
                     continue
                 updates.append(own)
                 none = tf.constant(0.0)
-                told = [none, none, self._asks.read_value()]
+                told = [none, none, *tf.unstack(self._tells.read_value())]
                 brought = self._add(own, zeros, told, None)
                 results.append([[brought[0].grads[n] for n in own.used]])
             return results

@@ -36,6 +36,10 @@ class Ranks:
         self.has_begun = False  # All ranks have had the values of rank 0.
         self._asked = self.stops = False
         self._is_last = True  # Had a batch in the last step of the epoch.
+        self._may_stop = True  # Callbacks of some rank may ask to when an epoch ends.
+        self._batches: Any = None  # Keras's, of the epoch
+        self._left = 0  # of them
+        self._is_over = False  # No rank has another.
 
     @property
     def is_first(self) -> bool:
@@ -59,17 +63,27 @@ class Ranks:
         bounded = self.group.bounded(function)
 
         def run(iterator: Any) -> Any:
-            self.in_steps.ask(to_stop=self._asked)
+            more = self._has_more_after(iterator)
+            self.in_steps.tell_next(to_stop=self._asked, has_more=more)
             logs = bounded(iterator)
             self._hear()
             return logs
 
         return run
 
+    def _has_more_after(self, iterator: Any) -> bool:
+        """Returns whether this rank may have another step after one of a batch."""
+        # Another iterator is of ``train_on_batch``, or of a ``fit`` in a callback.
+        if getattr(self._batches, "_current_iterator", None) is not iterator:
+            return True
+        self._left -= 1
+        return self._left != 0 or self._batches.steps_per_execution > 1
+
     def _hear(self) -> bool:
         """Reads what ranks told in the last step; returns whether one had a batch."""
-        has_batch, stops = self.in_steps.heard()
+        has_batch, stops, has_more = self.in_steps.heard()
         self.stops = self.stops or stops
+        self._is_over = has_batch and not has_more
         return has_batch
 
     def ask_to_stop(self) -> None:
@@ -82,7 +96,7 @@ class Ranks:
 
     def agree_on_stop(self) -> None:
         """Learns whether a callback of any rank asks to stop; all ranks call it."""
-        if not self.stops:
+        if self._may_stop and not self.stops:
             asked = tf.constant([float(self._asked)])
             (total,) = self.group.sum([asked], names=["whether ranks stop"])
             self.stops = bool(total[0] > 0)
@@ -95,8 +109,13 @@ class Ranks:
     def begin_epoch(self, batches: Any) -> None:
         """Prepares an epoch over Keras's ``batches``, which may end early."""
         self.in_steps.begin_epoch()
-        if not self._ends_first:
-            return
+        if self._ends_first:
+            self._end_with_first(batches)
+        self._batches, self._is_over = batches, False
+        self._left = batches.num_batches or 0  # 0: not known
+
+    def _end_with_first(self, batches: Any) -> None:
+        """Has this rank's epoch end with the first rank's last batch."""
         number = batches.num_batches
         own = [0] * self.group.size
         own[self.group.rank] = -1 if number is None else number
@@ -122,23 +141,25 @@ class Ranks:
 
     def finish_epoch(self, apply: Apply, collect: Collect) -> None:
         """Takes part in the others' updates until no rank has a batch."""
-        self._is_last = True
-        idle = self.in_steps.idle_step(apply, collect)
+        self._is_last, self._batches = True, None
+        idle = None if self._is_over else self.in_steps.idle_step(apply, collect)
         if idle is None:
             return
         exchange, update = idle
-        while True:
-            self.in_steps.ask(to_stop=self._asked)
+        while not self._is_over:
+            self.in_steps.tell_next(to_stop=self._asked, has_more=False)
             reduced = exchange()
             if not self._hear():
                 return
             update(reduced)
             self._is_last = False
 
-    def begin_fit(self, settings: Mapping[str, int]) -> None:
+    def begin_fit(self, settings: Mapping[str, int], *, may_stop: bool) -> None:
         """Refuses settings that differ; gives ranks that share their data one seed."""
         own = {"data": self.shares_data, "uneven": self._ends_first, **settings}
-        begin_fit(self.group, own, seeds=self.shares_data)
+        self._may_stop = begin_fit(
+            self.group, own, seeds=self.shares_data, may_stop=may_stop
+        )
 
     def begin(self, variables: Sequence[Any]) -> None:
         """Gives all ranks the values of rank 0; all ranks call it."""

@@ -118,7 +118,7 @@ class RowSums:
 
     @property
     def _listed(self) -> list[tuple[list[int], tf.DType]]:
-        """Shapes and dtypes of the elements of both lists, -1 for any number of rows."""
+        """Shapes and dtypes of both lists' elements; -1: any number of rows."""
         return [([-1, *self.shape[1:]], self.sum_dtype), ([-1], self.index_dtype)]
 
     def clear(self) -> list[tf.Operation]:
