@@ -19,6 +19,7 @@ from tw_core.flat_variables import DEFAULT_BELOW_BYTES, flatten
 v1 = tf.compat.v1
 MIRRORED = "MirroredStrategy"
 REPLICATED, SERVER = "replicated", "parameter server"
+BOUND = "towers that do not reduce"
 Loss = Callable[[Any, Any, Any], Any]
 
 
@@ -56,7 +57,8 @@ def function_step(
     """Returns a step in a ``tf.function``, and tower 0's model.
 
     ``kind`` says who holds the variables: replicated, sharded, each with flat before
-    it, or a parameter server. Those of fewer than ``below_bytes`` lie in a flat one.
+    it, a parameter server, or towers that do not reduce. Those of fewer than
+    ``below_bytes`` lie in a flat one.
     ``reduce`` adds the gradients of replicated towers; by default in packs. With
     ``jit_compile`` XLA compiles the towers' gradients and their updates.
     """
@@ -95,7 +97,7 @@ def function_step(
                 ours, grads, replicas, optimizers[0], **compiled
             )
         else:
-            reduced = mean(grads)
+            reduced = grads if kind == BOUND else mean(grads)
             tw_builders.apply_gradients(ours, reduced, replicas, optimizers, **compiled)
 
     return step, replicas[0].model if "flat" in kind else replicas[0]
