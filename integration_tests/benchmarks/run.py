@@ -12,6 +12,7 @@ import argparse
 import ast
 import importlib
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -118,8 +119,18 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    interrupts: list[int] = []
+
+    def interrupt(number: int, frame: Any) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
     try:
         main(sys.argv[1:])
-    except KeyboardInterrupt:
+    except BaseException:  # NumPy makes another error of an interrupted import.
+        if not interrupts:
+            raise
         print("run.py: interrupted; no report was written", file=sys.stderr)
         sys.exit(130)
