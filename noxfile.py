@@ -67,9 +67,8 @@ ENV = {"PYTHONDONTWRITEBYTECODE": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
 def at_once(processes: int) -> tuple[str, ...]:
     """Returns the arguments that spread tests; who is idle takes from the others.
 
-    More processes than two cores, as many tests wait for a deadline or a peer, above
-    all those of integration; few more, as each imports TensorFlow, and others have to
-    come before a deadline.
+    More processes than two cores, as many tests wait for a deadline or a peer; few
+    more, as each imports TensorFlow, and others have to come before a deadline.
     """
     return ("--numprocesses", str(processes), "--dist", "worksteal")
 
@@ -149,7 +148,7 @@ def tool(session: nox.Session, *arguments: str | Path, **options: Any) -> str:
 def tests(session: nox.Session) -> None:
     """Runs all packages' tests and doctests, from the checkout."""
     install(session, *editable(*PACKAGES), *test_requirements(*PACKAGES))
-    session.run("pytest", "--doctest-modules", *at_once(5), *session.posargs, env=ENV)
+    session.run("pytest", "--doctest-modules", *at_once(4), *session.posargs, env=ENV)
 
 
 @nox.session(reuse_venv=True)
@@ -191,7 +190,7 @@ def run_on_wheels(session: nox.Session, path: str, *more: str, **env: str) -> No
     needed = (*map(wheel, PACKAGES), *test_requirements(*PACKAGES), *extras)
     install(session, *needed)
     variables = {**ENV, "PYTHONPATH": None, **env}
-    session.run("pytest", path, *at_once(6), *session.posargs, env=variables)
+    session.run("pytest", path, *at_once(4), *session.posargs, env=variables)
 
 
 @nox.session(requires=["build"], reuse_venv=False)
