@@ -52,6 +52,24 @@ def test_history_is_that_of_one_device(name, variables, num_towers):
             np.testing.assert_allclose(own.numpy(), plain.numpy(), rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_a_first_call_traces_a_step_once(method):
+    class Counts(keras.layers.Layer):
+        def call(self, x):
+            calls.append(x)
+            return x
+
+    calls = []
+    model = TowerModel(lambda: keras.Sequential([keras.Input([4]), Counts()]), CPUS[:2])
+    model.compile("sgd", "mse")
+    calls.clear()
+    keras.utils.clear_session()  # No number has been drawn.
+    rows = np.ones([8, 4])
+    arguments = (rows,) if method == "predict" else (rows, rows)
+    getattr(model, method)(*arguments, batch_size=4, verbose=0)
+    assert len(calls) == 1
+
+
 def averaging():
     """Keras writes the averages when training ends."""
     return keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True, ema_momentum=0.5)

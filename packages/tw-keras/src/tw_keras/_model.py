@@ -13,7 +13,7 @@ from tw_core import Tower
 from tw_core import towers as make_towers
 from tw_core.internal import check_flag, check_function, check_whole_number
 from tw_core.ranks import RankGroup
-from tw_keras import _checks, _following
+from tw_keras import _building, _checks, _following
 from tw_keras._as_tower_0 import AsTower0
 from tw_keras._copies import Copies, Weigh
 from tw_keras._lost_errors import naming_what_failed, or_without_xla
@@ -384,6 +384,7 @@ class TowerModel(AsTower0):
         made, ranks = vars(self).get(name), self._ranks
         if made is None or made is before:
             return
+        _building.global_seeds()  # TensorFlow traces a step that makes them twice.
         if ranks is not None and name == "train_function":
             made = ranks.running(made)
         if self._own.compiled_by_xla:
@@ -503,13 +504,13 @@ class TowerModel(AsTower0):
         # Keras calls this before it traces a step.
         dataset = getattr(iterator, "_distributed_dataset", None)
         data = getattr(dataset, "element_spec", data_batch)
-        if not self._evaluates:
+        ranks, trains = self._ranks, not self._evaluates
+        if trains:
             self._epoch_iterator = iterator
         if data is not None:
             self._own.prepare(data)
-            if self._ranks is not None and self._fits and not self.run_eagerly:
+            if ranks is not None and self._fits and trains and not self.run_eagerly:
                 self._steps.trace_beforehand(data)
-        ranks = self._ranks
         is_evaluation = self._evaluates and not self._fits
         if ranks is not None and (is_evaluation or not (self._fits or ranks.has_begun)):
             self._own.take_from_rank_0()
