@@ -1,8 +1,10 @@
 """Ranks that are threads of one process, and meet in operations of their steps.
 
-The n-th exchange of one rank meets the n-th of the others, and must have its names.
+The n-th exchange of one rank meets the n-th of the others, and must have its names,
+which Keras numbers in each process.
 """
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +26,7 @@ class Meeting:
         self._result: Any = None
 
     def meet(self, rank: int, names: str, own: Any, combine: Any) -> Any:
-        self._brought[rank] = names, own
+        self._brought[rank] = re.sub(r"_\d+", "", names), own
         if self.barrier.wait() == 0:
             if len({names for names, _ in self._brought}) == 1:
                 self._result = combine([own for _, own in self._brought])

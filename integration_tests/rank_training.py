@@ -450,11 +450,13 @@ def seeded(make: Any, seed: int) -> Any:
 
 
 def made(group: Any, make: Any, towers: int, **options: Any) -> Any:
-    """Makes a model, on each rank with values of its own to begin with."""
+    """Makes a model, on each rank with values and names of its own to begin with."""
     with _SEEDED:
         if group is None:
             return seeded(make, 0)()
         make = seeded(make, group.rank)
+        for _ in range(group.rank):
+            dense()  # Keras numbers the names of the next.
         return TowerModel(make, CPUS[:towers], group=group, **options)
 
 

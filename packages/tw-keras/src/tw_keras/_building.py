@@ -106,7 +106,7 @@ def build_variables(batch: Any, model: Any) -> None:
     A ``train_step`` of one's own may take other batches than ``(x, y, sample_weight)``,
     and call the model or its parts otherwise: then it is traced.
     """
-    own_step = _has_own_step(model)
+    own_step = has_own_step(model)
     if model.built or (own_step and type(model).call is keras.Model.call):
         return
     try:
@@ -124,7 +124,7 @@ def build_metrics(batch: Any, model: Any) -> None:
     try:
         model._symbolic_build(data_batch=_symbols(batch))
     except Exception:
-        if not _has_own_step(model):
+        if not has_own_step(model):
             raise
         model.optimizer = optimizer
         _trace_step(batch, model)
@@ -132,7 +132,8 @@ def build_metrics(batch: Any, model: Any) -> None:
         model.optimizer = optimizer
 
 
-def _has_own_step(model: Any) -> bool:
+def has_own_step(model: Any) -> bool:
+    """Whether a model's class defines a ``train_step``."""
     return type(model).train_step is not keras.Model.train_step
 
 

@@ -360,8 +360,9 @@ class Copies:
         """
         self.build(data, metrics=True)
         main, own = self.main, getattr(self.main, "optimizer", None)
-        has_own_step = type(main).train_step is not keras.Model.train_step
-        if own is None or own.built or has_own_step or not main.trainable_variables:
+        if own is None or own.built or _building.has_own_step(main):
+            return
+        if not main.trainable_variables:
             return
         if self.flat is None:
             self.build_optimizer(own, main.trainable_variables)

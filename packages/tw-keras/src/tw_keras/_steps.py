@@ -12,7 +12,7 @@ from tw_builders.internal import cut, on_devices
 from tw_core import Tower, map_towers
 from tw_core.internal import call_towers_once, may_meet, meeting_alone, tf_variable
 from tw_core.synchronized import synchronized_layers
-from tw_keras import _batches
+from tw_keras import _batches, _building
 from tw_keras._checks import optimizers_of, reductions_of
 from tw_keras._copies import Copies, naming
 from tw_keras._lost_errors import LastBatch
@@ -267,8 +267,10 @@ class Steps:
         """Traces an own ``train_step`` that may make variables of its optimizers.
 
         TensorFlow traces twice what makes variables, and ranks match what they exchange
-        by its place in a trace.
+        by its place in a trace. Rank 0's values come first, and its names with them.
         """
+        if _building.has_own_step(self._own.main):
+            self._own.take_from_rank_0()
         if not all(own.built for own in optimizers_of(self._own.main)):
             self.trace(data)
 

@@ -3,6 +3,7 @@
 A rank without a batch knows the shapes and dtypes, and brings zeros.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,11 @@ Exchange = SumExchange | UpdateExchange | AccumulatedExchange
 def name_of(variable: Any) -> str:
     """Names what is exchanged of a variable."""
     return str(getattr(variable, "path", variable.name))
+
+
+def unnumbered_name(variable: Any) -> str:
+    """Names what ranks have not paired: each process numbers names on its own."""
+    return re.sub(r"_\d+\b", "", name_of(variable))
 
 
 def make_parts(exchange: AccumulatedExchange) -> list[list[tf.Tensor]]:
