@@ -49,7 +49,7 @@ def test_status_and_lines_are_those_of_a_fresh_python(started, end):
 
 def test_tasks_of_a_launch_are_forked_and_killed_at_its_deadline(started):
     line = "5 __main__ ['program.py', '--option']"
-    for end, wanted in (("", 0), ("time.sleep(60)", -signal.SIGKILL)):
-        status, said = started(run_forked, end, launch=LAUNCH, deadline_s=6)
+    for end, within_s, wanted in (("", 60, 0), ("time.sleep(60)", 15, -signal.SIGKILL)):
+        status, said = started(run_forked, end, launch=LAUNCH, deadline_s=within_s)
         assert status == wanted, said
         assert all(f"[worker {n}] {line}" in said for n in (0, 1)), said
