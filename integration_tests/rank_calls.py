@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from rank_batches import own_batches
+from rank_threads import Meeting, ThreadGroup
 from rank_training import (
     BATCH,
     OWN_ROWS,
@@ -258,6 +259,22 @@ def exchanged(group: Any, looks: bool) -> Any:
     given = {"shuffle": False, "verbose": 0, "callbacks": looking}
     model.fit(x, y, BATCH // size, 2, **given)
     return int(count), [v.numpy() for v in model.optimizer.variables], seen
+
+
+class Counting(ThreadGroup):
+    """A rank alone that notes what it exchanges outside of steps."""
+
+    def __init__(self) -> None:
+        super().__init__(0, Meeting(1))
+        self.seen: list[str] = []
+
+    def sum(self, tensors: Any, *, names: Any = ()) -> Any:
+        self.seen += names[:1] if tf.executing_eagerly() else []
+        return super().sum(tensors, names=names)
+
+    def broadcast(self, variables: Any) -> None:
+        self.seen.append("variables")
+        super().broadcast(variables)
 
 
 def stop(group: Any, place: str, rank: int) -> Any:

@@ -216,6 +216,17 @@ def test_any_numbers_of_batches_and_rows(threads, is_known, data):
     assert_alike(results, rank_batches.on_any(None, rows, 1, is_known))
 
 
+def test_a_fit_exchanges_three_times_and_an_epoch_once():
+    group = rank_calls.Counting()
+    model = rank_training.made(group, rank_training.dense, 2)
+    model.compile(rank_training.sgd(), "mse", metrics=["mae"])
+    for epochs in (1, 3):
+        group.seen.clear()
+        model.fit(rank_training.X, rank_training.Y, 4, epochs, verbose=0)
+        begins = ["settings of fit", "numbers of rank 0", "variables"]
+        assert group.seen == begins + ["loss/total"] * epochs
+
+
 def test_a_number_that_is_none_stops_all_after_the_same_batch(groups):
     assert groups(2).call("rank_calls:not_a_number") == [3, 3]
 
