@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tw_core import copy_to_replicas, map_towers, replicate, towers
 from tw_core.flat_variables import flatten
-from tw_core.internal import call_once, meet
+from tw_core.internal import call_once, create_slots, meet
 from tw_core.synchronized import sum_over_towers
 from tw_core.testing import CPUS
 
@@ -452,3 +452,34 @@ def test_errors_name_the_line_and_the_tower():
         run([tf.constant([1.0]), tf.constant([-1.0])])
     assert "test_trace_once.py" in str(caught.value)
     assert "tower1/" in str(caught.value)
+
+
+def test_slots_of_variables_without_names_are_found_in_every_tower():
+    # Adam makes 12 in each tower, numbered on: Adam, Adam_1, ... Adam_23.
+    shapes = [(3, 2), (2,), (2, 1), (4,), (1,), (5, 2)]
+    ends = {}
+    for trace in ("once", "each"):
+        models = [[tf.Variable(tf.ones(shape)) for shape in shapes] for _ in range(2)]
+        optimizers = [tf.compat.v1.train.AdamOptimizer(0.1) for _ in models]
+        for own, optimizer in zip(models, optimizers, strict=True):
+            create_slots(optimizer, own)
+
+        def update(_, own, optimizer):
+            pairs = [(variable * variable, variable) for variable in own]
+            optimizer.apply_gradients(pairs)
+
+        @tf.function(autograph=False)
+        def step(trace=trace, models=models, optimizers=optimizers, update=update):
+            map_towers(update, towers(CPUS[:2]), models, optimizers, trace=trace)
+
+        for _ in range(2):
+            step()
+        slots = [
+            optimizer.get_slot(variable, name)
+            for own, optimizer in zip(models, optimizers, strict=True)
+            for variable in own
+            for name in ("m", "v")
+        ]
+        ends[trace] = [v.numpy() for v in (*sum(models, []), *slots)]
+    for once, each in zip(*ends.values(), strict=True):
+        np.testing.assert_array_equal(once, each)

@@ -5,6 +5,7 @@ arguments, and variables are found by their place in the items: in Keras models 
 optimizers, in ``tf.Module``s, in lists.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -100,7 +101,16 @@ def _variables_of(leaf: Any) -> list[Any] | None:
     if name is None or isinstance(leaf, type):
         return None
     variables = getattr(leaf, name)
-    return list(variables() if callable(variables) else variables)
+    variables = list(variables() if callable(variables) else variables)
+    if isinstance(leaf, tf.compat.v1.train.Optimizer):
+        variables.sort(key=_by_number)
+    return variables
+
+
+def _by_number(variable: tf.Variable) -> list[tuple[str, int]]:
+    """Sorts names as they were numbered: a v1 optimizer puts "w_10" before "w_9"."""
+    parts = re.findall(r"(\D+)(\d*)", variable.name)
+    return [(word, int(number or 0)) for word, number in parts]
 
 
 def _handle(variable: tf.Variable) -> tf.Tensor:
