@@ -480,6 +480,6 @@ def test_slots_of_variables_without_names_are_found_in_every_tower():
             for variable in own
             for name in ("m", "v")
         ]
-        ends[trace] = [v.numpy() for v in (*sum(models, []), *slots)]
+        ends[trace] = [v.numpy() for v in (*models[0], *models[1], *slots)]
     for once, each in zip(*ends.values(), strict=True):
         np.testing.assert_array_equal(once, each)

@@ -360,11 +360,9 @@ class Copies:
         """
         self.build(data, metrics=True)
         main, own = self.main, getattr(self.main, "optimizer", None)
-        if own is None or own.built or _building.has_own_step(main):
+        if own is None or own.built or not main.trainable_variables:
             return
-        if not main.trainable_variables:
-            return
-        if self.flat is None:
+        if self.flat is None and not _building.has_own_step(main):
             self.build_optimizer(own, main.trainable_variables)
 
     def build(self, data: Any, *, metrics: bool) -> None:
