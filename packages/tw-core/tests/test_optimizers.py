@@ -413,6 +413,24 @@ def test_keras_3_computes_each_update_on_its_variables_device(scales):
     assert "update_step" not in vars(optimizer)
 
 
+def test_keras_3_reads_its_count_as_often_for_many_variables_as_for_two():
+    def reads(number):
+        variables = [keras.Variable(np.ones(3, "f")) for _ in range(number)]
+        optimizer = keras.optimizers.AdamW(0.01)
+        create_slots(optimizer, variables)
+
+        @tf.function(autograph=False)
+        def step():
+            apply_pairs(optimizer, [(tf.ones(3), own) for own in variables])
+
+        graph = step.get_concrete_function().graph
+        count = optimizer.iterations.value.handle
+        [own] = [inside for outside, inside in graph.captures if outside is count]
+        return [op.type for op in own.consumers()].count("ReadVariableOp")
+
+    assert reads(2) == reads(6)
+
+
 @pytest.mark.parametrize("kept", [True, False])
 def test_repeated_rows_are_added_unless_they_are_kept(kept):
     variable = keras.Variable(np.zeros([3, 1], np.float32))

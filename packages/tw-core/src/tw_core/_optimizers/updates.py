@@ -136,10 +136,11 @@ def _updates_where_variables_are(
     """Makes Keras 3 update the variables of each device there, and all together.
 
     By itself it computes all updates on the device that it is called on, to which
-    variables, slots and gradients would be copied from other devices. What they share
-    is copied to each device once: the learning rate and the count of updates.
+    variables, slots and gradients would be copied from other devices, and reads the
+    count of updates for every variable. What they share, that and the learning rate,
+    is read once and copied to each device.
     """
-    if len(_devices_of(variables)) == 1:
+    if len(_devices_of(variables)) == 1 and not traces_function():
         yield
         return
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a loss scaler
