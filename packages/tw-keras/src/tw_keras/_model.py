@@ -384,7 +384,7 @@ class TowerModel(AsTower0):
         made, ranks = vars(self).get(name), self._ranks
         if made is None or made is before:
             return
-        _building.global_seeds()  # TensorFlow traces a step that makes them twice.
+        _building.global_seeds()  # A step that makes them is traced twice.
         if ranks is not None and name == "train_function":
             made = ranks.running(made)
         if self._own.compiled_by_xla:

@@ -62,7 +62,7 @@ def name_of(variable: Any) -> str:
 
 
 def unnumbered_name(variable: Any) -> str:
-    """Names what ranks have not paired: each process numbers names on its own."""
+    """Names a variable without the numbers that Keras counts in each process."""
     return re.sub(r"_\d+\b", "", name_of(variable))
 
 
