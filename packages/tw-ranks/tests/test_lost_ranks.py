@@ -165,8 +165,10 @@ def test_a_rank_that_is_busy_and_answers_is_waited_for_with_a_warning(make_ranks
     busy_s = 2.2 * TIMEOUT_S
     calls = [(3, "beside others", busy_s), (2, "beside others", 0.0)]
     for told in ranks.call_each("finish_beside_busy", calls):
-        assert told
-        for warning in told:
+        # Where the machine is busy too, other stalls come before this one.
+        warnings = [warning for warning in told if "be_busy" in warning]
+        assert warnings
+        for warning in warnings:
             assert re.search(
                 r"rank 0 \(.*\) has not entered collective \d+ for .* s, which others "
                 r"have; it is outside, .*; main thread in "

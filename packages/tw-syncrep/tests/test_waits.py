@@ -440,6 +440,31 @@ def test_a_question_that_does_not_return_is_unanswered_after_the_timeout(
     assert not watchdog.is_unanswered
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_heartbeat_answers_no_question_of_a_step_that_waits(waits):
+    """Where servers do not reach this task, nothing else gets through to them."""
+    session = Answering()
+    watchdog = watchdog_of(session)
+    answer, heartbeat = session.run, OPS.heartbeat
+
+    def run(fetches, *arguments, **settings):
+        if fetches is not heartbeat:
+            raise tf.errors.UnavailableError(None, None, "failed to connect")
+        return answer(fetches, *arguments, **settings)
+
+    if waits:
+        watchdog.begin_wait()
+    session.run = run
+    watchdog._check()
+    watchdog.clock.now = 1.0
+    watchdog._ask(heartbeat)
+    watchdog.clock.now = 2.0
+    assert watchdog.is_unanswered == waits
+    session.run = answer
+    watchdog._check()
+    assert not watchdog.is_unanswered
+
+
 def test_a_session_that_was_closed_is_watched_no_more():
     session = Answering()
     watchdog = watchdog_of(session, kind=Watchdog)
@@ -601,7 +626,8 @@ def test_with_addresses_an_unanswered_question_is_a_silence_that_has_to_last():
     watch.at(24.0)
     is_unanswered = True
     assert watch.at(26.0) == 0.5
-    with pytest.raises(ServerLostError, match=r"not answered for 5.0 s.*global step"):
+    says = r"not answered for 5.0 s.*global step, though.* do not reach this task: look"
+    with pytest.raises(ServerLostError, match=says):
         watch.at(30.5)
 
 

@@ -174,7 +174,7 @@ class ServerMonitor:
         # Without addresses, the watchdog reports silence, and has already waited.
         waited_before_s = 0.0 if self.servers else self.timeout_s
         if silent_s + waited_before_s >= limit_s:
-            named = "; ".join(faults.values()) or "the one that holds the global step"
+            named = "; ".join(faults.values()) or self._name_unanswered()
             error = ServerLostError(
                 f"training_session: {self.doing} has waited {self._elapsed():.1f} s, "
                 f"and parameter servers have not answered for {silent_s:.1f} s "
@@ -197,6 +197,15 @@ class ServerMonitor:
         elif len(faults) == len(self.servers):
             self._was_cut_off = True
         return self._was_cut_off
+
+    def _name_unanswered(self) -> str:
+        named = "the one that holds the global step"
+        if not self.servers:
+            return named
+        return (
+            f"{named}, though a probe finds all of them. Perhaps they do not reach "
+            f"{self.own}: look at its port and its firewall"
+        )
 
     def _bound(self, limit_s: float) -> str:
         more_s = limit_s - (self.timeout_s or 0.0)
