@@ -11,7 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 _log = logging.getLogger(__name__)
-_NODE = re.compile(r"node `?([^`}\s]+)")
+# What XLA fails at: a variable that is elsewhere, or the first node that is named.
+_NAMED = re.compile(r"(?s)(?:.*access |.*?node `?)(resource \S+|[^`}\s]+)")
 
 
 def or_without_xla(run: Callable[[Any], Any], name: str, model: Any) -> Any:
@@ -24,9 +25,9 @@ def or_without_xla(run: Callable[[Any], Any], name: str, model: Any) -> Any:
         try:
             return run(data)
         except tf.errors.OpError as error:
-            if "XLA" not in str(error):
+            if "xla" not in str(error).lower():
                 raise
-            found = _NODE.search(str(error))
+            found = _NAMED.match(str(error))
             what = found[1] if found else "a step"
             last = model._steps.last.take() if model._own.may_fall_back else None
             if last is None:
@@ -99,11 +100,8 @@ class LastBatch:
         with tf.device("/cpu:0"):
             with tf.control_dependencies(self.forget()):
                 held = [
-                    tf.raw_ops.Stage(values=values, shared_name=name)
-                    for name, values in (
-                        (self._kind, kind),
-                        (self._data, _leaves(data)),
-                    )
+                    tf.raw_ops.Stage(values=kind, shared_name=self._kind),
+                    tf.raw_ops.Stage(values=_leaves(data), shared_name=self._data),
                 ]
             with tf.control_dependencies(held):
                 return tf.nest.map_structure(

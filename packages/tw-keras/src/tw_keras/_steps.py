@@ -297,7 +297,8 @@ def _by_rank(sizes: Sequence[Any], own: slice, count: int) -> tuple[list[Any], s
 
 def _refuse_new_variable(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
     if not may_meet():  # In a meeting optimizers make their state.
-        return next_creator(**kwargs)
+        with tf.control_dependencies(None):  # A first value that waits for a batch
+            return next_creator(**kwargs)  # is not lifted, and XLA cannot make it.
     raise ValueError(
         f"TowerModel: the variable {kwargs.get('name')!r} was to be made in a step; "
         "make all variables in make_model, or in the layers' build."
