@@ -17,7 +17,11 @@ TowerTensors: TypeAlias = Sequence[Sequence[Tensorlike]]
 """[K][N]: tower k's tensor for variable n."""
 
 Reducer: TypeAlias = Callable[[TowerTensors], list[list[Tensorlike]]]
-"""Adds over all towers; every tower gets the sums."""
+"""Adds over all towers; every tower gets the sums, with the same bits.
+
+Towers whose sums were added in different orders would train apart: each updates by its
+own, and decides by them whether an update is finite or skipped.
+"""
 
 HALF_DTYPES = (tf.float16, tf.bfloat16)
 
