@@ -18,7 +18,7 @@ BATCHES = [1.0, 10.0, 100.0]
 
 
 def build(task, *, wait_timeout_s=10, **options):
-    options["wait_timeout_s"] = wait_timeout_s
+    options = {"wait_timeout_s": wait_timeout_s, "start_timeout_s": 50, **options}
     fed = v1.placeholder_with_default(1.0, [])
     model = make(task, lambda _: [(tf.fill([3], fed), vector())], **options)
     model.fed = fed
@@ -114,9 +114,7 @@ def test_a_pull_that_is_too_slow_for_every_session_ends_with_an_error(
 
     def build_slow(task):
         # The other is patient, or it would end the run first.
-        return build(
-            task, wait_timeout_s=4 if task.replica_index else 50, start_timeout_s=50
-        )
+        return build(task, wait_timeout_s=4 if task.replica_index else 50)
 
     def drive(replica, model, session):
         if replica == 0:
