@@ -249,15 +249,29 @@ class Elsewhere(layers.Layer):
         return inputs * self.own
 
 
+class Looping(layers.Layer):
+    """A loop before a layer that is synchronised, at which functions are cut."""
+
+    def build(self, shape):
+        self.norm = layers.BatchNormalization(synchronized=True, epsilon=0.1)
+        self.norm.build(shape)
+
+    def call(self, inputs, training=None):
+        return self.norm(tf.map_fn(tf.tanh, inputs), training=training)
+
+
 def odd(kind):
     inner = [layers.Flatten(), layers.Dense(4), kind(name="odd"), layers.Dense(3)]
     return keras.Sequential([keras.Input([6, 6, 1]), *inner])
 
 
-@pytest.mark.full("Texts-2", "Sized-1", "Elsewhere-1")
+@pytest.mark.full("Texts-2", "Sized-1", "Elsewhere-1", "Looping-2")
 @pytest.mark.parametrize(
     ("kind", "num_towers"),
-    [(Texts, 1), (Texts, 2), (Sized, 1), (Sized, 2), (Elsewhere, 1)],
+    [
+        *((kind, count) for kind in (Texts, Sized) for count in (1, 2)),
+        *((Elsewhere, 1), (Looping, 2)),
+    ],
     ids=lambda own: getattr(own, "__name__", None),
 )
 def test_steps_go_on_without_xla_where_it_fails(monkeypatch, caplog, kind, num_towers):
@@ -272,7 +286,7 @@ def test_steps_go_on_without_xla_where_it_fails(monkeypatch, caplog, kind, num_t
     assert "steps run without XLA, which cannot compile" in line
     assert "/odd" in line
     assert len(model.predict(X, verbose=0)) == len(X)
-    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError)) as caught:
         fit(model, OPTIMIZERS["adam"], jit_compile=True)
     [note] = caught.value.__notes__
     assert "/odd" in note

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 _log = logging.getLogger(__name__)
 # What XLA fails at: a variable that is elsewhere, or the first node that is named.
-_NAMED = re.compile(r"(?s)(?:.*access |.*?node `?)(resource \S+|[^`}\s]+)")
+_NAME = re.compile(r"(?s)(.*access resource |.*?(; got |\[id=\d+ |node `?))([^`}\s,]+)")
 
 
 def or_without_xla(run: Callable[[Any], Any], name: str, model: Any) -> Any:
@@ -24,13 +24,14 @@ def or_without_xla(run: Callable[[Any], Any], name: str, model: Any) -> Any:
     def run_or_fall_back(data: Any) -> Any:
         try:
             return run(data)
-        except tf.errors.OpError as error:
+        except (tf.errors.OpError, ValueError) as error:
             if "xla" not in str(error).lower():
                 raise
-            found = _NAMED.match(str(error))
-            what = found[1] if found else "a step"
-            last = model._steps.last.take() if model._own.may_fall_back else None
-            if last is None:
+            found = _NAME.match(str(error))
+            what = found[3].rstrip(".") if found else "a step"
+            has_run, may = not isinstance(error, ValueError), model._own.may_fall_back
+            last = model._steps.last.take() if has_run and may else None
+            if not may or (has_run and last is None):
                 error.add_note(
                     f"TowerModel: XLA cannot compile {what}; write it otherwise, or "
                     "use compile(jit_compile=False)."
@@ -40,7 +41,7 @@ def or_without_xla(run: Callable[[Any], Any], name: str, model: Any) -> Any:
         model._own.compiled_by_xla = False
         model.train_function = model.test_function = model.predict_function = None
         getattr(model, f"make_{name}")()
-        if name != "predict_function":  # The batch was taken from an iterator.
+        if last and name != "predict_function":  # It was taken from an iterator.
             data = itertools.chain([last[1]], data)
         return getattr(model, name)(data)
 

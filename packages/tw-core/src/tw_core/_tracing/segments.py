@@ -102,6 +102,8 @@ def make_segment(
         return None
     operations = [op for op in trace.graph.get_operations() if op in needed]
     inputs = _inputs(operations, needed)
+    if jit_compile:
+        _check_lists(inputs)
     if inline is None:
         inline = len(operations) < INLINE_BELOW
     function = function_of_part(
@@ -136,6 +138,18 @@ def _check_elsewhere(trace: Trace, users: Iterable[tf.Operation]) -> None:
             "variables of other devices, outside of branches, loops and functions; got "
             f"{', '.join(sorted(unlike))}. Give each tower a variable of its own, or "
             "use jit_compile=False."
+        )
+
+
+def _check_lists(inputs: Iterable[tf.Tensor]) -> None:
+    """Refuses what XLA cannot pass from one function to the next."""
+    loops = sorted({own.op.name for own in inputs if own.dtype == tf.variant})
+    if loops:
+        raise ValueError(
+            "XLA compiles the parts of a function between sums over towers, and lists "
+            "do not leave a part, such as those of a loop whose gradient is computed "
+            f"after a sum; got {', '.join(loops)}. Have no loop in a model with layers "
+            "that are synchronised, or use jit_compile=False."
         )
 
 
