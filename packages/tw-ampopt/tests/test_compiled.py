@@ -81,6 +81,7 @@ class Run:
 
 
 def assert_close(got, want):
+    # Norms are sums of thousands of squares, which XLA adds in another order.
     for one, other in zip(got, want, strict=True):
         np.testing.assert_allclose(one, other, 5e-6 if other.size == 1 else 2e-6, 2e-6)
 

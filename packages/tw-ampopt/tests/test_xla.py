@@ -66,10 +66,11 @@ def test_a_compiled_step_of_one_tower_is_the_plain_one(kind, options):
     got, read = train(jit_compile=True, **arguments)
     assert want_read["updates"] >= 2
     norms = read.pop("global_norm"), want_read.pop("global_norm")
-    np.testing.assert_allclose(*norms, rtol=1e-5)
+    # Of thousands of squares, which XLA adds in another order.
+    np.testing.assert_allclose(*norms, rtol=5e-6)
     assert read == want_read
     for g, w in zip(got, want, strict=True):
-        np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(g, w, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
