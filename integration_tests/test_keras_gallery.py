@@ -7,7 +7,7 @@ each trains as it does for a user, those with dropout or float16 from five seeds
 
 import os
 import sys
-from functools import cache
+from functools import cache, partialmethod
 
 import keras_gallery
 import pytest
@@ -24,6 +24,8 @@ from keras_gallery import (
     train,
 )
 
+from tw_keras import TowerModel
+
 FULL = os.environ.get("TOWERS_GALLERY") == "full"
 SAME = 1e-6
 pytestmark = pytest.mark.timeout(900 if FULL else 300)
@@ -38,6 +40,7 @@ def on_one_device(name):
     return train(name, None, "float64", **settings(name))
 
 
+DRAWING = {"gan", "vae"}  # XLA draws other random numbers in a step.
 # In short all ten are not needed to see what one, two and three towers do.
 FEWER = {"digits": [2], "recurrent": [3], "regression": [1], "gan": [2], "vae": [3]}
 TRAINED = [
@@ -51,6 +54,15 @@ TRAINED = [
 @pytest.mark.parametrize(("name", "towers"), TRAINED)
 def test_the_losses_are_those_of_one_device(name, towers):
     many = train(name, towers, "float64", **settings(name))
+    assert difference(many, on_one_device(name)) < SAME
+
+
+@pytest.mark.full("digits")
+@pytest.mark.parametrize("name", sorted(DETERMINISTIC.keys() - DRAWING))
+def test_compiled_by_xla_the_losses_are_those_of_one_device(name, monkeypatch):
+    compiled = partialmethod(TowerModel.compile, jit_compile=True)
+    monkeypatch.setattr(TowerModel, "compile", compiled)
+    many = train(name, 2, "float64", **settings(name))
     assert difference(many, on_one_device(name)) < SAME
 
 
