@@ -42,7 +42,7 @@ def dense():
     )
 
 
-def trained(case, num_towers=None, **options):
+def trained(case, num_towers=None, *, jit_compile="auto", **options):
     """Returns the history, the optimizer's state, and the weights of all towers."""
 
     # Keras divides no sparse gradients by a scale.
@@ -50,7 +50,8 @@ def trained(case, num_towers=None, **options):
     model = towers_of(make, num_towers, **options) if num_towers else seeded(make)()
     # Compiled, Keras's own fit begins with momenta of 0 in place of the weights.
     is_eager = case.startswith("ScheduleFree") and num_towers is None
-    model.compile(optimizer_of(case), "mse", metrics=["mae"], run_eagerly=is_eager)
+    how = {"run_eagerly": is_eager, "jit_compile": False if is_eager else jit_compile}
+    model.compile(optimizer_of(case), "mse", metrics=["mae"], **how)
     if "sharded" in options.values():  # slots move to the owners of variables
         model.optimizer.build(model.trainable_variables)
     given = {"batch_size": 10, "epochs": 2, "shuffle": False, "verbose": 0}
@@ -88,6 +89,15 @@ def test_an_optimizer_trains_towers_as_one_device(case, num_towers, variables):
     check_near(many[2][:1], one[2], TOLERANCE)
     for tower in many[2][1:]:
         check_near(tower, many[2][0], 0.0)
+
+
+@pytest.mark.full(*present("Adam amsgrad", "Muon"))
+@pytest.mark.parametrize("case", CASES)
+def test_an_optimizer_trains_compiled_towers_as_one_device(case):
+    one, many = trained(case, jit_compile=False), trained(case, 2, jit_compile=True)
+    check_near(many[:2], one[:2])
+    # Adam's step by a gradient near 0 is its sign, which rounding decides.
+    check_near(many[2], one[2] * 2, TOLERANCE)
 
 
 def test_no_option_of_an_optimizer_is_left_out():
