@@ -5,6 +5,7 @@ In short rows train once, on two, three or four towers in turn. The session
 """
 
 import os
+import re
 from functools import cache, partial
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def trained(row: Row, num_towers: int) -> Copies:
 
 
 def name_of(row: Row) -> str:
-    return f"{row.builder}-{row.reducer}-{row.optimizer}"
+    return f"{row.builder}-{row.reducer}-{row.optimizer}".replace("…", "...")
 
 
 def counts(number: int, row: Row) -> tuple[int, ...]:
@@ -66,6 +67,11 @@ def cells() -> list:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("row", "kind", "num_towers"), cells())
 def test_towers_end_where_one_device_does(row, kind, num_towers):
+    check_ends(row, kind, num_towers, trained(row, num_towers)[kind])
+
+
+def check_ends(row, kind, num_towers, copies):
+    """Compares all copies of the variables with NumPy."""
     want = oracle(
         kind,
         num_towers,
@@ -73,7 +79,6 @@ def test_towers_end_where_one_device_does(row, kind, num_towers):
         decay=DECAY.get(kind, 0.0) if row.has_momentum else 0.0,
         stays_sparse=not row.moves_all_rows(num_towers),
     )
-    copies = trained(row, num_towers)[kind]
     assert len(copies) == (num_towers if row.is_replicated else 1)
     for copy in copies:
         for value, wanted, part in zip(copy, want, KINDS[kind], strict=True):
@@ -84,7 +89,12 @@ def test_towers_end_where_one_device_does(row, kind, num_towers):
             np.testing.assert_allclose(got, wanted, rtol=0, atol=bound)
 
 
-CALLED = [row for row in rows() if row.run.func is in_function]
+IN_FUNCTIONS = [
+    pytest.param(row, count, id=f"{name_of(row)}-{count}")
+    for row in rows()
+    if row.run.func is in_function
+    for count in row.counts
+]
 
 
 @pytest.mark.full(
@@ -92,14 +102,7 @@ CALLED = [row for row in rows() if row.run.func is in_function]
     "apply_sharded_gradients(average=True)--tw_ampopt, Keras 3-2",
 )
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    ("row", "num_towers"),
-    [
-        pytest.param(row, count, id=f"{name_of(row)}-{count}")
-        for row in CALLED
-        for count in row.counts
-    ],
-)
+@pytest.mark.parametrize(("row", "num_towers"), IN_FUNCTIONS)
 def test_one_trace_has_the_bits_of_a_trace_for_each_tower(row, num_towers):
     once = row.run(num_towers, trace="once")
     each = trained(row, num_towers)
@@ -108,6 +111,25 @@ def test_one_trace_has_the_bits_of_a_trace_for_each_tower(row, num_towers):
         pairs = zip(*map(tf.nest.flatten, (once[kind], each[kind])), strict=True)
         for own, other in pairs:
             np.testing.assert_array_equal(own, other, err_msg=kind)
+
+
+@pytest.mark.full(
+    "apply_gradients on flatten(...)-mean(packed(broadcast(sum_balanced)))-Keras 3-2",
+    "apply_sharded_gradients(average=True)--Keras 3-3",
+    "apply_sharded_gradients(average=True) on flatten(...)--v1-2",
+    "apply_shared_gradients(average=False)--v1-4",
+)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("row", "num_towers"), IN_FUNCTIONS)
+def test_compiled_towers_end_where_one_device_does_or_say_why_not(row, num_towers):
+    copies = row.run(num_towers, trace="once", jit_compile=True)
+    for kind in KINDS:
+        if row.is_compiled(kind, num_towers):
+            check_ends(row, kind, num_towers, copies[kind])
+            continue
+        name = "TowerOptimizer" if "ampopt" in row.optimizer else r"[GM]\w+Optimizer"
+        says = rf"jit_compile=True: (XLA lacks what )?{name} updates variables .*=False"
+        assert re.match(says, str(copies[kind])), copies[kind]
 
 
 def test_the_page_has_this_table():

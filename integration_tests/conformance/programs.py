@@ -29,7 +29,8 @@ from tw_core.testing import CPUS
 
 v1 = tf.compat.v1
 
-Copies = dict[str, list[list[np.ndarray]]]  # kind -> [copies][N]
+# kind -> [copies][N], or why XLA does not compile it
+Copies = dict[str, list[list[np.ndarray]] | ValueError]
 MakeOptimizer = Callable[
     [float, Any], Any
 ]  # of the decay of momentum and [N] variables
@@ -135,11 +136,13 @@ def in_function(
     *,
     is_flat: bool = False,
     trace: str = "each",
+    jit_compile: bool = False,
 ) -> Copies:
     """Trains the models of all kinds in one ``tf.function``.
 
     ``way`` is replicated, sharded (each variable has an owner) or shared; ``adds``
     makes the reducer of replicated models, or says of the others whether to average.
+    XLA compiles gradients and updates where ``jit_compile`` asks for it.
     """
     towers = tw_core.towers(CPUS[:num_towers])
     owners = towers[:1] if way == "shared" else towers
@@ -161,31 +164,45 @@ def in_function(
             )
     reduce = adds(num_towers) if way == "replicated" else None
     spec = {kind: specs(kind, num_towers) for kind in KINDS}
+    refused: dict[str, ValueError] = {}
+
+    def train(kind: str, own: list[AnyModel], given: list[list[Any]]) -> None:
+        # Where sizes are unknown, there is a placeholder, which XLA does not compile.
+        has_unknown = any(part.unknown for part in KINDS[kind])
+        grads = tw_core.map_towers(
+            lambda tower, model, x: model_gradients(model, x),
+            towers,
+            own * (num_towers // len(own)),
+            given,
+            trace=trace,
+            jit_compile=jit_compile and not has_unknown,
+        )
+        jit = {"jit_compile": jit_compile}
+        if way == "replicated":
+            args = (towers, reduce(grads), own, optimizers[kind])
+            tw_builders.apply_gradients(*args, **jit)
+        elif way == "sharded":
+            args = (towers, grads, own, *optimizers[kind])
+            tw_builders.apply_sharded_gradients(*args, average=adds, **jit)
+        else:
+            variables = own[0].trainable_variables
+            pairs = [list(zip(g, variables, strict=True)) for g in grads]
+            tw_builders.apply_shared_gradients(
+                pairs, *optimizers[kind], average=adds, **jit
+            )
 
     @tf.function(autograph=False, input_signature=[spec])
     def step(given: dict[str, Any]) -> None:
         for kind, own in models.items():
-            grads = tw_core.map_towers(
-                lambda tower, model, x: model_gradients(model, x),
-                towers,
-                own * (num_towers // len(own)),
-                given[kind],
-                trace=trace,
-            )
-            if way == "replicated":
-                args = (towers, reduce(grads), own, optimizers[kind])
-                tw_builders.apply_gradients(*args)
-            elif way == "sharded":
-                args = (towers, grads, own, *optimizers[kind])
-                tw_builders.apply_sharded_gradients(*args, average=adds)
-            else:
-                variables = own[0].trainable_variables
-                pairs = [list(zip(g, variables, strict=True)) for g in grads]
-                tw_builders.apply_shared_gradients(
-                    pairs, *optimizers[kind], average=adds
-                )
+            try:
+                train(kind, own, given[kind])
+            except ValueError as error:
+                if not jit_compile:
+                    raise
+                refused[kind] = error
 
     for number in range(STEPS):
         inputs_of_step = {kind: inputs(kind, num_towers, number) for kind in KINDS}
         step(tf.nest.map_structure(tf.constant, inputs_of_step))
-    return {kind: [values(model) for model in own] for kind, own in models.items()}
+    trained = {kind: [values(model) for model in own] for kind, own in models.items()}
+    return trained | refused

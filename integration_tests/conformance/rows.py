@@ -57,6 +57,16 @@ class Row:
         is_dense = self.densifies and num_towers > 1
         return is_dense or self.optimizer.endswith("Keras 3")
 
+    def is_compiled(self, kind: str, num_towers: int) -> bool:
+        """Whether XLA compiles this update, in rows that run in a function."""
+        if self.optimizer == "Keras 3":
+            return True
+        if kind == "sparse" and self.optimizer == "v1":
+            return False
+        is_on_one_device = self.run.keywords.get("is_flat") and "float16" in kind
+        is_sharded = self.run.args[0] == "sharded"
+        return num_towers == 1 or not is_sharded or bool(is_on_one_device)
+
 
 def reducers(keys: CollectiveKeys) -> dict[str, Callable[[int], Any]]:
     """Name -> number of towers -> reducer of sums."""

@@ -215,3 +215,7 @@ def test_what_cannot_be_compiled_is_refused():
         ValueError, match=r"tower 0 are on \[.*CPU:0', '.*CPU:1'\].*Fals"
     ):
         step([tf.ones([3])] * 2)
+    options = {"tf_optimizer": "tf.train.MomentumOptimizer", "momentum": 0.9}
+    for number in (1, 2):
+        with pytest.raises(ValueError, match=r"lacks what MomentumOptimizer .*SparseA"):
+            Run(number, options=options).take([0], jit=[0])

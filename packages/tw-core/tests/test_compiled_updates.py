@@ -99,6 +99,20 @@ def test_what_cannot_be_compiled_is_refused():
         r"XLA compiles for one device; use an optimizer of Keras 3",
     ):
         trained(OPTIMIZERS["version 1"], CPUS[:2], jit_compile=True)
+    table = tf.Variable(tf.ones([3, 2]), name="table")
+    momentum = tf.compat.v1.train.MomentumOptimizer(0.1, 0.9)
+    create_slots(momentum, [table])
+    says = r"what MomentumOptimizer updates .*; got ResourceSparse\w+ of table:0. Use d"
+    for compiled in (False, True):  # by itself, or as part of a function
+
+        @tf.function(autograph=False, jit_compile=compiled)
+        def step(compiled=compiled):
+            shape = tf.constant([3, 2])
+            rows = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1]), shape)
+            apply_pairs(momentum, [(rows, table)], jit_compile=not compiled)
+
+        with pytest.raises(ValueError, match=says):
+            step()
     variable = tf.Variable(1.0)
     with pytest.raises(RuntimeError, match=r"part of a tf\.function; apply the grad"):
         apply_pairs(kinds.SGD(0.1), [(tf.ones([]), variable)], jit_compile=True)

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +16,7 @@ from tensorflow.python.eager.polymorphic_function import (
     polymorphic_function,
 )
 from tensorflow.python.framework import auto_control_deps_utils, func_graph, ops
+from tensorflow.python.framework.kernels import get_all_registered_kernels
 from tensorflow.python.ops import cond_v2, resource_variable_ops
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
@@ -25,6 +26,7 @@ __all__ = [
     "SaveableObject",
     "apart_from_other_traces",
     "captured_from",
+    "compiled_types",
     "control_flow_context",
     "devices_of_runtime",
     "function_of_part",
@@ -233,6 +235,16 @@ def devices_of_runtime() -> list[str] | None:
 def in_xla_context(graph: tf.Graph) -> bool:
     """Returns whether ``graph``, or a graph around it, is being compiled by XLA."""
     return bool(GraphOrParentsInXlaContext(graph))
+
+
+@cache
+def compiled_types() -> frozenset[str]:
+    """Lists the types of operations that XLA compiles; none where that is unknown."""
+    with tf.init_scope(), tf.device("/cpu:0"):
+        # XLA adds its kernels as it first compiles.
+        tf.function(lambda: tf.zeros([]), autograph=False, jit_compile=True)()
+    every = get_all_registered_kernels().kernel
+    return frozenset(own.op for own in every if own.device_type == "XLA_CPU_JIT")
 
 
 def set_initializer(

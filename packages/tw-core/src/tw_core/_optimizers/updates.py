@@ -9,8 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core._modes import orders_effects, traces_function, without_autograph
+from tw_core._modes import (
+    compiles_with_xla,
+    orders_effects,
+    traces_function,
+    without_autograph,
+)
 from tw_core._optimizers.kinds import OptimizerKind, check_elementwise, kind_of
+from tw_core._tf_compat import captured_from, compiled_types
 from tw_core._tracing import call_once
 from tw_core._variable_kinds import CALLS, tf_variable, tf_variables
 from tw_core.flat_variables import slots_like_parts
@@ -50,7 +56,7 @@ def apply_pairs(
     Raises:
       ValueError: a flat variable for an optimizer that treats each variable as a whole;
         ``jit_compile`` for variables of several devices, unless Keras 3's optimizer
-        updates them.
+        updates them; in a function that XLA compiles, an update that XLA lacks.
       RuntimeError: ``jit_compile`` outside of ``tf.function``.
     """
     kind = kind_of(optimizer)
@@ -59,15 +65,47 @@ def apply_pairs(
     if jit_compile:
         _apply_compiled(optimizer, pairs)
         return None
-    if kind is OptimizerKind.KERAS_3:
-        with _once_known([grad for grad, _ in pairs]):
-            return _apply_keras_3(optimizer, pairs)
-    plain = list(zip([g for g, _ in pairs], tf_variables(variables), strict=True))
-    if kind is not OptimizerKind.V1:
-        plain = [(_in_this_graph(grad), variable) for grad, variable in plain]
-    named = {} if name is None else {"name": name}
-    with slots_like_parts(variables), _once_known([grad for grad, _ in plain]):
-        return optimizer.apply_gradients(plain, **named)
+    with _refusing_what_xla_lacks(optimizer, variables):
+        if kind is OptimizerKind.KERAS_3:
+            with _once_known([grad for grad, _ in pairs]):
+                return _apply_keras_3(optimizer, pairs)
+        plain = list(zip([g for g, _ in pairs], tf_variables(variables), strict=True))
+        if kind is not OptimizerKind.V1:
+            plain = [(_in_this_graph(grad), variable) for grad, variable in plain]
+        named = {} if name is None else {"name": name}
+        with slots_like_parts(variables), _once_known([grad for grad, _ in plain]):
+            return optimizer.apply_gradients(plain, **named)
+
+
+@contextmanager
+def _refusing_what_xla_lacks(
+    optimizer: Any, variables: Sequence[Any]
+) -> Iterator[None]:
+    """Refuses updates made inside for XLA to compile, of which XLA has no operation.
+
+    XLA would say so as the step first runs, and name neither optimizer nor variable.
+    """
+    if not compiles_with_xla():
+        yield
+        return
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    yield
+    known, outside = compiled_types(), captured_from(graph)
+    names = {id(own.handle): own.name for own in tf_variables(variables)}
+    unknown = []
+    for op in graph.get_operations()[before:]:
+        handles = [own for own in op.inputs if own.dtype == tf.resource]
+        if known and handles and op.type not in known:
+            first = id(outside.get(id(handles[0]), handles[0]))
+            unknown.append(f"{op.type} of {names.get(first, op.name)}")
+    if unknown:
+        dense = "dense gradients (tf.convert_to_tensor), " * ("Sparse" in str(unknown))
+        raise ValueError(
+            f"jit_compile=True: XLA lacks what {type(optimizer).__name__} updates "
+            f"variables by; got {', '.join(unknown)}. Use {dense}an optimizer of Keras "
+            "3, or jit_compile=False."
+        )
 
 
 def _once_known(grads: Sequence[Any]) -> AbstractContextManager[Any]:
