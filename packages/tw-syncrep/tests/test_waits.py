@@ -627,8 +627,10 @@ def test_with_addresses_an_unanswered_question_is_a_silence_that_has_to_last():
     is_unanswered = True
     assert watch.at(26.0) == 0.5
     says = r"not answered for 5.0 s.*global step, though.* do not reach this task: look"
-    with pytest.raises(ServerLostError, match=says):
+    with pytest.raises(ServerLostError, match=says) as raised:
         watch.at(30.5)
+    assert "Then start the whole run again from its last" in str(raised.value)
+    assert "Restart" not in str(raised.value)  # They run.
 
 
 def test_without_a_timeout_nothing_ends_the_wait():

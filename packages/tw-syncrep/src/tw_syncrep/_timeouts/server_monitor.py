@@ -178,7 +178,7 @@ class ServerMonitor:
             error = ServerLostError(
                 f"training_session: {self.doing} has waited {self._elapsed():.1f} s, "
                 f"and parameter servers have not answered for {silent_s:.1f} s "
-                f"({self._bound(limit_s)}): {named}. {self._advice()}",
+                f"({self._bound(limit_s)}): {named}. {self._advice(faults)}",
                 servers=tuple(faults.values()),
                 waited_s=self._elapsed(),
             )
@@ -202,23 +202,22 @@ class ServerMonitor:
         named = "the one that holds the global step"
         if not self.servers:
             return named
-        return (
-            f"{named}, though a probe finds all of them. Perhaps they do not reach "
-            f"{self.own}: look at its port and its firewall"
-        )
+        return f"{named}, though a probe finds all of them"
 
     def _bound(self, limit_s: float) -> str:
         more_s = limit_s - (self.timeout_s or 0.0)
         more = f", and one that is cut off has {more_s:g} s more" if more_s else ""
         return f"wait_timeout_s is {self.timeout_s:g}{more}"
 
-    def _advice(self) -> str:
+    def _advice(self, faults: Mapping[str, str]) -> str:
+        look = (
+            f"Perhaps they do not reach {self.own}: look at its port and its firewall. "
+        )
+        own = look if self.servers and not faults else ""
         if self.patience_s == 0.0:
-            return (
-                "Restart them before the timeout, or start the whole run again from "
-                "its last checkpoint."
-            )
-        return (
+            first = "Then" if own else "Restart them before the timeout, or"
+            return f"{own}{first} start the whole run again from its last checkpoint."
+        return own + (
             "Replicas that reach them go on without this one (elastic=True): where "
             "they do, start it again, and it joins them; else restart the servers, "
             "and the whole run from its last checkpoint."
