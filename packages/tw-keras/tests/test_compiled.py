@@ -291,3 +291,19 @@ def test_steps_go_on_without_xla_where_it_fails(monkeypatch, caplog, kind, num_t
     [note] = caught.value.__notes__
     assert "/odd" in note
     assert "compile(jit_compile=False)" in note
+
+
+def test_an_error_of_the_program_is_not_taken_for_one_of_xla(monkeypatch):
+    monkeypatch.setattr(Copies, "compiles", lambda self, asked: bool(asked))
+    calls = []
+
+    class Fails(keras.Sequential):
+        def train_step(self, data):
+            calls.append(data)
+            raise ValueError("The xlabel is unknown.")
+
+    model = TowerModel(lambda: Fails([network()]), CPUS[:2])
+    with pytest.raises(ValueError, match="The xlabel is unknown") as caught:
+        fit(model, OPTIMIZERS["adam"])
+    assert len(calls) == 1
+    assert "XLA" not in "".join(getattr(caught.value, "__notes__", []))

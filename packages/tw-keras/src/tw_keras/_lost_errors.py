@@ -25,11 +25,11 @@ def or_without_xla(run: Callable[[Any], Any], name: str, model: Any) -> Any:
         try:
             return run(data)
         except (tf.errors.OpError, ValueError) as error:
-            if "xla" not in str(error).lower():
-                raise
+            has_run, may = not isinstance(error, ValueError), model._own.may_fall_back
+            if not re.search("(?i)xla" if has_run else r"\bXLA\b", str(error)):
+                raise  # An error of the program may have the letters, too.
             found = _NAME.match(str(error))
             what = found[3].rstrip(".") if found else "a step"
-            has_run, may = not isinstance(error, ValueError), model._own.may_fall_back
             last = model._steps.last.take() if has_run and may else None
             if not may or (has_run and last is None):
                 error.add_note(
