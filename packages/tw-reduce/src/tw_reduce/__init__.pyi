@@ -7,6 +7,8 @@ from ._combinators.mean import mean as mean
 from ._combinators.packed import broadcast as broadcast
 from ._combinators.packed import packed as packed
 from ._combinators.partition import partition as partition
+from ._memory.protocol import StatefulReducer as StatefulReducer
+from ._memory.state import ReducerState as ReducerState
 from ._reducer import Reducer as Reducer
 from ._sums.collectives import sum_collective as sum_collective
 from ._sums.collectives import sum_nccl as sum_nccl

@@ -4,7 +4,7 @@ A reducer adds: it takes [K][N] tensors, a list per tower, and returns [K][N] su
 ``mean(reducer)`` turns them into means.
 """
 
-from tw_core.internal import check_weights, shares_of, unit_of
+from tw_core.internal import check_weights, elementwise, shares_of, unit_of
 from tw_reduce._checks import check_adds, check_reduced, check_tower_tensors
 from tw_reduce._reducer import Tensorlike, TowerTensors
 from tw_reduce._sums.rendezvous import CollectiveKeys
@@ -17,6 +17,7 @@ __all__ = [
     "check_reduced",
     "check_tower_tensors",
     "check_weights",
+    "elementwise",
     "shares_of",
     "unit_of",
 ]

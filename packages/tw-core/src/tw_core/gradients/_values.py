@@ -10,11 +10,14 @@ Adafactor and Lamb do not.
 """
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from tw_core._modes import compiles_with_xla, without_autograph
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def values_of(grad: Any) -> tf.Tensor:
@@ -37,6 +40,30 @@ def map_values(fn: Callable[[tf.Tensor], tf.Tensor], grad: Any) -> Any:
     if not isinstance(grad, tf.IndexedSlices):
         return fn(grad)
     return tf.IndexedSlices(fn(grad.values), grad.indices, grad.dense_shape)
+
+
+def elementwise(reducer: _F) -> _F:
+    """Marks a reducer each of whose results follows from the elements at one place.
+
+    Only such a one is given gradients joined into packs, and before they are unscaled;
+    any other gets them in their variables' shapes, and unscaled. A sum is elementwise;
+    what looks at a norm or a rank is not.
+
+    Args:
+      reducer: [K][N] -> [K][N], a function or an object with attributes.
+
+    Returns:
+      The same, marked by an attribute ``elementwise``.
+    """
+    reducer.elementwise = True  # type: ignore[attr-defined]
+    return reducer
+
+
+def is_elementwise(reducer: Any) -> bool:
+    """Returns whether a reducer, or what a ``functools.partial`` binds, is marked."""
+    while isinstance(reducer, partial) and not hasattr(reducer, "elementwise"):
+        reducer = reducer.func
+    return bool(getattr(reducer, "elementwise", False))
 
 
 @without_autograph

@@ -23,7 +23,9 @@ from tw_core.internal import (
     Gradients,
     check_function,
     check_weights,
+    elementwise,
     host_of,
+    is_elementwise,
     read_gradients,
     scale,
     shares_of,
@@ -63,6 +65,11 @@ class Combinator:
         """Whether the results are means, by ``mean`` here or further inside."""
         return self.name == "mean" or getattr(self.inner, "averages", False)
 
+    @property
+    def elementwise(self) -> bool:
+        """Whether it may be given packs: whether the reducer inside may."""
+        return is_elementwise(self.inner)
+
     @without_autograph
     def __call__(self, grads: TowerTensors) -> list[list[Tensorlike]]:
         """Reduces [K][N] gradients."""
@@ -81,6 +88,11 @@ class Dealer:
     def averages(self) -> bool:
         """Whether some results are means."""
         return any(getattr(own, "averages", False) for own in self.reducers.values())
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether it may be given packs: whether all reducers inside may."""
+        return all(map(is_elementwise, self.reducers.values()))
 
     @without_autograph
     def __call__(self, grads: TowerTensors) -> list[list[Tensorlike]]:
@@ -174,10 +186,13 @@ def _of_weighted_means(
             for name, inner in reducer.reducers.items()
         }
         return replace(reducer, reducers=weighted)
-    if isinstance(reducer, Combinator) and reducer.mean_move is not None:
-        # It adds in a dtype that cannot hold the sums.
-        return partial(_reduce_weighted, [own * factor for own in shares], reducer)
-    return partial(_reduce_weighted, shares, _of_means(reducer, factor))
+    joins_shares = getattr(reducer, "takes_shares", False)
+    if joins_shares or (isinstance(reducer, Combinator) and reducer.mean_move):
+        # It adds in a dtype that cannot hold the sums, or keeps what it does not send.
+        divided = [own * factor for own in shares]
+        return _around(reducer, partial(_reduce_weighted, divided, reducer))
+    inner = _of_means(reducer, factor)
+    return _around(reducer, partial(_reduce_weighted, shares, inner))
 
 
 def _reduce_weighted(
@@ -199,13 +214,30 @@ def _of_means(reducer: Reducer, factor: tf.Tensor | None = None) -> Reducer:
             name: _of_means(inner, factor) for name, inner in reducer.reducers.items()
         }
         return replace(reducer, reducers=means)
+    if getattr(reducer, "takes_shares", False):
+        return partial(_reduce_shares, reducer, factor)
     if not isinstance(reducer, Combinator) or not reducer.commutes:
-        return partial(_reduce_to_means, reducer, factor)
+        return _around(reducer, partial(_reduce_to_means, reducer, factor))
     if reducer.mean_move is None:
         return replace(reducer, inner=_of_means(reducer.inner, factor))
     if factor is None:
         return replace(reducer, move=reducer.mean_move)
-    return partial(_reduce_to_means, reducer, factor)
+    return _around(reducer, partial(_reduce_to_means, reducer, factor))
+
+
+def _reduce_shares(
+    reducer: Reducer, factor: tf.Tensor | None, grads: Gradients
+) -> list[list[Tensorlike]]:
+    """Multiplies before: what a reducer keeps for later is part of a mean."""
+    own = 1.0 / len(grads) if factor is None else factor
+    shares = [[_scale(own, _widen(t), _widen(t)) for t in tower] for tower in grads]
+    means = reduced_by(reducer, Gradients(shares, tests=grads.tests))
+    return map_results(lambda own, like: cast_to(own, like.dtype), means, grads)
+
+
+def _around(reducer: Reducer, made: Reducer) -> Reducer:
+    """Marks a reducer that multiplies, as the one in it is marked."""
+    return elementwise(made) if is_elementwise(reducer) else made
 
 
 def _reduce_to_means(

@@ -17,6 +17,7 @@ from tw_core.internal import (
     check_function,
     check_whole_number,
     cut_flat,
+    is_elementwise,
     join_flat,
 )
 from tw_reduce._checks import reduced_by
@@ -65,8 +66,10 @@ def packed(reducer: Reducer, *, below_bytes: int | None = None) -> Reducer:
     """Makes a reducer that joins small gradients before ``reducer`` sees them.
 
     Args:
-      reducer: [K][N] -> [K][N]; gets the packs first, one flat tensor each,
-        then the gradients that stay alone.
+      reducer: [K][N] -> [K][N]; gets the packs first, one flat tensor each, then the
+        gradients that stay alone. One that is not marked as
+        ``tw_reduce.reducers.elementwise`` looks at whole gradients: it gets them as
+        they are.
       below_bytes: dense gradients of fewer bytes travel packed, by dtype; None for
         those of fewer than 4,096 elements. Sparse ones and those of unknown size
         stay alone. Under ``mean``, float16 counts as the float32 that it is added in.
@@ -83,6 +86,8 @@ def packed(reducer: Reducer, *, below_bytes: int | None = None) -> Reducer:
     check_function(reducer=reducer)
     check_below_bytes(below_bytes)
     move = partial(_reduce_packed, below_bytes)
+    if not is_elementwise(reducer):
+        move = reduced_by
     return Combinator("packed", reducer, move, joins=True)
 
 

@@ -19,6 +19,7 @@ from tw_core.internal import (
     Gradients,
     builds_session_graph,
     check_number,
+    elementwise,
     join_flat,
     orders_effects,
     read_gradients,
@@ -54,6 +55,7 @@ _ALTERNATIVES = (
 )
 
 
+@elementwise
 @without_autograph
 def sum_collective(
     grads: TowerTensors,
@@ -127,6 +129,7 @@ def sum_collective(
     return rows([results[n] for n in range(len(dense))], len(grads))
 
 
+@elementwise
 @without_autograph
 def sum_nccl(
     grads: TowerTensors, *, devices: Sequence[str], keys: CollectiveKeys

@@ -14,7 +14,12 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from tw_core.internal import check_list, check_whole_number, without_autograph
+from tw_core.internal import (
+    check_list,
+    check_whole_number,
+    elementwise,
+    without_autograph,
+)
 from tw_reduce._checks import addable, check_devices
 from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, columns, rows
 from tw_reduce._sums.one_device import add_columns
@@ -110,6 +115,7 @@ def hierarchical(
     return partial(_sum_hierarchical, settled, devices)
 
 
+@elementwise
 @without_autograph
 def _sum_hierarchical(
     groups: Groups, devices: Sequence[str] | None, grads: TowerTensors

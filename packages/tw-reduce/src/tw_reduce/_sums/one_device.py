@@ -30,6 +30,7 @@ from tw_core.internal import (
     check_text,
     check_whole_number,
     compiles_with_xla,
+    elementwise,
     host_of,
     narrow_source,
     without_autograph,
@@ -96,6 +97,7 @@ def balanced(num_bytes: Sequence[int | None], devices: Sequence[str]) -> Balance
     return BalancePlan(tuple(devices), tuple(device_of), tuple(loads))
 
 
+@elementwise
 @without_autograph
 def sum_on_device(grads: TowerTensors, *, device: str) -> list[list[Tensorlike]]:
     """Adds the gradients of all towers on ``device``.
@@ -119,6 +121,7 @@ def sum_on_device(grads: TowerTensors, *, device: str) -> list[list[Tensorlike]]
     return _add(grads, [device] * len(grads[0]), "sum_on_device")
 
 
+@elementwise
 @without_autograph
 def sum_round_robin(
     grads: TowerTensors, *, devices: Sequence[str]
@@ -143,6 +146,7 @@ def sum_round_robin(
     return _add(grads, turns, "sum_round_robin")
 
 
+@elementwise
 @without_autograph
 def sum_balanced(
     grads: TowerTensors, *, devices: Sequence[str]

@@ -1,0 +1,1 @@
+"""Reducers that remember: what they keep, and those that are ready to use."""

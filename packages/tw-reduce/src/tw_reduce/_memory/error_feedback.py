@@ -1,0 +1,132 @@
+"""Compression that loses nothing for good: what was not sent is added to the next.
+
+Source: Karimireddy, Rebjock, Stich and Jaggi, "Error Feedback Fixes SignSGD and other
+Gradient Compression Schemes", ICML 2019.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tw_core.internal import check_function, check_whole_number, tf_variables
+from tw_reduce._memory.protocol import Compressor, StatefulReducer, States
+from tw_reduce._reducer import Reducer
+
+
+def error_feedback(
+    compressor: Compressor, *, min_elements: int = 4096
+) -> StatefulReducer:
+    """Makes a reducer that sends what a compressor makes of each gradient.
+
+    Every tower keeps the error, gradient minus approximation, and adds it to its next
+    gradient. Matrices and tensors of more dimensions are compressed; biases, scales and
+    whatever is small or sparse travel as they are.
+
+    Args:
+      compressor: a function such as ``top_k()``, ``sign()``, ``int8()`` or your own: of
+        a dense float32 or float64 tensor of known shape, that returns what travels, a
+        list of tensors and ``tf.IndexedSlices``, and a function of the sums of these
+        over towers that returns the sum of the towers' approximations.
+      min_elements: tensors of fewer elements are not compressed.
+
+    Returns:
+      A reducer with memory: of the size of the variables, in their dtype; in float32
+      of narrower ones. Sums of what was sent and of what is remembered are those of
+      the gradients.
+
+    Raises:
+      TypeError: ``compressor`` is not a function, ``min_elements`` not a whole number.
+      ValueError: ``min_elements`` is negative; when called, the compressor's
+        approximation has another shape or dtype than the tensor.
+    """
+    check_function(compressor=compressor)
+    check_whole_number(min_elements=min_elements, at_least=0)
+    return _ErrorFeedback(compressor, min_elements)
+
+
+class _ErrorFeedback:
+    """A reducer with memory around a compressor."""
+
+    def __init__(self, compressor: Compressor, min_elements: int) -> None:
+        self._compress = compressor
+        self._min_elements = min_elements
+
+    def init(self, variables: Sequence[Any]) -> list[Any]:
+        """Returns zeros for the variables that are compressed."""
+        return [
+            {"error": tf.zeros(own.shape, state_dtype(own.dtype))}
+            if is_compressible(own, min_elements=self._min_elements)
+            else ()
+            for own in tf_variables(variables)
+        ]
+
+    def update(
+        self, grads: Sequence[Sequence[tf.Tensor]], states: States, add: Reducer
+    ) -> tuple[list[list[tf.Tensor]], States]:
+        """Sends approximations, and keeps errors."""
+        sent: list[list[Any]] = [[] for _ in grads]
+        errors: list[list[Any]] = [[] for _ in grads]
+        decoders: list[tuple[int, Any]] = []  # of tower 0: how many are sent, and how
+        for k, (tower, own) in enumerate(zip(grads, states, strict=True)):
+            for grad, state in zip(tower, own, strict=True):
+                with tf.device(grad.device):
+                    parts, decode, error = self._send(grad, state)
+                sent[k] += parts
+                errors[k].append(error)
+                if k == 0:
+                    decoders.append((len(parts), decode))
+        sums = add(sent)
+        return [
+            _read(tower, decoders, own) for tower, own in zip(sums, grads, strict=True)
+        ], errors
+
+    def resize(self, states: Sequence[Any], count: int) -> list[Any]:
+        """Divides the errors of all towers between others."""
+        return resized_errors(states, count)
+
+    def _send(self, grad: tf.Tensor, state: Any) -> tuple[list[Any], Any, Any]:
+        if state == ():
+            return [grad], None, ()
+        full = tf.cast(grad, state["error"].dtype) + state["error"]
+        parts, decode = self._compress(full)
+        approximation = decode(*parts)
+        if approximation.shape != full.shape or approximation.dtype != full.dtype:
+            raise ValueError(
+                "The function that a compressor returns must return a tensor of shape "
+                f"{full.shape} and {full.dtype.name}; got {approximation!r:.120}."
+            )
+        return list(parts), decode, {"error": full - approximation}
+
+
+def is_compressible(variable: tf.Variable, *, min_elements: int) -> bool:
+    """Returns whether a variable's gradient is a matrix or more, and large enough."""
+    shape = variable.shape
+    return (
+        bool(variable.dtype.is_floating)
+        and shape.rank >= 2
+        and shape.num_elements() >= min_elements
+    )
+
+
+def state_dtype(dtype: tf.DType) -> tf.DType:
+    """Returns the dtype in which errors of a variable are kept."""
+    return dtype if dtype == tf.float64 else tf.float32
+
+
+def resized_errors(states: Sequence[Any], count: int) -> list[Any]:
+    """Divides errors, and takes what else is remembered from tower 0."""
+    total = tf.add_n([own["error"] for own in states])
+    return [{**states[0], "error": total / count} for _ in range(count)]
+
+
+def _read(
+    sums: Sequence[Any], decoders: Sequence[tuple[int, Any]], like: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    rest, results = iter(sums), []
+    for (count, decode), grad in zip(decoders, like, strict=True):
+        parts = [next(rest) for _ in range(count)]
+        with tf.device(grad.device):
+            total = parts[0] if decode is None else decode(*parts)
+            results.append(tf.cast(total, grad.dtype))
+    return results

@@ -1,0 +1,58 @@
+"""Tensors that travel as they are: a row per tower, which no sum mixes."""
+
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+
+def to_row(tensors: Sequence[tf.Tensor]) -> tf.IndexedSlices:
+    """Makes one sparse row of tensors' bytes.
+
+    Args:
+      tensors: of known shapes, and dtypes of 1, 2 or 4 bytes.
+
+    Returns:
+      A row of int32 with index 0. Sums over towers have a row of each.
+    """
+    words = [_to_words(tensor) for tensor in tensors]
+    row = tf.concat(words, 0)[tf.newaxis]
+    return tf.IndexedSlices(row, tf.zeros([1], tf.int64), tf.constant([1, row.shape[1]], tf.int64))
+
+
+def from_rows(
+    rows: tf.IndexedSlices, specs: Sequence[tf.TensorSpec]
+) -> list[tf.Tensor]:
+    """Returns the tensors of all towers' rows.
+
+    Args:
+      rows: of ``to_row``, or their sum: those of T towers.
+      specs: shapes and dtypes of the tensors that each row was made of.
+
+    Returns:
+      Tensors of shape ``[T, *shape]``.
+    """
+    counts = [_num_words(spec.shape.num_elements(), spec.dtype) for spec in specs]
+    parts = tf.split(rows.values, counts, axis=1)
+    return [_from_words(part, spec) for part, spec in zip(parts, specs, strict=True)]
+
+
+def _num_words(elements: int, dtype: tf.DType) -> int:
+    return math.ceil(elements * dtype.size / 4)
+
+
+def _to_words(tensor: tf.Tensor) -> tf.Tensor:
+    flat, per_word = tf.reshape(tensor, [-1]), 4 // tensor.dtype.size
+    if per_word == 1:
+        return tf.bitcast(flat, tf.int32)
+    missing = -flat.shape[0] % per_word
+    if missing:
+        flat = tf.concat([flat, tf.zeros([missing], flat.dtype)], 0)
+    return tf.bitcast(tf.reshape(flat, [-1, per_word]), tf.int32)
+
+
+def _from_words(words: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
+    values = tf.bitcast(words, spec.dtype)
+    elements = spec.shape.num_elements()
+    flat = tf.reshape(values, [-1, words.shape[1] * (4 // spec.dtype.size)])
+    return tf.reshape(flat[:, :elements], [-1, *spec.shape])

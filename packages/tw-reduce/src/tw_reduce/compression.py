@@ -1,0 +1,24 @@
+"""Reducers that send less, and remember what they did not send.
+
+``error_feedback`` around ``top_k``, ``sign``, ``int8`` or a compressor of your own, and
+``power_sgd``. A ``tw_reduce.ReducerState`` keeps what they remember.
+"""
+
+from tw_reduce._memory.error_feedback import error_feedback
+from tw_reduce._memory.int8 import int8
+from tw_reduce._memory.power_sgd import power_sgd
+from tw_reduce._memory.protocol import Compressor
+from tw_reduce._memory.rows import from_rows, to_row
+from tw_reduce._memory.sign import sign
+from tw_reduce._memory.top_k import top_k
+
+__all__ = [
+    "Compressor",
+    "error_feedback",
+    "from_rows",
+    "int8",
+    "power_sgd",
+    "sign",
+    "to_row",
+    "top_k",
+]
