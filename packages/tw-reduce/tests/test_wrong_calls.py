@@ -8,6 +8,7 @@ from wrong_calls import Interface, Late, WrongCall, WrongCalls, in_graph
 
 from tw_core.testing import CPUS, run_in_function
 from tw_reduce import (
+    ReducerState,
     accumulate_as,
     all_reduce,
     auto,
@@ -23,6 +24,7 @@ from tw_reduce import (
     sum_on_device,
     sum_round_robin,
 )
+from tw_reduce.compression import error_feedback, power_sgd, sign, to_row
 from tw_reduce.plans import MeasuredProfile, Measurements, Strategy, describe
 from tw_reduce.reducers import CollectiveKeys, check_tower_tensors
 from tw_reduce.tensorpack import (
@@ -82,6 +84,37 @@ def packer():
     return ready
 
 
+def variables():
+    return [[tf.Variable(tf.zeros([2]))] for _ in range(2)]
+
+
+def state():
+    return ReducerState(power_sgd(), variables())
+
+
+class MisShapen:
+    """Returns states, or sums, in other lists and nests than it should."""
+
+    def __init__(self, sums=(), states=()):
+        self.sums, self.states = sums, states
+
+    def init(self, variables):
+        return [{"own": tf.zeros([])} for _ in variables]
+
+    def update(self, grads, states, add):
+        return self.sums or add(grads), self.states or states
+
+
+def step_of(reducer):
+    return lambda: ReducerState(reducer, variables())(ones())
+
+
+def step_of_compressor(decode):
+    reducer = error_feedback(lambda own: ([own], decode), min_elements=0)
+    towers = [[tf.Variable(tf.zeros([2, 2]))]] * 2
+    return lambda: ReducerState(reducer, towers)([[tf.ones([2, 2])]] * 2)
+
+
 def pair(name="w"):
     return tf.ones([2]), tf.compat.v1.get_variable(name, [2])
 
@@ -115,7 +148,6 @@ GIVEN = {
     "TensorInfo.shape": lambda: (2,),
     "TensorInfo.dtype": lambda: "float32",
     "itemsize": lambda: 4,
-    "reduced": ones,
     "GradientPacker": packer,
     "GradientPacker.compute_strategy": lambda: GradientPacker(1),
     "measured": lambda: MEASURED,
@@ -126,6 +158,14 @@ GIVEN = {
     "start": lambda: 1,
     "made_on": dict,
     "tensors": lambda: [tf.ones([2])],
+    "variables": variables,
+    "ReducerState": state,
+    "ReducerState.reducer": power_sgd,
+    "ReducerState.commit.reduced": lambda: state().update(ones()),
+    "check_reduced.reduced": ones,
+    "compressor": sign,
+    "rows": lambda: to_row([tf.ones([2])]),
+    "specs": lambda: [tf.TensorSpec([2])],
 }
 NAMED = {
     ".all_grads": "grads",
@@ -139,6 +179,7 @@ NAMED = {
     ".groups": "groups?",
     ".tensors": "tensors?|grads",
     ".reduced": "The reducer must return",
+    "ReducerState.commit.reduced": "reduced",
     "main.arguments": "arguments?",
 }
 EXEMPT = {
@@ -271,6 +312,43 @@ OTHERS = {
         (
             Late(lambda: [[(tf.constant([True, False]), pair()[1])]]),
             *(ValueError, "has gradients of dtypes ['bool']"),
+        ),
+    ],
+    "ReducerState.reducer": [
+        (on_first, TypeError, "reducer must have init(variables) and update(grads, st"),
+        (MisShapen, TypeError, "got <class"),
+    ],
+    "ReducerState.variables": [
+        ([], ValueError, "all of one length; got lists of lengths []"),
+        (Late(lambda: [*variables(), []]), ValueError, "lists of lengths [1, 1, 0]"),
+    ],
+    **{
+        f"ReducerState.{name}.grads": [
+            (Late(lambda: ones()[:1]), ValueError, "lengths [1, 1]; got [1]"),
+            (Late(lambda: [[tf.ones([3])]] * 2), ValueError, "0 ((3,), its variable ("),
+            (Late(lambda: [[None], *ones()[:1]]), ValueError, "None in towers [0]"),
+        ]
+        for name in ("update", "__call__")
+    },
+    "ReducerState.of.variables": [
+        (Late(lambda: variables()[0]), ValueError, "must be among tower 0's; got also"),
+    ],
+    "error_feedback.min_elements": [
+        (-1, ValueError, "min_elements must be at least 0; got -1"),
+    ],
+    "power_sgd": [
+        ({"rank": 0}, ValueError, "rank must be at least 1; got 0"),
+        ({"min_rate": 0.5}, ValueError, "min_rate must be at least 1"),
+    ],
+    "top_k": [
+        ({"share": 0}, ValueError, "share must be above 0"),
+        ({"share": 1.5}, ValueError, "share must be at most 1; got 1.5"),
+        ({"count": 0}, ValueError, "count must be at least 1; got 0"),
+    ],
+    "to_row.tensors": [
+        (
+            Late(lambda: [tf.ones([2], tf.float64), tf.ones([2])]),
+            *(ValueError, "others at positions 0 (float64 (2,)). Cast them first"),
         ),
     ],
     "CollectiveKeys.start": [
@@ -440,6 +518,21 @@ ROWS = [
                 "3 towers (by the gradient lists)",
             ),
             ("auto", auto(TWO), "devices must hold one device per tower; got 2 for 3"),
+        ]
+    ),
+    *(
+        WrongCall("ReducerState.__call__", step_of(reducer), ValueError, says)
+        for reducer, says in [
+            (MisShapen(sums=[[]]), "of lengths [1, 1]; got lists of lengths [0]"),
+            (MisShapen(states=[[], []]), "got lists of lengths [0, 0]"),
+            (MisShapen(states=[[()], [()]]), "in the nests of init; those of tower 0"),
+        ]
+    ),
+    *(
+        WrongCall("error_feedback", lambda d=decode: step_of_compressor(d)(), *case)
+        for decode, *case in [
+            (lambda own: own[0], ValueError, "of shape (2, 2) and float32; got"),
+            (lambda own: tf.cast(own, tf.float16), ValueError, "and float32; got"),
         ]
     ),
     WrongCall(

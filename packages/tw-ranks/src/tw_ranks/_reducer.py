@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tw_core.internal import elementwise
 from tw_ranks._exchanges.reduction import Grads, mean_over_ranks, sum_over_ranks
 from tw_ranks._group import ProcessGroup, endpoint_of
 
 
+@elementwise
 def sum_across(
     grads: Grads,
     *,
@@ -49,6 +51,7 @@ def sum_across(
     )
 
 
+@elementwise
 def mean_across(
     grads: Grads,
     *,
@@ -93,6 +96,7 @@ def mean_across(
     )
 
 
+@elementwise
 def mean_of_ranks(
     grads: Grads,
     *,

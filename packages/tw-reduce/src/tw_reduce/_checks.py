@@ -18,7 +18,7 @@ from tw_core.internal import (
     read_gradients,
     repeated_devices,
 )
-from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors
+from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, is_stateful
 
 ADDABLE = (
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
@@ -66,13 +66,15 @@ def check_adds(**argument: Any) -> Reducer:
       **argument: the one argument to check, as ``name=value``.
 
     Returns:
-      The reducer.
+      The reducer, which may be one with memory (``StatefulReducer``).
 
     Raises:
-      TypeError: it is not a function.
+      TypeError: it is neither a function nor a reducer with memory.
       ValueError: it averages: its means would be divided again.
     """
     ((name, reducer),) = argument.items()
+    if is_stateful(reducer):
+        return reducer  # type: ignore[no-any-return]
     check_function(**argument)
     if getattr(reducer, "averages", False):
         raise ValueError(

@@ -4,7 +4,7 @@ A reducer is any callable ``[K][N] -> [K][N]``.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -24,6 +24,12 @@ own, and decides by them whether an update is finite or skipped.
 """
 
 HALF_DTYPES = (tf.float16, tf.bfloat16)
+
+
+def is_stateful(reducer: Any) -> bool:
+    """Returns whether a reducer has memory, which a ``ReducerState`` is to keep."""
+    methods = (getattr(reducer, name, None) for name in ("init", "update"))
+    return not isinstance(reducer, type) and all(map(callable, methods))
 
 
 def columns(grads: TowerTensors) -> list[tuple[Tensorlike, ...]]:

@@ -8,4 +8,5 @@ from ._measured import Strategy as Strategy
 from ._measured import described_here as described_here
 from ._measured import num_cores as num_cores
 from ._measured import version_of as version_of
+from ._memory.state import with_memory as with_memory
 from ._tensor_info import below_on as below_on

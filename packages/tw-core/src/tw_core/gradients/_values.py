@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from tw_core._checks import check_function
 from tw_core._modes import compiles_with_xla, without_autograph
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -54,7 +55,11 @@ def elementwise(reducer: _F) -> _F:
 
     Returns:
       The same, marked by an attribute ``elementwise``.
+
+    Raises:
+      TypeError: ``reducer`` is not a function.
     """
+    check_function(reducer=reducer)
     reducer.elementwise = True  # type: ignore[attr-defined]
     return reducer
 

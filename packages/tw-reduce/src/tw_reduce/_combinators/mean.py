@@ -229,6 +229,8 @@ def _reduce_shares(
     reducer: Reducer, factor: tf.Tensor | None, grads: Gradients
 ) -> list[list[Tensorlike]]:
     """Multiplies before: what a reducer keeps for later is part of a mean."""
+    if len(grads) == 1 and factor is None:
+        return reduced_by(reducer, grads)
     own = 1.0 / len(grads) if factor is None else factor
     shares = [[_scale(own, _widen(t), _widen(t)) for t in tower] for tower in grads]
     means = reduced_by(reducer, Gradients(shares, tests=grads.tests))

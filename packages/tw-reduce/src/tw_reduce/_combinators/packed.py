@@ -21,7 +21,7 @@ from tw_core.internal import (
     join_flat,
 )
 from tw_reduce._checks import reduced_by
-from tw_reduce._combinators.mean import Combinator
+from tw_reduce._combinators.mean import Combinator, Move
 from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors
 from tw_reduce._tensor_info import (
     TensorInfo,
@@ -85,9 +85,8 @@ def packed(reducer: Reducer, *, below_bytes: int | None = None) -> Reducer:
     """
     check_function(reducer=reducer)
     check_below_bytes(below_bytes)
-    move = partial(_reduce_packed, below_bytes)
-    if not is_elementwise(reducer):
-        move = reduced_by
+    joins = is_elementwise(reducer)
+    move: Move = partial(_reduce_packed, below_bytes) if joins else reduced_by
     return Combinator("packed", reducer, move, joins=True)
 
 

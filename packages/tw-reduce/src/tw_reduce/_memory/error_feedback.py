@@ -104,6 +104,7 @@ def is_compressible(variable: tf.Variable, *, min_elements: int) -> bool:
     shape = variable.shape
     return (
         bool(variable.dtype.is_floating)
+        and shape.is_fully_defined()
         and shape.rank >= 2
         and shape.num_elements() >= min_elements
     )
@@ -111,7 +112,7 @@ def is_compressible(variable: tf.Variable, *, min_elements: int) -> bool:
 
 def state_dtype(dtype: tf.DType) -> tf.DType:
     """Returns the dtype in which errors of a variable are kept."""
-    return dtype if dtype == tf.float64 else tf.float32
+    return tf.float64 if dtype.base_dtype == tf.float64 else tf.float32
 
 
 def resized_errors(states: Sequence[Any], count: int) -> list[Any]:

@@ -37,7 +37,9 @@ def _compress(
     def decode(rows: tf.IndexedSlices) -> tf.Tensor:
         scales, towers = from_rows(rows, specs)
         flat = tf.reshape(towers, [-1, tensor.shape.num_elements()])
-        total = tf.linalg.matvec(tf.cast(flat, dtype), tf.cast(scales, dtype), transpose_a=True)
+        total = tf.linalg.matvec(
+            tf.cast(flat, dtype), tf.cast(scales, dtype), transpose_a=True
+        )
         return tf.reshape(total, tensor.shape)
 
     return [to_row([scale, numbers])], decode

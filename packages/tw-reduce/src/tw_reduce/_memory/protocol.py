@@ -1,11 +1,11 @@
 """What a reducer with memory is, and what it takes to be one."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
 
-from tw_reduce._reducer import Reducer, Tensorlike
+from tw_reduce._reducer import Reducer, Tensorlike, is_stateful
 
 States: TypeAlias = Sequence[Sequence[Any]]
 """[K][N]: what tower k remembers of variable n, a nest of tensors; () for nothing."""
@@ -22,7 +22,6 @@ of several towers', the sum of their approximations.
 """
 
 
-@runtime_checkable
 class StatefulReducer(Protocol):
     """A reducer with memory, which holds none itself.
 
@@ -64,9 +63,9 @@ class StatefulReducer(Protocol):
 def check_stateful(**argument: Any) -> StatefulReducer:
     """Refuses anything without ``init`` and ``update``."""
     ((name, reducer),) = argument.items()
-    if not isinstance(reducer, StatefulReducer) or isinstance(reducer, type):
+    if not is_stateful(reducer):
         raise TypeError(
             f"{name} must have init(variables) and update(grads, states, add), as "
             f"tw_reduce.compression.power_sgd() has; got {reducer!r:.80}."
         )
-    return reducer
+    return reducer  # type: ignore[no-any-return]

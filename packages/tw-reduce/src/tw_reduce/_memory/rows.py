@@ -1,9 +1,10 @@
 """Tensors that travel as they are: a row per tower, which no sum mixes."""
 
-import math
 from collections.abc import Sequence
 
 import tensorflow as tf
+
+from tw_reduce._checks import check_items
 
 
 def to_row(tensors: Sequence[tf.Tensor]) -> tf.IndexedSlices:
@@ -14,10 +15,26 @@ def to_row(tensors: Sequence[tf.Tensor]) -> tf.IndexedSlices:
 
     Returns:
       A row of int32 with index 0. Sums over towers have a row of each.
+
+    Raises:
+      TypeError: something that is not a list of tensors.
+      ValueError: a tensor of unknown shape, or of a dtype of other size.
     """
+    check_items(tf.Tensor, "tensors", "hold dense tensors", tensors=tensors)
+    unfit = [
+        f"{n} ({own.dtype.name} {own.shape})"
+        for n, own in enumerate(tensors)
+        if own.dtype.size not in (1, 2, 4) or not own.shape.is_fully_defined()
+    ]
+    if unfit:
+        raise ValueError(
+            "tensors must have known shapes, and dtypes of 1, 2 or 4 bytes; got others "
+            f"at positions {', '.join(unfit)}. Cast them first."
+        )
     words = [_to_words(tensor) for tensor in tensors]
     row = tf.concat(words, 0)[tf.newaxis]
-    return tf.IndexedSlices(row, tf.zeros([1], tf.int64), tf.constant([1, row.shape[1]], tf.int64))
+    shape = tf.constant([1, row.shape[1]], tf.int64)
+    return tf.IndexedSlices(row, tf.zeros([1], tf.int64), shape)
 
 
 def from_rows(
@@ -31,14 +48,20 @@ def from_rows(
 
     Returns:
       Tensors of shape ``[T, *shape]``.
+
+    Raises:
+      TypeError: ``rows`` are not sparse, or ``specs`` not such a list.
     """
+    if not isinstance(rows, tf.IndexedSlices):
+        raise TypeError(f"rows must be tf.IndexedSlices; got {rows!r:.80}.")
+    check_items(tf.TensorSpec, "specs", "hold a tf.TensorSpec each", specs=specs)
     counts = [_num_words(spec.shape.num_elements(), spec.dtype) for spec in specs]
     parts = tf.split(rows.values, counts, axis=1)
     return [_from_words(part, spec) for part, spec in zip(parts, specs, strict=True)]
 
 
 def _num_words(elements: int, dtype: tf.DType) -> int:
-    return math.ceil(elements * dtype.size / 4)
+    return -(-elements * int(dtype.size) // 4)
 
 
 def _to_words(tensor: tf.Tensor) -> tf.Tensor:

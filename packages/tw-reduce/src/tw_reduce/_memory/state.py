@@ -1,9 +1,8 @@
 """The memory of a reducer, in variables on the towers' devices."""
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import tensorflow as tf
@@ -11,18 +10,20 @@ import tensorflow as tf
 from tw_core.internal import (
     builds_session_graph,
     check_function,
+    check_list,
     check_nested,
+    check_text,
+    plain_name,
     read_gradients,
     tf_variables,
-    values_of,
     without_autograph,
 )
 from tw_reduce._checks import check_devices, check_reduced
 from tw_reduce._choosing import all_reduce
-from tw_reduce._memory.protocol import StatefulReducer, States, check_stateful
-from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors
-
-_LOG = logging.getLogger("tw_reduce")
+from tw_reduce._memory.carried import Carried, Sent, marked
+from tw_reduce._memory.kept import Kept, tell_of_new_memory
+from tw_reduce._memory.protocol import States, check_stateful
+from tw_reduce._reducer import Reducer, TowerTensors, is_stateful
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Reduced:
 
     sums: list[list[Any]]  # [K][N]; None where no tower has a gradient
     is_finite: tf.Tensor  # bool scalar: whether all towers' gradients were
-    places: tuple[int, ...]  # [M] the variables of which something is remembered
+    places: tuple[int, ...]  # [M] of the variables whose gradients are dense
     states: States  # [K][M], new
 
 
@@ -43,6 +44,9 @@ class ReducerState(
     It is a reducer itself, of means where ``mean`` is around it: called with gradients
     it returns their sums, and remembers unless one of them is infinite or NaN, in which
     case a sum is NaN. ``tf.train.Checkpoint`` saves it, and savers of session graphs.
+    Restored for another number of towers, by ``tf.train.Checkpoint`` outside of session
+    graphs, the memory is divided by the reducer's method ``resize(states, count)``, or
+    begins anew with a line in the log.
 
     >>> import tensorflow as tf
     >>> from tw_reduce import compression
@@ -54,6 +58,7 @@ class ReducerState(
 
     Attributes:
       takes_shares: True: for a mean, gradients are multiplied before.
+      elementwise: False: it is given gradients in their variables' shapes.
     """
 
     takes_shares = True
@@ -85,30 +90,26 @@ class ReducerState(
         """
         super().__init__(name=None)
         self._reducer = check_stateful(reducer=reducer)
-        check_nested(variables=variables, of="variables")
-        self._of_towers = [tf_variables(own) for own in variables]
-        if not self._of_towers or len({len(own) for own in self._of_towers}) > 1:
-            raise ValueError(
-                "variables must be one list of variables per tower, all of one length; "
-                f"got lists of lengths {[len(own) for own in self._of_towers]}."
-            )
-        if devices is None:
-            devices = [own[0].device if own else "" for own in self._of_towers]
-        else:
-            check_devices(devices, num_towers=len(self._of_towers))
-        self._devices = list(devices)
+        self._towers = _Towers.read(variables, devices)
         if add is not None:
             check_function(add=add)
-        self._add = add or all_reduce(self._devices)
+        check_text(name=name)
+        self._add = add or all_reduce(self._towers.devices)
         self._scope = name
-        self._memories: dict[str, _Memory] = {}  # by place; those with state
+        self._memories: dict[str, Kept] = {}  # by place; those with state
         self._made: frozenset[int] = frozenset()  # the others have none
-        self._sent = _Sent()
+        self._sent = Sent()
+        self._tell = cache(tell_of_new_memory)  # once for all variables
+
+    @property
+    def num_variables(self) -> int:
+        """N, the number of each tower's variables."""
+        return len(self._towers.variables[0])
 
     @property
     def devices(self) -> list[str]:
         """[K] the towers' devices."""
-        return list(self._devices)
+        return list(self._towers.devices)
 
     @without_autograph
     def __call__(self, grads: TowerTensors) -> list[list[Any]]:
@@ -130,8 +131,11 @@ class ReducerState(
             return reduced.sums
         with tf.control_dependencies(done):
             return [
-                [total if total is None else _identity(total) for total in tower]
-                for tower in reduced.sums
+                [
+                    tf.nest.map_structure(_identity, own, expand_composites=True)
+                    for own in row
+                ]
+                for row in reduced.sums
             ]
 
     @without_autograph
@@ -146,43 +150,40 @@ class ReducerState(
           remembered of them.
 
         Raises:
-          ValueError: other numbers of towers or gradients than of variables, or what
-            the reducer returns has another shape.
+          ValueError: other numbers of towers or gradients than of variables, a gradient
+            of another shape than its variable, or lists of another shape from the
+            reducer.
           TypeError: something that is not a gradient.
         """
-        used = self._places(grads)
+        used = self._towers.places(grads)
         read = read_gradients([[tower[n] for n in used] for tower in grads])
-        dense = [
-            m
-            for m in range(len(used))
-            if not any(isinstance(tower[m], tf.IndexedSlices) for tower in read)
+        are_sparse = [
+            any(isinstance(own, tf.IndexedSlices) for own in column)
+            for column in zip(*read, strict=True)
         ]
-        places = [used[m] for m in dense]
-        states = self._states(places)
-        own = [[tower[m] for m in dense] for tower in read]
-        beside = [
-            [tower[m] for m in range(len(used)) if m not in dense] for tower in read
-        ]
-        self._sent = _Sent()
-        carried = _Carried(self._add, own, beside, self._sent)
-        with tf.name_scope(self._scope):
-            sums, new = self._reducer.update(own, states, carried.add)
-            check_reduced(sums, own)
-            others, is_finite = carried.finish()
-            sums = _marked(sums, is_finite)
-        places_beside = [n for n in used if n not in places]
-        results = []
-        for tower in (dict(zip(places, row, strict=True)) for row in sums):
-            results.append(tower)
-        for tower, row in zip(results, others, strict=True):
-            tower.update(zip(places_beside, row, strict=True))
-        every = range(len(grads[0]))
-        return Reduced(
-            [[tower.get(n) for n in every] for tower in results],
-            is_finite,
-            tuple(places),
-            new,
+        places = [n for n, sparse in zip(used, are_sparse, strict=True) if not sparse]
+        beside = [n for n, sparse in zip(used, are_sparse, strict=True) if sparse]
+        towers = [dict(zip(used, own, strict=True)) for own in read]
+        dense = self._towers.shaped(
+            [[own[n] for n in places] for own in towers], places
         )
+        self._sent = Sent(read[0])
+        carried = Carried(
+            self._add, dense, [[own[n] for n in beside] for own in towers], self._sent
+        )
+        states = self._states(places)
+        with tf.name_scope(self._scope):
+            sums, new = self._reducer.update(dense, states, carried.add)
+            check_reduced(sums, dense)
+            check_reduced(new, dense)
+            others, is_finite = carried.finish()
+            sums = marked(sums, is_finite)
+        order = [*places, *beside]
+        both = zip(sums, others, strict=True)
+        found = [dict(zip(order, [*own, *more], strict=True)) for own, more in both]
+        every = range(self.num_variables)
+        results = [[own.get(n) for n in every] for own in found]
+        return Reduced(results, is_finite, tuple(places), new)
 
     @without_autograph
     def commit(self, reduced: Reduced, *, if_: Any = None) -> list[Any]:
@@ -190,29 +191,66 @@ class ReducerState(
 
         Args:
           reduced: of ``update``.
-          if_: a bool scalar, whether to; None for whether all gradients were finite.
+          if_: a bool scalar, whether to; None for whether all gradients were finite,
+            True in a branch that decides that.
 
         Returns:
-          In a session graph, ops; else an empty list.
+          What is known once it has happened, for a session graph to depend on.
+
+        Raises:
+          TypeError: ``reduced`` is not of ``update``.
+          ValueError: the reducer's new states are not in the nests of its first.
         """
+        if not isinstance(reduced, Reduced):
+            raise TypeError(
+                f"reduced must be what update(grads) returned; got {reduced!r:.80}."
+            )
         pairs = [
             pair
             for m, n in enumerate(reduced.places)
             if (memory := self._memories.get(str(n))) is not None
-            for own, states in zip(memory.kept, reduced.states, strict=True)
-            for pair in zip(own, tf.nest.flatten(states[m]), strict=True)
+            for pair in memory.pairs([own[m] for own in reduced.states])
         ]
         if not pairs:
             return []
 
         def assign() -> tf.Tensor:
-            done = [v.assign(value, read_value=False) for v, value in pairs]
+            done = [own.assign(value, read_value=False) for own, value in pairs]
             with tf.control_dependencies([own for own in done if own is not None]):
                 return tf.constant(True)
 
+        if if_ is True:
+            return [assign()]
         condition = reduced.is_finite if if_ is None else if_
-        done = tf.cond(condition, assign, lambda: tf.constant(False))
-        return [done] if builds_session_graph() else []
+        return [tf.cond(condition, assign, lambda: tf.constant(False))]
+
+    def of(self, variables: Sequence[Any]) -> Reducer:
+        """Returns the reducer for gradients of some variables.
+
+        Args:
+          variables: [M] of tower 0's, in any order; a step in which the others have
+            no gradient has none for them.
+
+        Returns:
+          A reducer of [K][M] gradients.
+
+        Raises:
+          TypeError: something that is not a list of variables.
+          ValueError: a variable that is not among tower 0's.
+        """
+        check_list(variables=variables, of="variables", empty=True)
+        known = {id(own): n for n, own in enumerate(self._towers.variables[0])}
+        wanted = tf_variables(variables)
+        if others := [plain_name(own) for own in wanted if id(own) not in known]:
+            raise ValueError(f"variables must be among tower 0's; got also {others}.")
+        return _Part(self, tuple(known[id(own)] for own in wanted))
+
+    def reset(self) -> None:
+        """Begins anew, outside of session graphs."""
+        firsts = self._towers.call(self._reducer.init)
+        for n, memory in self._memories.items():
+            for variable, value in memory.pairs([own[int(n)] for own in firsts]):
+                variable.assign(value)
 
     def describe(self) -> str:
         """Says what a tower sends in a step, as the last one was traced.
@@ -221,9 +259,75 @@ class ReducerState(
         """
         return self._sent.describe()
 
-    def _places(self, grads: TowerTensors) -> list[int]:
+    def _states(self, places: Sequence[int]) -> States:
+        if new := [n for n in places if n not in self._made]:
+            with tf.init_scope():
+                self._make(new)
+        memories = [self._memories.get(str(n)) for n in places]
+        return [
+            [() if own is None else own.read(k) for own in memories]
+            for k in range(len(self._towers.variables))
+        ]
+
+    def _make(self, places: Sequence[int]) -> None:
+        def make(k: int, n: int, value: Any) -> tf.Variable:
+            return tf.compat.v1.Variable(
+                value,
+                trainable=False,
+                name=f"{self._scope}/tower{k}/{n}",
+                use_resource=True,
+            )
+
+        firsts = self._towers.call(self._reducer.init)
+        self._made |= set(places)
+        for n in places:
+            if tf.nest.flatten(firsts[0][n]):
+                nests = []
+                for k, (own, device) in enumerate(
+                    zip(firsts, self._towers.devices, strict=True)
+                ):
+                    with tf.device(device or None):
+                        named = partial(make, k, n)
+                        nests.append(tf.nest.map_structure(named, own[n]))
+                # A checkpoint that waits for this one restores it here.
+                self._memories[str(n)] = Kept(self._reducer, nests, self._tell)
+
+
+@dataclass(frozen=True, eq=False)
+class _Towers:
+    """The towers' variables, where no checkpoint takes them for the holder's own."""
+
+    variables: Sequence[Sequence[tf.Variable]]
+    devices: Sequence[str]
+
+    @classmethod
+    def read(
+        cls, variables: Sequence[Sequence[Any]], devices: Sequence[str] | None
+    ) -> "_Towers":
+        check_nested(variables=variables, of="variables")
+        towers = [tf_variables(own) for own in variables]
+        if not towers or len({len(own) for own in towers}) > 1:
+            raise ValueError(
+                "variables must be one list of variables per tower, all of one length; "
+                f"got lists of lengths {[len(own) for own in towers]}."
+            )
+        if devices is None:
+            return cls(towers, [own[0].device if own else "" for own in towers])
+        check_devices(devices, num_towers=len(towers))
+        return cls(towers, list(devices))
+
+    def call(self, init: Any) -> list[Sequence[Any]]:
+        """Calls a function with each tower's variables, on its device."""
+        results = []
+        for own, device in zip(self.variables, self.devices, strict=True):
+            with tf.device(device or None):
+                results.append(init(own))
+        return results
+
+    def places(self, grads: TowerTensors) -> list[int]:
+        """Returns the places of the variables that have a gradient."""
         check_nested(grads=grads, of="gradients")
-        wanted = [len(own) for own in self._of_towers]
+        wanted = [len(own) for own in self.variables]
         if [len(tower) for tower in grads] != wanted:
             raise ValueError(
                 f"grads must hold, for each tower, one for each variable: lists of "
@@ -232,177 +336,68 @@ class ReducerState(
         columns = zip(*grads, strict=True)
         return [n for n, own in enumerate(columns) if any(g is not None for g in own)]
 
-    def _states(self, places: Sequence[int]) -> States:
-        self._make([n for n in places if n not in self._made])
-        memories = [self._memories.get(str(n)) for n in places]
+    def shaped(
+        self, grads: TowerTensors, places: Sequence[int]
+    ) -> list[list[tf.Tensor]]:
+        """Gives gradients the static shapes of their variables."""
+        shapes = [self.variables[0][n].shape for n in places]
+        if others := [
+            f"{n} ({own.shape}, its variable {shape})"
+            for n, own, shape in zip(places, grads[0], shapes, strict=True)
+            if not own.shape.is_compatible_with(shape)
+        ]:
+            raise ValueError(
+                "grads must be in their variables' shapes; got others at positions "
+                f"{', '.join(others)}. Give this reducer no packs."
+            )
         return [
-            [() if own is None else own.read(k) for own in memories]
-            for k in range(len(self._of_towers))
-        ]
-
-    def _make(self, places: Sequence[int]) -> None:
-        if not places:
-            return
-        made: list[list[Any]] = [[] for _ in places]  # [M][K] nests
-        with tf.init_scope():
-            for k, own in enumerate(self._of_towers):
-                with tf.device(self._devices[k] or None):
-                    nests = self._reducer.init(own)
-                    for of_towers, n in zip(made, places, strict=True):
-                        named = partial(
-                            tf.Variable,
-                            trainable=False,
-                            name=f"{self._scope}/tower{k}/{n}",
-                        )
-                        of_towers.append(tf.nest.map_structure(named, nests[n]))
-        self._made |= set(places)
-        # Setting the attribute has a checkpoint that waits give them its values.
-        self._memories = {
-            **self._memories,
-            **{
-                str(n): _Memory(self._reducer, of_towers)
-                for n, of_towers in zip(places, made, strict=True)
-                if tf.nest.flatten(of_towers)
-            },
-        }
-
-
-class _Memory(
-    tf.Module,  # type: ignore[misc] # TensorFlow is untyped
-):
-    """What all towers remember of one variable, saved for any number of towers."""
-
-    def __init__(self, reducer: StatefulReducer, nests: Sequence[Any]) -> None:
-        super().__init__(name="memory")
-        self._resize: Callable[..., Any] | None = getattr(reducer, "resize", None)
-        self._nest = tf.nest.map_structure(lambda _: None, nests[0])
-        self.kept = [tf.nest.flatten(own) for own in nests]  # [K][leaves]
-
-    def read(self, tower: int) -> Any:
-        """Returns what a tower remembers, in its nest."""
-        return self._packed([own.read_value() for own in self.kept[tower]])
-
-    def _packed(self, leaves: Sequence[Any]) -> Any:
-        return tf.nest.pack_sequence_as(self._nest, list(leaves))
-
-    def _trackable_children(self, *_: Any, **__: Any) -> dict[str, Any]:
-        return {}
-
-    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        columns = zip(*self.kept, strict=True)
-        return {f"leaf_{i}": tf.stack(list(own)) for i, own in enumerate(columns)}
-
-    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> tf.Operation:
-        leaves = [restored[f"leaf_{i}"] for i in range(len(self.kept[0]))]
-        count = leaves[0].shape[0]
-        towers = list(zip(*map(tf.unstack, leaves), strict=True))
-        if count != len(self.kept):
-            if self._resize is None:
-                _LOG.warning(
-                    "A reducer's memory of %d towers is not that of %d: it begins anew.",
-                    *(count, len(self.kept)),
-                )
-                return tf.no_op()
-            resized = self._resize(list(map(self._packed, towers)), len(self.kept))
-            towers = [tuple(tf.nest.flatten(own)) for own in resized]
-        done = [
-            variable.assign(value, read_value=False)
-            for own, values in zip(self.kept, towers, strict=True)
-            for variable, value in zip(own, values, strict=True)
-        ]
-        return tf.group(*[own for own in done if own is not None])
-
-
-class _Sent:
-    """Counts what tower 0 sends in a step, as it is traced."""
-
-    def __init__(self) -> None:
-        self.num_bytes = self.num_gradient_bytes = self.num_unknown = self.num_sums = 0
-
-    def note(self, tensors: Sequence[Tensorlike]) -> None:
-        self.num_sums += 1
-        for leaf in tf.nest.flatten(list(tensors), expand_composites=True):
-            elements = leaf.shape.num_elements()
-            self.num_unknown += elements is None
-            self.num_bytes += (elements or 0) * leaf.dtype.size
-
-    def describe(self) -> str:
-        unknown = f" and {self.num_unknown} tensors" if self.num_unknown else ""
-        return (
-            f"{self.num_bytes:,} bytes{unknown} in {self.num_sums} sums, for gradients "
-            f"of {self.num_gradient_bytes:,} bytes"
-        )
-
-
-class _Carried:
-    """Has the first sum of a step carry what goes beside it."""
-
-    def __init__(
-        self,
-        add: Reducer,
-        dense: TowerTensors,
-        beside: TowerTensors,
-        sent: _Sent,
-    ) -> None:
-        self._reduce, self._sent = add, sent
-        self._beside = [
-            [*own, _number_of_nonfinite([*tower, *own])]
-            for tower, own in zip(dense, beside, strict=True)
-        ]
-        self._sums: list[list[Tensorlike]] | None = None
-        sent.num_gradient_bytes = sum(
-            (own.shape.num_elements() or 0) * own.dtype.size
-            for own in (values_of(grad) for grad in [*dense[0], *beside[0]])
-        )
-
-    def add(self, tensors: TowerTensors) -> list[list[Tensorlike]]:
-        """Adds what a reducer sends."""
-        if self._sums is not None:
-            return self._added(tensors)
-        count = len(tensors[0])
-        sums = self._added(
             [
-                [*own, *more]
-                for own, more in zip(tensors, self._beside, strict=True)
+                own if own.shape.is_fully_defined() else _with_shape(own, shape)
+                for own, shape in zip(tower, shapes, strict=True)
             ]
-        )
-        self._sums = [list(row[count:]) for row in sums]
-        return [list(row[:count]) for row in sums]
-
-    def finish(self) -> tuple[list[list[Tensorlike]], tf.Tensor]:
-        """Returns the sums of sparse gradients, and if all towers' are finite."""
-        if self._sums is None:
-            self._sums = self._added(self._beside)
-        *_, count = self._sums[0]
-        return [row[:-1] for row in self._sums], tf.equal(count, 0.0)
-
-    def _added(self, tensors: TowerTensors) -> list[list[Tensorlike]]:
-        self._sent.note(tensors[0])
-        return self._reduce(tensors)
+            for tower in grads
+        ]
 
 
-def _number_of_nonfinite(grads: Sequence[Tensorlike]) -> tf.Tensor:
-    """Counts gradients whose sum is infinite or NaN, on their tower's device."""
-    flags = [tf.zeros([])]
-    for grad in map(values_of, grads):
-        with tf.device(grad.device):
-            total = tf.reduce_sum(tf.cast(grad, tf.float32))
-            flags.append(tf.cast(tf.logical_not(tf.math.is_finite(total)), tf.float32))
-    with tf.device(flags[-1].device):
-        return tf.add_n(flags)
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """A holder's reducer of gradients of some of its variables."""
+
+    state: ReducerState
+    places: tuple[int, ...]
+    takes_shares = True
+
+    def __call__(self, grads: TowerTensors) -> list[list[Any]]:
+        """Reduces, and remembers."""
+        return self.kept(self.state(self.spread(grads)))
+
+    def spread(self, grads: TowerTensors) -> list[list[Any]]:
+        """Returns [K][N] gradients, None for the other variables."""
+        count = self.state.num_variables
+        columns = [dict(zip(self.places, own, strict=True)) for own in grads]
+        return [[own.get(n) for n in range(count)] for own in columns]
+
+    def kept(self, sums: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """Returns [K][M] of [K][N] sums."""
+        return [[own[n] for n in self.places] for own in sums]
 
 
-def _marked(sums: TowerTensors, is_finite: tf.Tensor) -> list[list[Tensorlike]]:
-    """Makes each tower's smallest sum NaN where a gradient was not finite."""
-    marked = [list(own) for own in sums]
-    for own in marked:
-        if own:
-            m = min(range(len(own)), key=lambda m: own[m].shape.num_elements() or 0)
-            with tf.device(own[m].device):
-                nan = tf.where(is_finite, 0.0, float("nan"))
-                own[m] += tf.cast(nan, own[m].dtype)
-    return marked
+def with_memory(
+    reducer: Any, variables: Sequence[Sequence[Any]], devices: Sequence[str]
+) -> Any:
+    """Returns a holder for a reducer with memory; any other reducer as it is.
+
+    ``variables`` are [K][N]; a reducer without memory may be None.
+    """
+    if not is_stateful(reducer) or isinstance(reducer, ReducerState):
+        return reducer
+    return ReducerState(reducer, variables, devices=devices)
 
 
-def _identity(total: Tensorlike) -> Tensorlike:
-    return tf.nest.map_structure(tf.identity, total, expand_composites=True)
+def _with_shape(grad: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    with tf.device(grad.device):
+        return tf.ensure_shape(grad, shape)
+
+
+def _identity(total: Any) -> Any:
+    return None if total is None else tf.identity(total)

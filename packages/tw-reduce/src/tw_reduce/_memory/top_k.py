@@ -13,8 +13,8 @@ import tensorflow as tf
 from tw_core.internal import check_flag, check_number, check_whole_number
 from tw_reduce._memory.protocol import Compressor
 
-_SAMPLED = 64  # every so-manieth element is looked at
-_FEWEST = 64  # elements of a sample that are to be above the threshold
+_STRIDE = 61  # from one element of a sample to the next; prime, to meet all columns
+_FEWEST = 8  # elements of a sample that are to reach the threshold
 
 
 def top_k(
@@ -52,7 +52,7 @@ def top_k(
         size = tensor.shape.num_elements()
         k = min(size, count or math.ceil(share * size))
         flat = tf.reshape(tensor, [-1])
-        if sampled and k >= _FEWEST * _SAMPLED // 8:
+        if sampled and k >= _FEWEST * _STRIDE:
             places = _above_threshold(tf.abs(flat), k)
         else:
             places = tf.math.top_k(tf.abs(flat), k, sorted=False).indices
@@ -70,8 +70,8 @@ def top_k(
 
 
 def _above_threshold(magnitudes: tf.Tensor, k: int) -> tf.Tensor:
-    sample = magnitudes[::_SAMPLED]
-    wanted = max(1, k * sample.shape[0] // magnitudes.shape[0])
+    sample = magnitudes[::_STRIDE]
+    wanted = k * sample.shape[0] // magnitudes.shape[0]
     threshold = tf.reduce_min(tf.math.top_k(sample, wanted, sorted=False).values)
     places = tf.where(magnitudes >= threshold)[:, 0]
     return tf.cast(places[:k], tf.int32)

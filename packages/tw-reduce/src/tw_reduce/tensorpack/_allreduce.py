@@ -15,6 +15,7 @@ from tw_core.internal import (
     check_flag,
     check_nested,
     check_weights,
+    elementwise,
     read_gradients,
     read_pairs,
     tf_variable,
@@ -37,6 +38,7 @@ from tw_reduce._sums.rendezvous import CollectiveKeys, check_keys
 from tw_reduce._tensor_info import below_on
 
 
+@elementwise
 @without_autograph
 def allreduce_grads(
     all_grads: TowerTensors,
@@ -79,6 +81,7 @@ def allreduce_grads(
     return _averaged(reducer, average)(all_grads)
 
 
+@elementwise
 @without_autograph
 def allreduce_grads_hierarchical(
     all_grads: TowerTensors, devices: Sequence[str], average: bool = False
@@ -197,6 +200,7 @@ def _averaged(
     return mean(reducer, weights=weights) if average else reducer
 
 
+@elementwise
 def _sum_on(grads: TowerTensors, *, device: str | None) -> list[list[Tensorlike]]:
     return _sum_at(grads, places=[device] * len(grads[0]))
 

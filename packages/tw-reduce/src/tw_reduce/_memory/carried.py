@@ -1,0 +1,107 @@
+"""What goes beside a reducer's tensors in its first sum, and what that counts."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tw_core.internal import values_of
+from tw_reduce._reducer import HALF_DTYPES, Reducer, Tensorlike, TowerTensors
+
+
+class Sent:
+    """Counts what tower 0 sends in a step, as it is traced."""
+
+    def __init__(self, gradients: Sequence[Tensorlike] = ()) -> None:
+        self._of_gradients = sum(_num_bytes(leaf) or 0 for leaf in _leaves(gradients))
+        self._num_bytes = self._num_unknown = self._num_sums = 0
+
+    def note(self, tensors: Sequence[Tensorlike]) -> None:
+        """Counts what one sum takes."""
+        self._num_sums += 1
+        sizes = [_num_bytes(leaf) for leaf in _leaves(tensors)]
+        self._num_unknown += sizes.count(None)
+        self._num_bytes += sum(size or 0 for size in sizes)
+
+    def describe(self) -> str:
+        """Returns it in words."""
+        unknown = self._num_unknown
+        more = f" and {unknown} tensors of unknown size" if unknown else ""
+        return (
+            f"{self._num_bytes:,} bytes{more} in {self._num_sums} sums, for gradients "
+            f"of {self._of_gradients:,} bytes"
+        )
+
+
+class Carried:
+    """Has the first sum of a step carry sparse gradients and whether all are finite."""
+
+    def __init__(
+        self, add: Reducer, dense: TowerTensors, beside: TowerTensors, sent: Sent
+    ) -> None:
+        self._reduce, self._sent = add, sent
+        self._beside = [
+            [*own, _number_of_nonfinite([*tower, *own])]
+            for tower, own in zip(dense, beside, strict=True)
+        ]
+        self._sums: list[list[Tensorlike]] | None = None
+
+    def add(self, tensors: TowerTensors) -> list[list[Tensorlike]]:
+        """Adds what a reducer sends."""
+        if self._sums is not None:
+            return self._added(tensors) if tensors[0] else [[] for _ in tensors]
+        count = len(tensors[0])
+        both = zip(tensors, self._beside, strict=True)
+        sums = self._added([[*own, *more] for own, more in both])
+        self._sums = [list(row[count:]) for row in sums]
+        return [list(row[:count]) for row in sums]
+
+    def finish(self) -> tuple[list[list[Tensorlike]], tf.Tensor]:
+        """Returns the sums of sparse gradients, and if all towers' are finite."""
+        if self._sums is None:
+            self._sums = self._added(self._beside)
+        count = self._sums[0][-1]
+        return [row[:-1] for row in self._sums], tf.equal(count, 0.0)
+
+    def _added(self, tensors: TowerTensors) -> list[list[Tensorlike]]:
+        self._sent.note(tensors[0])
+        return self._reduce(tensors)
+
+
+def marked(sums: TowerTensors, is_finite: tf.Tensor) -> list[list[Tensorlike]]:
+    """Makes each tower's smallest sum NaN where a gradient was not finite."""
+    results = [list(own) for own in sums]
+    for own in results:
+        floating = [m for m, total in enumerate(own) if _can_be_nan(total.dtype)]
+        if floating:
+            m = min(floating, key=lambda m: own[m].shape.num_elements() or float("inf"))
+            with tf.device(own[m].device):
+                nan = tf.where(is_finite, 0.0, float("nan"))
+                own[m] += tf.cast(nan, own[m].dtype)
+    return results
+
+
+def _number_of_nonfinite(grads: Sequence[Tensorlike]) -> tf.Tensor:
+    """Counts gradients whose sum is infinite or NaN, on their tower's device."""
+    flags = [tf.zeros([])]
+    for grad in map(values_of, grads):
+        if not _can_be_nan(grad.dtype):
+            continue
+        with tf.device(grad.device):
+            wide = tf.cast(grad, tf.float32) if grad.dtype in HALF_DTYPES else grad
+            total = tf.abs(tf.reduce_sum(wide))  # which is real
+            flags.append(tf.cast(tf.logical_not(tf.math.is_finite(total)), tf.float32))
+    with tf.device(flags[-1].device):
+        return tf.add_n(flags)
+
+
+def _can_be_nan(dtype: tf.DType) -> bool:
+    return bool(dtype.is_floating or dtype.is_complex)
+
+
+def _leaves(tensors: Sequence[Tensorlike]) -> list[tf.Tensor]:
+    return list(tf.nest.flatten(list(tensors), expand_composites=True))
+
+
+def _num_bytes(tensor: tf.Tensor) -> int | None:
+    elements = tensor.shape.num_elements()
+    return None if elements is None else int(elements * tensor.dtype.size)

@@ -1,0 +1,83 @@
+"""What the towers remember of one variable, in variables that any K can restore."""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from tw_reduce._memory.protocol import StatefulReducer
+
+_LOG = logging.getLogger("tw_reduce")
+
+
+class Kept(
+    tf.Module,  # type: ignore[misc] # TensorFlow is untyped
+):
+    """What all towers remember of one variable; a checkpoint has it as one."""
+
+    def __init__(
+        self,
+        reducer: StatefulReducer,
+        nests: Sequence[Any],
+        tell: Callable[[int, int], None],
+    ) -> None:
+        super().__init__(name="memory")
+        self._tell = tell  # that it begins anew: the towers that were, and are
+        self._resize: Callable[..., Any] | None = getattr(reducer, "resize", None)
+        self.towers = [tf.nest.flatten(own) for own in nests]  # [K][leaves]
+        # Bound, since TensorFlow wraps the dictionaries among a module's attributes.
+        self._as_nest = partial(tf.nest.pack_sequence_as, nests[0])
+        self._same_nest = partial(tf.nest.assert_same_structure, nests[0])
+
+    def read(self, tower: int) -> Any:
+        """Returns what a tower remembers, in its nest."""
+        return self._as_nest([own.read_value() for own in self.towers[tower]])
+
+    def pairs(self, nests: Sequence[Any]) -> list[tuple[tf.Variable, Any]]:
+        """Returns all towers' variables, each with its new value; checks the nests."""
+        for k, nest in enumerate(nests):
+            try:
+                self._same_nest(nest)
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    "update must return states in the nests of init; those of tower "
+                    f"{k} differ: {error}"
+                ) from None
+        return [
+            pair
+            for own, nest in zip(self.towers, nests, strict=True)
+            for pair in zip(own, tf.nest.flatten(nest), strict=True)
+        ]
+
+    def _trackable_children(self, *_: Any, **__: Any) -> dict[str, Any]:
+        return {}  # The variables are saved by the methods below.
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        columns = zip(*self.towers, strict=True)
+        with tf.device("/device:CPU:0"):
+            return {f"leaf_{i}": tf.stack(list(own)) for i, own in enumerate(columns)}
+
+    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> tf.Operation:
+        leaves = [restored[f"leaf_{i}"] for i in range(len(self.towers[0]))]
+        wanted, rank = len(self.towers), leaves[0].shape.rank
+        count = wanted if rank is None else leaves[0].shape[0]  # None in session graphs
+        unstacked = [tf.unstack(leaf, num=count) for leaf in leaves]
+        nests = list(map(self._as_nest, map(list, zip(*unstacked, strict=True))))
+        if count != wanted:
+            if self._resize is None:
+                self._tell(count, wanted)
+                return tf.no_op()
+            nests = self._resize(nests, wanted)
+        done = [own.assign(new, read_value=False) for own, new in self.pairs(nests)]
+        return tf.group(*[own for own in done if own is not None])
+
+
+def tell_of_new_memory(count: int, wanted: int) -> None:
+    """Logs that memory of other towers is lost."""
+    _LOG.warning(
+        "A reducer's memory of %d towers cannot become one of %d: it begins anew. A "
+        "method resize(states, count) would divide it.",
+        *(count, wanted),
+    )

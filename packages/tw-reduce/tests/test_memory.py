@@ -1,0 +1,419 @@
+"""Reducers with memory beside models in NumPy, step by step."""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tw_core.testing import CPUS
+from tw_reduce import ReducerState, broadcast, mean, packed
+from tw_reduce.compression import error_feedback, int8, power_sgd, sign, top_k
+
+F32 = np.float32
+# Compressed: the first and the third; a bias, what is small, an embedding, one unused.
+SHAPES = [(64, 80), (7,), (3, 3, 16, 40), (6, 5), (6, 2), (4, 4)]
+SPARSE, UNUSED, BIG = 4, 5, (0, 2)
+INDICES = [4, 0, 4]
+STEPS = 20
+
+
+def largest(full):
+    kept = np.argsort(-np.abs(full.ravel()))[: int(np.ceil(0.01 * full.size))]
+    result = np.zeros_like(full)
+    result.flat[kept] = full.flat[kept]
+    return result
+
+
+def signs(full):
+    return np.where(full >= 0, F32(1), F32(-1)) * np.abs(full).mean(dtype=F32)
+
+
+def steps_of_127(full):
+    scale = np.abs(full).max() / F32(127)
+    return np.round(full / scale) * scale
+
+
+APPROXIMATIONS = {"top_k": largest, "sign": signs, "int8": steps_of_127}
+REDUCERS = {
+    "top_k": error_feedback(top_k(0.01)),
+    "sign": error_feedback(sign()),
+    "int8": error_feedback(int8()),
+    "power_sgd": power_sgd(rank=3, seed=5),
+}
+
+
+class Model:
+    """A reducer with memory of one compressed variable, in NumPy."""
+
+    def __init__(self, name, num_towers, shape, factor=None):
+        self.approximate = APPROXIMATIONS.get(name)
+        self.errors = [np.zeros(shape, F32) for _ in range(num_towers)]
+        self.factor = factor
+
+    def step(self, grads):
+        fulls = [own + error for own, error in zip(grads, self.errors, strict=True)]
+        if self.factor is None:
+            sent = [self.approximate(own) for own in fulls]
+        else:
+            flat = [own.reshape(-1, own.shape[-1]).astype(np.float64) for own in fulls]
+            basis = np.linalg.qr(sum(own @ self.factor for own in flat))[0]
+            rights = [own.T @ basis for own in flat]
+            self.factor = sum(rights)
+            sent = [(basis @ own.T).reshape(fulls[0].shape) for own in rights]
+        self.errors = [(f - s).astype(F32) for f, s in zip(fulls, sent, strict=True)]
+        return sum(sent)
+
+
+def variables(num_towers, dtype=tf.float32, shapes=SHAPES):
+    towers = []
+    for device in CPUS[:num_towers]:
+        with tf.device(device):
+            towers.append([tf.Variable(tf.zeros(shape, dtype)) for shape in shapes])
+    return towers
+
+
+def gradients(num_towers, random):
+    """A list per tower; of the embedding three rows, of the unused none."""
+    shapes = [(3, 2) if n == SPARSE else own for n, own in enumerate(SHAPES[:UNUSED])]
+    return [
+        [random.standard_normal(own).astype(F32) for own in shapes]
+        for _ in range(num_towers)
+    ]
+
+
+def dense(tower):
+    full = np.zeros(SHAPES[SPARSE], F32)
+    np.add.at(full, INDICES, tower[SPARSE])
+    return [*tower[:SPARSE], full]
+
+
+def placed(towers):
+    """Puts tensors on their towers; a dimension stays unknown, as of batches."""
+    rows = []
+    for device, own in zip(CPUS, towers, strict=False):
+        with tf.device(device):
+            *more, values = map(tf.identity, own)
+            shape = tf.constant(SHAPES[SPARSE], tf.int64)
+            sparse = tf.IndexedSlices(values, tf.constant(INDICES, tf.int64), shape)
+            rows.append([*more, sparse, None])
+    return rows
+
+
+def stepper(mode, num_towers, make):
+    """Returns states by name, and a function that makes a step with each."""
+    arrays = [F32(np.zeros((3, 2) if n == SPARSE else s)) for n, s in enumerate(SHAPES)]
+    specs = [tf.TensorSpec([None, *own.shape[1:]]) for own in arrays[:UNUSED]]
+    graph = tf.Graph() if mode == "session" else None
+    with graph.as_default() if graph else nullcontext():
+        states = make(variables(num_towers))
+
+        def step(flat, weights):
+            towers = [flat[n : n + UNUSED] for n in range(0, len(flat), UNUSED)]
+            # No gradient of the unused one: mean() refuses None.
+            results = {
+                name: state(placed(towers))
+                for name, state in states.items()
+                if name != "weighted"
+            }
+            part = states["weighted"].of(states["weighted"].used)
+            few = [tower[:UNUSED] for tower in placed(towers)]
+            results["weighted"] = mean(part, weights=tf.unstack(weights))(few)
+            return {
+                name: [
+                    [tf.convert_to_tensor(own) for own in row if own is not None]
+                    for row in rows
+                ]
+                for name, rows in results.items()
+            }
+
+        specs = specs * num_towers
+        of_weights = tf.TensorSpec([num_towers])
+        if graph is None:
+            traced = tf.function(step, [specs, of_weights], autograph=False)
+
+            def run(towers, weights):
+                flat = [tf.constant(own) for tower in towers for own in tower]
+                return tf.nest.map_structure(
+                    lambda own: own.numpy(), traced(flat, tf.constant(weights, F32))
+                )
+
+            return states, run, lambda own: own.numpy()
+        fed = [tf.compat.v1.placeholder(own.dtype, own.shape) for own in specs]
+        fed_weights = tf.compat.v1.placeholder(tf.float32, [num_towers])
+        results = step(fed, fed_weights)
+        config = tf.compat.v1.ConfigProto(device_count={"CPU": len(CPUS)})
+        session = tf.compat.v1.Session(config=config)
+        session.run(tf.compat.v1.global_variables_initializer())
+
+    def run_in_session(towers, weights):
+        flat = [own for tower in towers for own in tower]
+        feeds = dict(zip(fed, flat, strict=True))
+        return session.run(results, {**feeds, fed_weights: weights})
+
+    return states, run_in_session, session.run
+
+
+def make_states(towers):
+    states = {name: ReducerState(own, towers) for name, own in REDUCERS.items()}
+    states["weighted"] = ReducerState(REDUCERS["int8"], towers, name="weighted")
+    states["weighted"].used = tuple(towers[0][:UNUSED])
+    return states
+
+
+def errors(state, n, value):
+    """What all towers remember of a variable's gradients."""
+    return [value(own[0]) for own in state._memories[str(n)].towers]
+
+
+@pytest.mark.parametrize(
+    ("mode", "num_towers"),
+    [("session", 3), ("function", 1), ("function", 4)],
+)
+def test_each_step_is_that_of_a_model_in_numpy(mode, num_towers):
+    states, run, value = stepper(mode, num_towers, make_states)
+    random = np.random.default_rng(num_towers)
+    models = {}
+    for name, reducer in REDUCERS.items():
+        starts = reducer.init(variables(1)[0])
+        for n in BIG:
+            factor = starts[n].get("factor")
+            factor = None if factor is None else factor.numpy().astype(np.float64)
+            models[name, n] = Model(name, num_towers, SHAPES[n], factor)
+    sums = [np.zeros(shape) for shape in SHAPES[:UNUSED]]
+    means, got_means = [own.copy() for own in sums], [own.copy() for own in sums]
+    got_sums = {name: [own.copy() for own in sums] for name in REDUCERS}
+    for step in range(STEPS):
+        towers = gradients(num_towers, random)
+        weights = np.array([1, 3, 0, 2][:num_towers]) * (1 + step % 3)
+        results = run(towers, weights)
+        plain = [sum(column) for column in zip(*map(dense, towers), strict=True)]
+        shares = weights / weights.sum()
+        for n, column in enumerate(zip(*map(dense, towers), strict=True)):
+            sums[n] += plain[n]
+            means[n] += sum(w * own for w, own in zip(shares, column, strict=True))
+            got_means[n] += results["weighted"][0][n]
+        for name in REDUCERS:
+            for row in results[name][1:]:
+                for own, first in zip(row, results[name][0], strict=True):
+                    np.testing.assert_array_equal(own, first)
+            for n, own in enumerate(results[name][0]):
+                got_sums[name][n] += own
+                if n not in BIG:
+                    np.testing.assert_allclose(own, plain[n], rtol=1e-6, atol=1e-6)
+                    continue
+                want = models[name, n].step([tower[n] for tower in towers])
+                apart = np.abs(own - want) / np.abs(want).max()
+                few = 1e-3 if name == "int8" else 0.0  # halves, rounded either way
+                near = 1e-4 if name == "power_sgd" else 2e-6
+                assert apart.max() < 1e-2, (name, step, n)
+                assert (apart > near).mean() <= few, (name, step, n)
+    for name in REDUCERS:
+        for n in BIG:
+            kept = errors(states[name], n, value)
+            for own, want in zip(kept, models[name, n].errors, strict=True):
+                if name == "top_k":
+                    np.testing.assert_array_equal(own, want)
+            np.testing.assert_allclose(
+                got_sums[name][n] + sum(kept), sums[n], atol=1e-4
+            )
+    for n, own in enumerate(got_means):
+        kept = sum(errors(states["weighted"], n, value)) if n in BIG else 0
+        np.testing.assert_allclose(own + kept, means[n], atol=1e-4)
+    assert str(UNUSED) not in states["int8"]._memories
+
+    before = {n: errors(states["int8"], n, value) for n in BIG}
+    towers[-1][1][0] = np.inf  # of a bias, and of one tower
+    results = run(towers, weights)
+    for name in REDUCERS:
+        for row in results[name]:
+            assert not all(np.isfinite(own).all() for own in row)
+    for n in BIG:
+        np.testing.assert_array_equal(errors(states["int8"], n, value), before[n])
+
+
+def test_other_dtypes_and_shapes_known_in_the_run_conserve_too():
+    reducers = {**REDUCERS, "sampled": error_feedback(top_k(0.1, sampled=True))}
+    dtypes = {tf.float16: 2e-2, tf.bfloat16: 2e-1, tf.float64: 1e-6}
+    bounds = {dtype.name: bound for dtype, bound in dtypes.items()}
+    shape, random = (70, 80), np.random.default_rng(3)
+    states = {
+        (name, dtype.name): ReducerState(own, variables(2, dtype, [shape]))
+        for (name, own), dtype in zip(
+            reducers.items(), [*dtypes, *dtypes], strict=False
+        )
+    }
+
+    @tf.function(input_signature=[tf.TensorSpec([2, None, 80])], autograph=False)
+    def step(grads):
+        return {
+            key: mean(state)(
+                [[tf.cast(own, tf.as_dtype(key[1]))] for own in tf.unstack(grads)]
+            )[1]
+            for key, state in states.items()
+        }
+
+    sums = dict.fromkeys(states, 0.0)
+    want = dict.fromkeys(bounds, 0.0)
+    for _ in range(4):
+        grads = random.standard_normal((2, *shape)).astype(F32)
+        for dtype in dtypes:
+            cast = tf.cast(tf.cast(grads, dtype), tf.float64)
+            want[dtype.name] += np.mean(cast.numpy(), axis=0)
+        for key, [own] in step(grads).items():
+            assert own.dtype == key[1]
+            sums[key] += own.numpy().astype(np.float64)
+    for (name, dtype), total in sums.items():
+        kept = errors(states[name, dtype], 0, lambda own: own.numpy())
+        assert kept[0].dtype == (np.float64 if dtype == "float64" else F32)
+        assert np.abs(kept[0]).max() > 0
+        np.testing.assert_allclose(
+            total + sum(kept), want[dtype], atol=bounds[dtype], err_msg=name
+        )
+
+
+class Momentum:
+    """A reducer with memory that cannot be that of other towers."""
+
+    def init(self, variables):
+        return [{"sum": tf.zeros(own.shape)} for own in variables]
+
+    def update(self, grads, states, add):
+        sums = add(grads)
+        new = [
+            [{"sum": 0.9 * old["sum"] + own} for own, old in zip(*pair, strict=True)]
+            for pair in zip(sums, states, strict=True)
+        ]
+        return [[own["sum"] for own in tower] for tower in new], new
+
+
+SMALL = [(64, 80), (7,)]
+
+
+def holder(reducer, num_towers):
+    towers = variables(num_towers, shapes=SMALL)
+    state = ReducerState(reducer, towers)
+    return state, tf.train.Checkpoint(reducer=state), tf.function(state)
+
+
+def small_gradients(num_towers, seed):
+    random = np.random.default_rng(seed)
+    return [
+        [tf.constant(random.standard_normal(shape), tf.float32) for shape in SMALL]
+        for _ in range(num_towers)
+    ]
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+@pytest.mark.parametrize("name", ["power_sgd", "momentum"])
+def test_a_checkpoint_restores_memory_for_any_number_of_towers(
+    is_made, name, tmp_path, caplog
+):
+    reducer = {**REDUCERS, "momentum": Momentum()}[name]
+    state, checkpoint, step = holder(reducer, 2)
+    for seed in range(3):
+        step(small_gradients(2, seed))
+    path = checkpoint.save(str(tmp_path / name))
+    saved = [key for key, _ in tf.train.list_variables(path)]
+    assert len([key for key in saved if "memories" in key]) == len(saved) - 2
+    before = [[leaf.numpy() for leaf in own] for own in state._memories["0"].towers]
+    grads = small_gradients(2, 4)
+    want = step(grads)
+    for num_towers in (2, 3):
+        other, restored, go_on = holder(reducer, num_towers)
+        if is_made:
+            go_on(small_gradients(num_towers, 9))
+        status = restored.restore(path)
+        if not is_made:  # The step makes what is restored, and leaves it as it is.
+            go_on([[tf.fill(own, np.nan) for own in SMALL]] * num_towers)
+        status.assert_existing_objects_matched()
+        kept = other._memories["0"].towers
+        if num_towers == 2:
+            for own, same in zip(go_on(grads)[0], want[0], strict=True):
+                np.testing.assert_array_equal(own, same)
+        elif name == "momentum":
+            lines = [own.getMessage() for own in caplog.records]
+            assert ["begins anew" in own for own in lines] == [True]
+        else:
+            total = sum(own[0].numpy() for own in kept)
+            np.testing.assert_allclose(total, sum(own[0] for own in before), atol=1e-6)
+            for _, factor in kept:
+                np.testing.assert_array_equal(factor, before[0][1])
+
+
+def test_savers_of_sessions_keep_memory(tmp_path):
+    wanted = None
+    for _ in range(2):
+        with tf.Graph().as_default():
+            state = ReducerState(REDUCERS["power_sgd"], variables(2, shapes=SMALL))
+            sums = state(small_gradients(2, 0))[0][0]
+            saver = tf.compat.v1.train.Saver()
+            checkpoint = tf.train.Checkpoint(reducer=state)
+            config = tf.compat.v1.ConfigProto(device_count={"CPU": len(CPUS)})
+            with tf.compat.v1.Session(config=config) as session:
+                session.run(tf.compat.v1.global_variables_initializer())
+                if wanted is None:
+                    first = session.run(sums)
+                    saver.save(session, str(tmp_path / "saver"))
+                    checkpoint.write(str(tmp_path / "objects"))
+                    wanted = session.run(sums)
+                    assert not np.array_equal(first, wanted)
+                    continue
+                saver.restore(session, str(tmp_path / "saver"))
+                np.testing.assert_array_equal(session.run(sums), wanted)
+                status = checkpoint.read(str(tmp_path / "objects"))
+                status.assert_consumed().run_restore_ops(session)
+                np.testing.assert_array_equal(session.run(sums), wanted)
+
+
+def test_compiled_by_xla_the_steps_are_the_same():
+    towers = [[tf.Variable(tf.zeros(shape)) for shape in SMALL] for _ in range(2)]
+    random = np.random.default_rng(0)
+    for name, reducer in REDUCERS.items():
+        results = []
+        states = [ReducerState(reducer, towers) for _ in range(2)]
+        steps = [
+            tf.function(mean(state), jit_compile=is_compiled, autograph=False)
+            for state, is_compiled in zip(states, (False, True), strict=True)
+        ]
+        for _ in range(3):
+            grads = [
+                [tf.constant(random.standard_normal(own), tf.float32) for own in SMALL]
+                for _ in range(2)
+            ]
+            results = [step(grads) for step in steps]
+        for plain, compiled in zip(results[0][1], results[1][1], strict=True):
+            apart = np.abs(plain - compiled)
+            assert (apart > 1e-4).mean() < 1e-3, name
+
+
+def largest_norm(grads):
+    """Returns, for each variable and to every tower, the gradient of largest norm."""
+    best = []
+    for column in zip(*grads, strict=True):
+        norms = tf.stack([tf.norm(grad) for grad in column])
+        best.append(tf.gather(tf.stack(column), tf.argmax(norms)))
+    return [list(best) for _ in grads]
+
+
+def test_a_reducer_that_looks_at_whole_gradients_gets_no_packs():
+    grads = [
+        [tf.constant([10.0, 0]), tf.constant([1.0])],
+        [tf.constant([1.0, 0]), tf.constant([5.0])],
+    ]
+    for around in (packed, broadcast, lambda own: packed(broadcast(own))):
+        for row in around(largest_norm)(grads):
+            assert [own.numpy().tolist() for own in row] == [[10.0, 0], [5.0]]
+        [row, _] = mean(around(largest_norm))(grads)
+        assert [own.numpy().tolist() for own in row] == [[5.0, 0], [2.5]]
+        [row, _] = around(mean(largest_norm, weights=[1, 1]))(grads)
+        assert [own.numpy().tolist() for own in row] == [[5.0, 0], [2.5]]
+
+
+def test_it_is_told_what_travels():
+    state, _, step = holder(power_sgd(rank=2), 2)
+    step(small_gradients(2, 0))
+    sent = 4 * (2 * (64 + 80) + 7) + 4  # and whether gradients are finite
+    assert state.describe() == (
+        f"{sent:,} bytes in 2 sums, for gradients of {4 * (64 * 80 + 7):,} bytes"
+    )
