@@ -133,7 +133,8 @@ EXEMPT = {
         "TrainTowerContext.__exit__"
     ),
     "takes anything; only the caller knows what would be wrong": (
-        "is_variable is_same_in_towers repeated_variables shared_variables kind_of "
+        "is_elementwise is_variable is_same_in_towers repeated_variables "
+        "shared_variables kind_of "
         "TowerHandles.__contains__ TowerHandles.__getitem__ .x"
     ),
     "takes any iterable, whose items it checks": (
@@ -218,6 +219,7 @@ NO_VARIABLE = [
 CHECK_PAIRS = ("check_grad_list", "check_shared_grad_list")
 CHECK_PAIRS += ("check_replicated_grad_list", "read_pairs")
 OTHERS = {
+    "elementwise.reducer": [(None, TypeError, "must be a function; got None")],
     "Tower.device": NO_DEVICE,
     "Tower": [
         ({"index": index, "total": total}, ValueError, f"got {index=}, {total=}")
