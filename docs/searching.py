@@ -28,6 +28,9 @@ SUBJECTS = {
     "howto/reduce": "all-reduce, allreduce, nccl, gradient compression",
     "howto/builders": "parameter server, sharded, zero, fsdp",
     "howto/fit-over-processes": "multiple machines, several machines, multi-node",
+    "howto/send-less": (
+        "local sgd, post-local sgd, diloco, no_sync, slow network, bandwidth"
+    ),
     "howto/slow-step": "slow, profile, profiler, timeline, performance",
     "howto/hangs": "hang, hangs, deadlock, stuck, timeout",
     "howto/rlload": "ppo, reinforcement learning",

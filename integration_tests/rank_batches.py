@@ -21,6 +21,8 @@ from rank_training import (
     synchronized,
 )
 
+from tw_keras import LocalSteps
+
 
 def two_outputs() -> keras.Model:
     x = keras.Input([4])
@@ -88,6 +90,23 @@ OWN: dict[str, dict[str, Any]] = {
         "fits": [[[4, 6], [3]]],
         "optimizer": lambda: optimizers.LossScaleOptimizer(accumulating()),
     },
+    # Of updates that are linear in gradients, the mean is that of all ranks' rows.
+    "averaged after every step": {
+        "fits": [[[4, 6, 1, 2], [3, 5]], [[], [4, 2]]],
+        "optimizer": lambda: optimizers.SGD(0.05, momentum=0.9),
+        "local_steps": LocalSteps(1, state="averaged"),
+        "validates": True,
+    },
+    "averaged, of an unknown number": {
+        "fits": [[[4, 6, 1], [3]]],
+        "is_known": False,
+        "local_steps": 1,
+    },
+    "averaged until one stops": {
+        "fits": [[[4, 6, 1], [3, 2]]],
+        "uneven": "stop",
+        "local_steps": 1,
+    },
     "until one stops": {"fits": [[[4, 6, 1], [3]]], "uneven": "stop"},
     "several steps in one call": {
         "fits": [[[3, 2, 4, 1, 2], [4, 2]]],
@@ -147,7 +166,8 @@ def own_batches(
 def on_own(group: Any, name: str, towers: int) -> Any:
     """Trains a case of ``OWN``; returns its losses and weights."""
     case = OWN[name]
-    options = {key: case[key] for key in ("uneven", "loss_reduction") if key in case}
+    own = ("uneven", "loss_reduction", "local_steps")
+    options = {key: case[key] for key in own if key in case and group is not None}
     model = made(group, case.get("make", dense), towers, **options)
     kinds = {k: case[k] for k in ("targets", "weighs", "is_known") if k in case}
     kinds["until"] = min if "uneven" in case else max

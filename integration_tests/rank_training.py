@@ -315,6 +315,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "sequence": {"x": lambda: Sequence()},
     "compiled by XLA": {"compile": compiling(jit_compile=True)},
     "float16": {"policy": "mixed_float16", "is_close": 2e-2},
+    "averaged after every step": {"optimizer": sgd, "towers": {"local_steps": 1}},
     "over towers": {"over_towers": True, "optimizer": momentum},
     "twice": {"fits": 2},
     "compiled again": {"fits": 2, "between": freeze_first},

@@ -63,7 +63,7 @@ def assert_alike(results, want, rtol=2e-6):
     *("2 x 2-sharded", "2 x 2-losses added", "2 x 2-accumulated, scaled"),
     *("2 x 2-eagerly", "2 x 2-two optimizers", "2 x 2-overflowing losses"),
     *("2 x 1-several steps in one call", "3 x 1-accumulated, shared"),
-    *("3 x 1-flat", "3 x 1-averages, sharded"),
+    *("3 x 1-flat", "3 x 1-averages, sharded", "2 x 2-averaged after every step"),
 )
 @pytest.mark.parametrize("name", rank_training.CASES)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -188,6 +188,7 @@ def test_all_ranks_stop_where_one_asks(groups, rank):
     *("two outputs-2", "a loss that is summed-1", "divided by weights-2"),
     *("validated, of an unknown number-2", "two optimizers-1", "until one stops-1"),
     *("accumulated-2", "accumulated, none at the end-1"),
+    *("averaged after every step-2", "averaged, of an unknown number-1"),
 )
 @pytest.mark.parametrize("towers", [1, 2])
 @pytest.mark.parametrize("name", rank_batches.OWN)

@@ -8,9 +8,10 @@ import keras
 import numpy as np
 import session_builders
 import tensorflow as tf
+from one_rank import Alone
 from wrong_calls import Interface, Late, WrongCalls
 
-from tw_builders import AsyncRunner
+from tw_builders import AsyncRunner, ModelAverager
 from tw_core import towers
 from tw_core.testing import CPUS
 
@@ -61,7 +62,17 @@ def batches(**shapes):
     )
 
 
+def averager():
+    return ModelAverager([[weight()]], group=Alone(), steps=2)
+
+
 GIVEN = {
+    "variables": lambda: [[weight()]],
+    "group": Alone,
+    "ModelAverager": averager,
+    "ModelAverager.steps": lambda: 2,
+    "ModelAverager.average.steps": lambda: 2,
+    "weight": lambda: 1,
     "towers": lambda: TWO,
     "devices": lambda: TWO,
     "ps_device": lambda: "cpu",

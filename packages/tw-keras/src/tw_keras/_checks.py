@@ -10,6 +10,10 @@ import tensorflow as tf
 from tw_keras._updates.sharded import held_in
 from tw_keras._updates.wrapped import WrappedOptimizer
 
+OUTER = "outer_optimizer"
+"""The attribute of tower 0 by which an outer optimizer is saved; steps do not apply it.
+"""
+
 
 def check_choices(**choices: tuple[Any, Sequence[Any]]) -> None:
     """Refuses values that are not among those known."""
@@ -61,7 +65,9 @@ def optimizers_of(model: Any) -> list[Any]:
     for layer in layers_of(model):
         own = {n: value for n, value in vars(layer).items() if isinstance(value, kinds)}
         held += [leaf for name in sorted(own) for leaf in held_in(own[name])]
+    outer = vars(model).get(OUTER)  # TensorFlow's dicts of what it tracks have it, too
     found = [own for own in held if isinstance(own, keras.optimizers.Optimizer)]
+    found = [own for own in found if own is not outer]
     return list({id(own): own for own in found}.values())
 
 

@@ -59,7 +59,11 @@ class Copies:
         devices = [tower.device for tower in towers]
         # Where ranks add them next, towers need no copies of their sums.
         on_first = partial(sum_on_device, device=devices[0])
-        self.add = reducer or (all_reduce(devices) if ranks is None else on_first)
+        is_alone = self.ranks_in_steps is None
+        self.add = reducer or (all_reduce(devices) if is_alone else on_first)
+        if ranks is not None and ranks.alone is not None:
+            ranks.alone.find = self._averaged
+            ranks.alone.find_state = self._averaged_state
         self.flat: FlatTraining | None = None
         # [K]; one model K times where towers share variables
         self.models: Sequence[Any]
@@ -70,8 +74,22 @@ class Copies:
             self.models = [_make(make_model, host_of(devices[0]))] * len(towers)
         else:
             self.models = [_make(make_model, device) for device in devices]
+        if self.outer is not None:  # so that it is saved with tower 0
+            setattr(self.main, _checks.OUTER, self.outer)
         if all(model.built for model in self.models):
             self.make_equal()
+
+    @property
+    def ranks_in_steps(self) -> Ranks | None:
+        """The other ranks, where steps that train exchange anything with them."""
+        is_alone = self.ranks is None or self.ranks.alone is not None
+        return None if is_alone else self.ranks
+
+    @property
+    def outer(self) -> Any:
+        """The optimizer that applies what ranks average, if there is one."""
+        alone = None if self.ranks is None else self.ranks.alone
+        return None if alone is None else alone.settings.outer
 
     @property
     def main(self) -> Any:
@@ -155,7 +173,7 @@ class Copies:
         optimizers = _checks.optimizers_of(self.main)
         for model in self.distinct[1:]:
             _share_optimizers(self.main, model)
-        reduces = self.reducer is not None and self.ranks is None
+        reduces = self.reducer is not None and self.ranks_in_steps is None
         _checks.check_optimizers(
             *(optimizers, self.variables),
             num_towers=len(self.towers),
@@ -181,13 +199,15 @@ class Copies:
 
     def synchronized(self, *, trains: bool) -> list[str]:
         """Names the layers that are synchronised, when it trains over all ranks."""
-        ranks = self.ranks.group.size if self.ranks is not None and trains else 1
+        others = self.ranks_in_steps if trains else None
+        ranks = 1 if others is None else others.group.size
         is_one = len(self.towers) * ranks == 1
         return [] if is_one else _checks.synchronized_layers_of(self.main)
 
     def check_eager(self) -> None:
         """Refuses to run eagerly what is synchronised over ranks: it has no sums."""
-        is_one = self.ranks is None or self.ranks.group.size == 1
+        others = self.ranks_in_steps
+        is_one = others is None or others.group.size == 1
         synchronized = [] if is_one else self.synchronized(trains=True)
         if synchronized:
             raise ValueError(
@@ -226,10 +246,32 @@ class Copies:
 
     def settle(self, *, over_ranks: bool) -> None:
         """Gives Keras's accumulators what towers have added up, so that it is saved."""
-        ranks = self.ranks if over_ranks else None
+        ranks = self.ranks_in_steps if over_ranks else None
         sum_ranks = None if ranks is None else ranks.group.sum
         if self.accumulation.settle(sum_ranks) and self.variables == "replicated":
             self._make_optimizers_equal()
+
+    def _averaged(self) -> list[list[Any]]:
+        """Returns [K][N] variables that ranks average; [1][N] if towers share them."""
+        lists = self.of_towers(self.kept_equal())
+        return lists[:1] if self.variables == "parameter_server" else lists
+
+    def _averaged_state(self) -> list[list[Any]]:
+        """Returns [K][M] variables of the optimizers; [1][M] if towers share them."""
+        states = []
+        for own in self.appliers:
+            if own.built and not isinstance(own, WrappedOptimizer):
+                states.append(self.states.known(own) or [own])
+        return [
+            [v for state in of_tower for v in state.variables]
+            for of_tower in zip(*states, strict=True)
+        ]
+
+    def build_outer(self) -> None:
+        """Makes the outer optimizer's state, before files are read into it."""
+        if self.outer is not None and self._is_built:
+            with tf.device(self.towers[0].device):
+                create_slots(self.outer, self._averaged()[0])
 
     def unlisted(self) -> list[list[Any]]:
         """Returns [K] lists of state that Keras does not list, without that of rows."""
@@ -296,7 +338,9 @@ class Copies:
         )
         if has_built and not is_built:
             self.build_optimizer(own, self.main.trainable_variables)
+        self.build_outer()
         variables = [*self.trained[0].variables, *self._unlisted_state()]
+        variables += [] if self.outer is None else self.outer.variables
         for optimizer in self.appliers:
             if optimizer.built and not isinstance(optimizer, WrappedOptimizer):
                 variables += optimizer.variables
@@ -311,10 +355,12 @@ class Copies:
         state = [v for layer in layers for v in layer._non_trainable_variables]
         state += [v for v in self._unlisted_state() if not v.trainable]
         if self.ranks is not None:
-            synchronized = bool(_checks.synchronized_layers_of(self.main))
+            synchronized = self.ranks_in_steps is not None
+            synchronized &= bool(_checks.synchronized_layers_of(self.main))
             self.ranks.take_state(state, of_last=synchronized)
             # A rank whose data has ended has not heard of these.
             eager = getattr(self.main, "run_eagerly", False)
+            eager = eager and self.ranks_in_steps is not None
             assigned = self.kept_equal() if eager else self.assigned
             self.ranks.take_state(assigned, of_last=True)
         if state or self.assigned:
@@ -359,6 +405,7 @@ class Copies:
         A function that makes variables is traced twice.
         """
         self.build(data, metrics=True)
+        self.build_outer()
         main, own = self.main, getattr(self.main, "optimizer", None)
         if own is None or own.built or not main.trainable_variables:
             return

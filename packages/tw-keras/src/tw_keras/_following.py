@@ -88,6 +88,18 @@ def look_between_batches(callbacks: Any) -> bool:
     return False
 
 
+def check_saves(callbacks: Any) -> None:
+    """Refuses callbacks of Keras that save every few batches."""
+    callbacks = getattr(callbacks, "callbacks", callbacks)
+    for own in tf.nest.flatten(callbacks or []):
+        if isinstance(getattr(own, "save_freq", None), int):
+            raise ValueError(
+                f"TowerModel: {type(own).__name__}(save_freq={own.save_freq}) would "
+                "save rank 0's weights, between two averagings; with local_steps use "
+                "save_freq='epoch'."
+            )
+
+
 def may_stop(callbacks: Any) -> bool:
     """Returns whether callbacks may ask to stop; some of Keras's never do."""
     callbacks = getattr(callbacks, "callbacks", callbacks)

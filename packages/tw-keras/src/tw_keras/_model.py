@@ -18,6 +18,7 @@ from tw_keras._as_tower_0 import AsTower0
 from tw_keras._copies import Copies, Weigh
 from tw_keras._lost_errors import naming_what_failed, or_without_xla
 from tw_keras._over_ranks.agreement import settings_of
+from tw_keras._over_ranks.local_steps import LocalSteps, check_local_steps
 from tw_keras._over_ranks.ranks import Ranks
 from tw_keras._steps import Steps
 from tw_keras._updates.accumulation import accumulates
@@ -67,6 +68,7 @@ class TowerModel(AsTower0):
         group: RankGroup | None = None,
         data: str = "own",
         uneven: str = "wait",
+        local_steps: int | LocalSteps | None = None,
         name: str | None = None,
     ) -> None:
         """Makes the copies, each on its tower's device.
@@ -102,6 +104,9 @@ class TowerModel(AsTower0):
             ``"shared"``: all ranks get the same ones, and each takes its rows of them.
           uneven: with ``group`` and data of their own: ``"wait"``: an epoch ends with
             the last rank's batch; ``"stop"``: with the first rank's last one.
+          local_steps: with ``group``: how many steps each rank makes alone before all
+            take the mean of their weights, or ``LocalSteps``, which may have an outer
+            optimizer. None: ranks exchange gradients in every step.
           name: of the model.
 
         Raises:
@@ -140,7 +145,10 @@ class TowerModel(AsTower0):
             _checks.check_replicated(variables)
         if weights is not None:
             check_function(weights=weights)
-        ranks = _ranks_of(group, data, uneven)
+        alone = check_local_steps(
+            local_steps, group=group, is_flat=bool(flat_below_bytes)
+        )
+        ranks = _ranks_of(group, data, uneven, alone)
         # Keras tracks, saves and counts models in a list, but not those in here.
         self._own = Copies(
             make_model,
@@ -275,6 +283,10 @@ class TowerModel(AsTower0):
             if not ranks.is_first:
                 bound.arguments["verbose"] = 0
             ranks.num_calls += 1
+            if ranks.alone is not None:
+                _following.check_saves(callbacks)
+                ranks.alone.check_calls(self.steps_per_execution)
+            ranks.average_rest()
             stops = _following.may_stop(callbacks)
             ranks.begin_fit(settings_of(self, bound.arguments), may_stop=stops)
         if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -309,6 +321,8 @@ class TowerModel(AsTower0):
         self._follow(bound.arguments)
         if ranks is not None:
             ranks.num_calls += 1
+            if not self._fits:
+                ranks.average_rest()
             if not ranks.is_first:
                 bound.arguments["verbose"] = 0
         self._evaluates = True
@@ -341,6 +355,8 @@ class TowerModel(AsTower0):
                 yield
         except BaseException:
             self._has_failed = True
+            if self._ranks is not None and self._ranks.alone is not None:
+                self._ranks.alone.drop()
             raise
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
@@ -516,7 +532,9 @@ class TowerModel(AsTower0):
             self._own.take_from_rank_0()
 
 
-def _ranks_of(group: RankGroup | None, data: str, uneven: str) -> Ranks | None:
+def _ranks_of(
+    group: RankGroup | None, data: str, uneven: str, local_steps: LocalSteps | None
+) -> Ranks | None:
     if group is None:
         return None
     if not isinstance(group, RankGroup):
@@ -524,7 +542,12 @@ def _ranks_of(group: RankGroup | None, data: str, uneven: str) -> Ranks | None:
             "TowerModel: group must be that of tw_ranks.join, or have its "
             f"methods (tw_core.ranks.RankGroup); got {group!r:.80}."
         )
-    return Ranks(group, shares_data=data == "shared", ends_first=uneven == "stop")
+    return Ranks(
+        group,
+        shares_data=data == "shared",
+        ends_first=uneven == "stop",
+        local_steps=local_steps,
+    )
 
 
 _FIT = inspect.signature(keras.Model.fit)

@@ -43,17 +43,21 @@ class Steps:
         checksum = share = None
         if ranks is not None:
             ranks.in_steps.begin_step()
-            share = ranks.in_steps.share(data, sizes, trains=trains)
-            if ranks.shares_data and trains:  # the rest exchanges none
+            meets = trains and ranks.alone is None  # the rest exchanges nothing
+            share = ranks.in_steps.share(data, sizes, trains=meets)
+            if ranks.shares_data and meets:
                 checksum = ranks.in_steps.checksum(data)
         reductions = reductions_of(own.main)
         added = own.adds or reductions == {"sum"}
+        weights = None if added else self._weights(parts, sizes)
+        if trains and ranks is not None and ranks.alone is not None:
+            ranks.alone.note(weights or sizes)
         step = Step(
             copies=own,
             is_alone=is_alone,
             trains=trains,
             average=not added,
-            weights=None if added else self._weights(parts, sizes),
+            weights=weights,
             rows=sizes,
             lent=lent,
             synchronized=synchronized,
@@ -80,7 +84,7 @@ class Steps:
     ) -> frozenset[str]:
         """Returns the reductions of losses that are made means over rows first."""
         is_one = is_alone or len(self._own.towers) == 1
-        if is_one and self._own.ranks is None:
+        if is_one and self._own.ranks_in_steps is None:
             return frozenset()
         kinds = set() if added else {"sum"}
         if self._own.weigh is None:
@@ -218,7 +222,7 @@ class Steps:
             (part, model, factors[k : k + 1], beside)
             for k, (part, model, beside) in enumerate(of_towers)
         ]
-        ranks = self._own.ranks if method == "train_step" else None
+        ranks = self._own.ranks_in_steps if method == "train_step" else None
         num_ranks = 1 if ranks is None else ranks.group.size
         return call_towers_once(
             step,
@@ -244,7 +248,7 @@ class Steps:
             for own in map(tf_variable, self._own.kept_equal())
             if id(own.handle) in written and id(own) not in known
         ]
-        ranks: Any = self._own.ranks
+        ranks: Any = self._own.ranks_in_steps
         return list(ranks.in_steps.of_first(values))
 
     def _weights(self, parts: Sequence[Any], sizes: Sequence[Any]) -> Any:

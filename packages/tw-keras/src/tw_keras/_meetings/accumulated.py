@@ -74,7 +74,7 @@ def _collect(
     parts: Sequence[Sequence[tf.Tensor]],
     told: Told,
 ) -> list[Brought]:
-    copies, ranks = step.copies, step.copies.ranks
+    copies, ranks = step.copies, step.ranks
     if not optimizer.built:
         copies.build_optimizer(optimizer, exchange.brought[0].variables)
     if ranks is not None:

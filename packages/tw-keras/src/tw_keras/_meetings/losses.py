@@ -118,7 +118,7 @@ class Losses:
 
     def divisor_factors(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns [K] factors that make losses divided by ``sums`` means over rows."""
-        step, ranks = self._step, self._step.copies.ranks
+        step, ranks = self._step, self._step.ranks
         sums = [tf.cast(own, tf.float64) for own in step.of_own_rows(sums)]
         rows = [tf.cast(own, tf.float64) for own in step.weights or [1] * len(sums)]
         totals = tf.stack([tf.add_n(rows), tf.add_n(sums)])
@@ -148,7 +148,7 @@ class Losses:
         if n not in self._weighed:
             self._check_unweighed(optimizer)
             return brought, weights, step.average
-        if step.copies.ranks is None and isinstance(optimizer, WrappedOptimizer):
+        if step.ranks is None and isinstance(optimizer, WrappedOptimizer):
             undone = [tf.math.reciprocal_no_nan(factor) for factor in self.factors]
             return times(brought, undone), weights, step.average
         if weights is not None:  # Of NaN, too, a loss of the weight 0 has gradients.

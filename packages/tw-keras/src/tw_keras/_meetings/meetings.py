@@ -121,7 +121,7 @@ class Meetings:
         return (flat and flat.optimizer) or self._optimizers[n]
 
     def _update(self, n: int, brought: Sequence[Brought]) -> None:
-        ranks = self._copies.ranks
+        ranks = self._step.ranks
         brought, weights, averages = self.losses.of_gradients(
             n, self._optimizers[n], brought
         )

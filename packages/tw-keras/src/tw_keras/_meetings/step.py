@@ -29,15 +29,20 @@ class Step:
     share: Callable[[], tf.Tensor] | None = None  # of a batch's rows, this rank's
 
     @property
+    def ranks(self) -> Any:
+        """The other ranks that have a part in the step, or None."""
+        return self.copies.ranks_in_steps if self.trains else self.copies.ranks
+
+    @property
     def is_one_device(self) -> bool:
         """Whether tower 0 runs on all rows that there are, of all processes."""
-        return self.is_alone and self.copies.ranks is None
+        return self.is_alone and self.ranks is None
 
     @property
     def is_whole(self) -> bool:
         """Whether one tower has all rows that there are."""
         is_one = self.is_alone or len(self.copies.towers) == 1
-        return is_one and self.copies.ranks is None
+        return is_one and self.ranks is None
 
     @property
     def reducer(self) -> Reducer | None:
@@ -52,8 +57,8 @@ class Step:
         """
         own = [tf.cast(weight, tf.float64) for weight in self.weights or self.rows]
         total = tf.add_n(own)
-        if self.copies.ranks is not None and self.trains:
-            [total] = self.copies.ranks.in_steps.sum_layer("weights of losses", [total])
+        if self.ranks is not None and self.trains:
+            [total] = self.ranks.in_steps.sum_layer("weights of losses", [total])
         parts = [tf.math.divide_no_nan(weight, total) for weight in own]
         if self.share is None or self.trains:
             return parts

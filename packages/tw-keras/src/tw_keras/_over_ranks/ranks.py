@@ -16,6 +16,7 @@ from tw_core.ranks import RankGroup
 from tw_keras._over_ranks.agreement import begin_fit
 from tw_keras._over_ranks.exchanges import unnumbered_name
 from tw_keras._over_ranks.in_steps import Apply, Collect, InSteps
+from tw_keras._over_ranks.local_steps import Alone, LocalSteps
 from tw_keras._over_ranks.results import Results
 
 _Run = Callable[..., Any]
@@ -25,10 +26,17 @@ class Ranks:
     """The other processes, as one rank's model sees them."""
 
     def __init__(
-        self, group: RankGroup, *, shares_data: bool, ends_first: bool
+        self,
+        group: RankGroup,
+        *,
+        shares_data: bool,
+        ends_first: bool,
+        local_steps: LocalSteps | None = None,
     ) -> None:
         """Takes whether all ranks get the same batches, and whether the first ends."""
         self.group, self.shares_data = group, shares_data
+        # Where ranks train alone between averagings, their steps exchange nothing.
+        self.alone = None if local_steps is None else Alone(group, local_steps)
         self._ends_first = ends_first
         self.in_steps = InSteps(group, shares_data=shares_data)
         self.results = Results(group)
@@ -57,9 +65,13 @@ class Ranks:
         """Forgets what steps exchange and return, as the model is compiled again."""
         self.in_steps.forget()
         self.results = Results(self.group)
+        if self.alone is not None:
+            self.alone.forget()
 
     def running(self, function: _Run) -> _Run:
         """Wraps the function that runs a step, or several."""
+        if self.alone is not None:
+            return self._running_alone(self.alone, function)
         bounded = self.group.bounded(function)
 
         def run(iterator: Any) -> Any:
@@ -71,10 +83,36 @@ class Ranks:
 
         return run
 
+    def _running_alone(self, alone: Alone, function: _Run) -> _Run:
+        def run(iterator: Any) -> Any:
+            more = self._has_more_after(iterator)
+            steps = self._batches.steps_per_execution if self._is_of(iterator) else 1
+            alone.begin()
+            logs = function(iterator)
+            if alone.is_due(steps):
+                self._average(has_more=more)
+            return logs
+
+        return run
+
+    def _average(self, *, has_more: bool) -> None:
+        alone: Any = self.alone
+        self._is_over, ends = alone.average(has_more=has_more, stops=self._asked)
+        self.stops = self.stops or ends
+
+    def average_rest(self) -> None:
+        """Averages what steps outside of ``fit`` have left; all ranks call it."""
+        if self.alone is not None and self.alone.has_steps:
+            self._average(has_more=False)
+
+    def _is_of(self, iterator: Any) -> bool:
+        """Returns whether an iterator is that of the epoch."""
+        # Another is of ``train_on_batch``, or of a ``fit`` in a callback.
+        return getattr(self._batches, "_current_iterator", None) is iterator
+
     def _has_more_after(self, iterator: Any) -> bool:
         """Returns whether this rank may have another step after one of a batch."""
-        # Another iterator is of ``train_on_batch``, or of a ``fit`` in a callback.
-        if getattr(self._batches, "_current_iterator", None) is not iterator:
+        if not self._is_of(iterator):
             return True
         self._left -= 1
         return self._left != 0 or self._batches.steps_per_execution > 1
@@ -142,6 +180,10 @@ class Ranks:
     def finish_epoch(self, apply: Apply, collect: Collect) -> None:
         """Takes part in the others' updates until no rank has a batch."""
         self._is_last, self._batches = True, None
+        if self.alone is not None:
+            while not self._is_over:
+                self._average(has_more=False)
+            return
         idle = None if self._is_over else self.in_steps.idle_step(apply, collect)
         if idle is None:
             return
@@ -156,7 +198,9 @@ class Ranks:
 
     def begin_fit(self, settings: Mapping[str, int], *, may_stop: bool) -> None:
         """Refuses settings that differ; gives ranks that share their data one seed."""
+        steps = 0 if self.alone is None else self.alone.settings.steps
         own = {"data": self.shares_data, "uneven": self._ends_first, **settings}
+        own["local_steps"] = steps
         self._may_stop = begin_fit(
             self.group, own, seeds=self.shares_data, may_stop=may_stop
         )

@@ -1,0 +1,313 @@
+"""What ranks do in ``test_local_steps``, and the same in NumPy, step by step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from rank_batches import own_batches
+from rank_training import X, made
+
+from tw_keras import LocalSteps, TowerModel
+
+optimizers = keras.optimizers
+EPOCHS = 2
+
+
+def linear() -> keras.Model:
+    return keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda: optimizers.SGD(0.1),
+    "momentum": lambda: optimizers.SGD(0.05, momentum=0.9),
+    "adam": lambda: optimizers.Adam(0.02, epsilon=1e-3),
+}
+
+
+def outer(kind: str) -> Any:
+    if kind == "":
+        return None
+    return optimizers.SGD(0.7, momentum=0.9, nesterov=kind == "nesterov")
+
+
+def train(
+    group: Any,
+    of_ranks: Sequence[Sequence[int]],
+    steps: int,
+    how: tuple[str, str, str],  # optimizer, state, outer optimizer
+    towers: int = 1,
+    is_known: bool = True,
+) -> Any:
+    """Trains on batches of these rows, by rank; returns weights and what trains them.
+
+    After each epoch: weights; then the optimizer's variables, and the outer's.
+    """
+    optimizer, state, kind = how
+    local = LocalSteps(steps, outer(kind), state)
+    model = made(group, linear, towers, local_steps=local)
+    model.compile(OPTIMIZERS[optimizer](), "mse")
+    data, seen = own_batches(group, of_ranks, is_known=is_known), []
+    at_end = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda *_: seen.append(model.get_weights())
+    )
+    first = made(None, linear, 1).get_weights()
+    history = model.fit(data, epochs=EPOCHS, verbose=0, callbacks=[at_end]).history
+    ends = [tower.get_weights() for tower in model.towers]
+    outers = [] if local.outer is None else local.outer.variables
+    state = [own.numpy() for own in (*model.optimizer.variables, *outers)]
+    return seen, state, ends, history["loss"], first
+
+
+@dataclass
+class Optimizer:
+    """SGD with momentum, or Adam, as Keras has them."""
+
+    kind: str
+    count: int = 0
+    slots: dict[str, list[np.ndarray]] = field(default_factory=dict)
+
+    def apply(self, grads: list[np.ndarray], values: list[np.ndarray]) -> Any:
+        self.count += 1
+        if self.kind == "adam":
+            return self._adam(grads, values)
+        rate, momentum = {
+            "sgd": (0.1, 0.0),
+            "momentum": (0.05, 0.9),
+            "heavy": (0.7, 0.9),
+            "nesterov": (0.7, 0.9),
+        }[self.kind]
+        moments = self.slots.setdefault("m", [np.zeros_like(own) for own in values])
+        if self.kind == "sgd":
+            del self.slots["m"]
+        for n, grad in enumerate(grads):
+            moments[n] = momentum * moments[n] - rate * grad
+        ahead = moments
+        if self.kind == "nesterov":
+            pairs = zip(moments, grads, strict=True)
+            ahead = [momentum * own - rate * grad for own, grad in pairs]
+        return [own + more for own, more in zip(values, ahead, strict=True)]
+
+    def _adam(self, grads: list[np.ndarray], values: list[np.ndarray]) -> Any:
+        zeros = [np.zeros_like(own) for own in values]
+        m = self.slots.setdefault("m", list(zeros))
+        v = self.slots.setdefault("v", list(zeros))
+        rate = 0.02 * np.sqrt(1 - 0.999**self.count) / (1 - 0.9**self.count)
+        moved = []
+        for n, (grad, own) in enumerate(zip(grads, values, strict=True)):
+            m[n] = m[n] + 0.1 * (grad - m[n])
+            v[n] = v[n] + 0.001 * (grad**2 - v[n])
+            moved.append(own - rate * m[n] / (np.sqrt(v[n]) + 1e-3))
+        return moved
+
+
+def simulate(
+    first: Sequence[np.ndarray],
+    of_ranks: Sequence[Sequence[int]],
+    steps: int,
+    how: tuple[str, str, str],
+) -> Any:
+    """Does what ``train`` does, for all ranks; returns weights, state and losses."""
+    kind, state, outer_kind = how
+    ends = iter(np.cumsum([n for own in of_ranks for n in own]))
+    batches = [
+        [X[end - n : end].astype(np.float64) for n, end in zip(own, ends, strict=False)]
+        for own in of_ranks
+    ]
+    start = [np.float64(own) for own in first]
+    values = [list(start) for _ in of_ranks]
+    own = [Optimizer(kind) for _ in of_ranks]
+    outer_optimizer = Optimizer(outer_kind)
+    after, losses, length = [], [], max(map(len, of_ranks))
+    for _ in range(EPOCHS):
+        counted, made_steps, seen = [0.0] * len(batches), [0] * len(batches), []
+        for n in range(length):
+            for r, of_rank in enumerate(batches):
+                if n < len(of_rank):
+                    loss, grads = _gradients(of_rank[n], values[r])
+                    values[r] = own[r].apply(grads, values[r])
+                    counted[r] += len(of_rank[n])
+                    made_steps[r] += 1
+                    seen.append((loss, len(of_rank[n])))
+            is_last = n + 1 == length
+            if (n + 1) % steps and not is_last:
+                continue
+            mean = _mean(values, counted)
+            if outer_kind:
+                apart = [a - b for a, b in zip(start, mean, strict=True)]
+                mean = outer_optimizer.apply(apart, start)
+            start, values = mean, [list(mean) for _ in batches]
+            if state == "averaged" or is_last:
+                for name in own[0].slots | own[-1].slots:
+                    zeros = [np.zeros_like(value) for value in start]
+                    slots = [one.slots.get(name, zeros) for one in own]
+                    joined = _mean(slots, counted)
+                    for one in own:
+                        one.slots[name] = list(joined)
+                lead = own[made_steps.index(max(made_steps))].count
+                for one in own:
+                    one.count = lead
+            counted, made_steps = [0.0] * len(batches), [0] * len(batches)
+        after.append(values[0])
+        rows = sum(count for _, count in seen)
+        losses.append(sum(loss * count for loss, count in seen) / rows)
+    return after, own[0], outer_optimizer, losses
+
+
+def _gradients(x: np.ndarray, values: Sequence[np.ndarray]) -> Any:
+    kernel, bias = values
+    error = x @ kernel + bias - (x[:, :1] * 0.5 + 0.1)
+    grads = [2 * x.T @ error / len(x), 2 * error.mean(axis=0)]
+    return np.mean(error**2), grads
+
+
+def _mean(lists: Any, weights: Sequence[float]) -> list[np.ndarray]:
+    return [
+        sum(own * weight for own, weight in zip(column, weights, strict=True))
+        / sum(weights)
+        for column in zip(*lists, strict=True)
+    ]
+
+
+class Counted:
+    """A ``rank_threads.Meeting`` that notes what this rank brings, in bytes."""
+
+    def __init__(self, meeting: Any) -> None:
+        self.barrier, self._meeting = meeting.barrier, meeting
+        self.seen: list[int] = []
+
+    def meet(self, rank: int, names: str, own: Any, combine: Any) -> Any:
+        self.seen.append(sum(array.nbytes for array in own))
+        return self._meeting.meet(rank, names, own, combine)
+
+
+def counted(group: Any, accumulates: int, local_steps: Any) -> list[list[int]]:
+    """Returns the bytes of each exchange in the eight steps of an epoch."""
+    group._meeting = meeting = Counted(group._meeting)
+    options = {} if local_steps is None else {"local_steps": LocalSteps(*local_steps)}
+    model = made(group, linear, 2, **options)
+    steps = accumulates if accumulates > 1 else None
+    model.compile(optimizers.SGD(0.1, gradient_accumulation_steps=steps), "mse")
+    notes = Notes(meeting)
+    model.fit(X[:32], X[:32, :1], 4, 2, verbose=0, callbacks=[notes])
+    return notes.found
+
+
+class Notes(keras.callbacks.Callback):
+    """Keeps what was exchanged in each epoch."""
+
+    def __init__(self, meeting: Counted) -> None:
+        super().__init__()
+        self._seen, self.found = meeting.seen, list[list[int]]()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._seen.clear()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.found.append([*self._seen])
+
+
+def stopped(group: Any, rank: int) -> Any:
+    """Stops on one rank in its second step; returns updates, and the last weights."""
+    model = made(group, linear, 2, local_steps=2)
+    model.compile(optimizers.SGD(0.1), "mse")
+
+    def stop(batch: int, logs: Any = None) -> None:
+        if batch == 1 and group.rank == rank:
+            model.stop_training = True
+
+    own = [keras.callbacks.LambdaCallback(on_train_batch_end=stop)]
+    rows = X[group.rank * 4 : group.rank * 4 + 32]
+    model.fit(rows, rows[:, :1], 4, 3, verbose=0, shuffle=False, callbacks=own)
+    return int(model.optimizer.iterations), model.get_weights()
+
+
+class Fails(keras.callbacks.Callback):
+    """Ends ``fit`` by an error after two epochs and a half."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.model.history.epoch == [0, 1] and batch == 4:
+            raise RuntimeError("interrupted")
+
+
+def restarted(group: Any, folder: str) -> Any:
+    """Trains undisturbed, and interrupted; returns both weights and momenta.
+
+    Last is what the file of rank 0 has, and what validation gave.
+    """
+    x, found = X[group.rank * 20 : group.rank * 20 + 24], []
+    for own in ([], [Fails()], []):
+        outer = optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+        local = LocalSteps(4, outer)
+        model = made(group, linear, 2, local_steps=local)
+        model.compile(optimizers.Adam(0.02), "mse")
+        backup = keras.callbacks.BackupAndRestore(folder)
+        options = {"validation_data": (X, X[:, :1]), "shuffle": False, "verbose": 0}
+        if own or found:
+            options["callbacks"] = [backup, *own]
+        try:
+            history = model.fit(x, x[:, :1], 4, 4, **options)
+        except RuntimeError:
+            continue
+        state = [*model.optimizer.variables, *outer.variables]
+        found.append([model.get_weights(), [own.numpy() for own in state]])
+    path = f"{folder}.{group.rank}.keras"
+    model.towers[0].save(path)
+    plain = keras.models.load_model(path)
+    loss = plain.evaluate(X, X[:, :1], verbose=0)
+    return found, plain.get_weights(), loss, history.history["val_loss"][-1]
+
+
+def by_hand(group: Any) -> Any:
+    """Trains on batches by hand, and evaluates; returns weights before and after."""
+    model = made(group, linear, 2, local_steps=2)
+    model.compile(optimizers.SGD(0.1), "mse")
+    found = []
+    for n in range(3):
+        rows = X[n * 8 : n * 8 + 8][group.rank :: group.size]
+        model.train_on_batch(rows, rows[:, :1])
+        found.append(model.get_weights())
+    model.evaluate(X, X[:, :1], verbose=0)
+    return [*found, model.get_weights()]
+
+
+def averaged(group: Any, of_ranks: Sequence[int]) -> Any:
+    """Counts steps by hand; returns when a rank averaged, and what."""
+    from tw_builders import ModelAverager
+
+    weights = [[tf.Variable([0.0]) for _ in range(1)] for _ in range(2)]
+    state = [[tf.Variable([1.0]), tf.Variable(0, dtype=tf.int64)]]
+    averager = ModelAverager(
+        weights, group=group, steps=2, state=lambda: state, keeps_state=True
+    )
+    seen = []
+    for n in range(of_ranks[group.rank]):
+        for own in weights:
+            own[0].assign_add([1.0 + group.rank])
+        state[0][0].assign_add([1.0])
+        state[0][1].assign_add(1)
+        if averager.after_step(weight=1 + group.rank):
+            seen.append((n, float(weights[1][0][0])))
+    averager.finish()
+    ends = [float(own[0][0]) for own in weights]
+    return seen, ends, float(state[0][0][0]), int(state[0][1])
+
+
+def refused(group: Any, what: str) -> None:
+    """Does what local steps refuse."""
+    options: dict[str, Any] = {"group": group, "local_steps": 4}
+    if what == "no group":
+        options["group"] = None
+    elif what == "flat":
+        local = LocalSteps(4, optimizers.SGD(0.7))
+        options |= {"local_steps": local, "flat_below_bytes": 100}
+    elif what == "unlike" and group.rank == 1:
+        options["local_steps"] = 2
+    model = TowerModel(linear, ["/cpu:0"], **options)
+    calls = 3 if what == "calls" else 1
+    model.compile("sgd", "mse", steps_per_execution=calls)
+    saves = [keras.callbacks.BackupAndRestore("backup", save_freq=3)]
+    own = saves if what == "saves" else []
+    model.fit(X, X[:, :1], 4, verbose=0, callbacks=own)

@@ -1,0 +1,145 @@
+"""Ranks that train alone for some steps, and average: NumPy's numbers, step by step."""
+
+import numpy as np
+import pytest
+import rank_local
+from harness.ranks import Raised, Ranks
+
+ROWS = {
+    2: [[4, 6, 1, 3, 5], [3, 2, 2, 4]],
+    3: [[4, 2, 1, 3, 5], [], [2, 2, 2]],
+}
+
+
+@pytest.fixture(scope="module")
+def threads(processes):
+    """A process in which ranks are threads that wait for each other in operations."""
+    environment = {0: {"TF_NUM_INTEROP_THREADS": "16"}}
+    with Ranks(processes, 1, towers=8, environment=environment) as group:
+        yield group.joined()
+
+
+@pytest.mark.full(
+    *("2-adam-averaged-nesterov", "3-momentum-averaged-", "3-adam-local-nesterov"),
+    *("2-sgd-local-", "2-momentum-local-heavy"),
+)
+@pytest.mark.parametrize("kind", ["", "heavy", "nesterov"])
+@pytest.mark.parametrize("state", ["local", "averaged"])
+@pytest.mark.parametrize("optimizer", rank_local.OPTIMIZERS)
+@pytest.mark.parametrize("size", ROWS)
+def test_ranks_train_as_numpy_does(threads, size, optimizer, state, kind):
+    how, rows = (optimizer, state, kind), ROWS[size]
+    towers = 2 if size == 2 else 1
+    is_known = state == "local"
+    call = ("rank_local", "train", rows, 2, how, towers, is_known)
+    [results] = threads.call("rank_threads:call", size, *call)
+    want = rank_local.simulate(results[0][-1], rows, 2, how)
+    for got in results:
+        check(got, want)
+
+
+WEIGHTS = 4 * (4 + 1)  # bytes of the model
+TOLD = 2 * 4 * 8  # of two ranks' reports
+
+
+@pytest.mark.parametrize(
+    ("accumulates", "local", "wanted"),
+    [
+        # Beside gradients: rows, a batch, to stop, more batches.
+        (1, None, [WEIGHTS + 16] * 8),
+        (4, None, [20, 20, 20, 20, WEIGHTS] * 2),
+        (1, (4,), [TOLD, WEIGHTS] * 2),
+        # With a momentum for each weight, its count and its rate.
+        (1, (8, None, "averaged"), [TOLD, WEIGHTS + 12]),
+    ],
+    ids=["each step", "accumulated", "local steps", "with state"],
+)
+def test_what_an_epoch_of_eight_steps_exchanges(threads, accumulates, local, wanted):
+    call = ("rank_local", "counted", accumulates, local)
+    for got in threads.call("rank_threads:call", 2, *call)[0]:
+        for epoch in got:
+            found = [own for own in epoch if own != 8]  # the loss's sum and count
+            if local == (4,):  # the optimizer's state, as an epoch ends
+                found[-1] -= 12
+            assert found == wanted
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_ranks_stop_at_the_averaging_after_one_asks(threads, rank):
+    call = ("rank_local", "stopped", rank)
+    one, other = threads.call("rank_threads:call", 2, *call)[0]
+    assert one[0] == other[0] == 4
+    np.testing.assert_equal(one[1], other[1])
+
+
+def test_a_restart_ends_with_the_bits_of_an_undisturbed_run(threads, tmp_path):
+    call = ("rank_local", "restarted", str(tmp_path / "backup"))
+    for found, plain, loss, wanted in threads.call("rank_threads:call", 2, *call)[0]:
+        (weights, state), again = found
+        np.testing.assert_equal(again, [weights, state])
+        assert any(np.any(own) for own in state[-2:])  # the outer momentum
+        np.testing.assert_equal(plain, weights)
+        assert loss == pytest.approx(wanted, rel=1e-5)
+
+
+def test_batches_by_hand_are_averaged_too(threads):
+    one, other = threads.call("rank_threads:call", 2, "rank_local", "by_hand")[0]
+    are_equal = [
+        all(np.array_equal(a, b) for a, b in zip(own, its, strict=True))
+        for own, its in zip(one, other, strict=True)
+    ]
+    assert are_equal == [False, True, False, True]
+
+
+def test_steps_of_ones_own_are_averaged(threads):
+    call = ("rank_local", "averaged", [5, 2, 0])
+    found = threads.call("rank_threads:call", 3, *call)[0]
+    # Ranks 0 and 1 of the weights 1 and 2 are at 2 and 4, then rank 0 is alone.
+    first, second, last = 10 / 3, 10 / 3 + 2, 10 / 3 + 3
+    wanted = [[(1, first), (3, second)], [(1, first)], []]
+    for rank, (seen, ends, slot, count) in enumerate(found):
+        np.testing.assert_allclose(seen, wanted[rank])
+        np.testing.assert_allclose([*ends, slot], [last, last, 6.0])
+        assert count == 5
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("no group", "local_steps are those of several ranks"),
+        ("flat", "use flat_below_bytes=0"),
+        ("calls", "multiple of steps_per_execution; got 4 and 3"),
+        ("saves", r"BackupAndRestore\(save_freq=3\) would save rank 0's weights"),
+        ("unlike", "local_steps=4 on rank 0, 2 on rank 1"),
+    ],
+)
+def test_what_local_steps_refuse(make_ranks, what, says):
+    with pytest.raises(Raised, match=says):
+        make_ranks(2 if what == "unlike" else 1).joined().call(
+            "rank_local:refused", what
+        )
+
+
+def check(got, want):
+    seen, state, towers, losses, _ = got
+    after, optimizer, outer, wanted_losses = want
+    same(seen, after)
+    for tower in towers:
+        same(tower, after[-1])
+    same(losses, wanted_losses)
+    slots = [value for own in optimizer.slots.values() for value in own]
+    found = [own for own in state if np.ndim(own) > 0]
+    # Keras lists Adam's slots by variable.
+    wanted = sorted(
+        (np.sum(own) for own in [*slots, *outer.slots.get("m", [])]), key=float
+    )
+    same(sorted((np.sum(own) for own in found), key=float), wanted)
+    assert int(state[0]) == optimizer.count
+
+
+def same(got, want):
+    if isinstance(want, list):
+        for a, b in zip(got, want, strict=True):
+            same(a, b)
+    else:
+        np.testing.assert_allclose(got, want, 1e-5, 5e-6)

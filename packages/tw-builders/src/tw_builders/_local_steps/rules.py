@@ -1,0 +1,53 @@
+"""What ranks report of the steps that each made alone, and what follows for all.
+
+Every rank has the reports of all, and concludes the same from them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a rank tells at an averaging."""
+
+    steps: float  # since the last averaging
+    weight: float  # of their data, such as its rows
+    has_more: bool  # Others may follow.
+    stops: bool  # It asks all ranks to stop.
+
+    def row(self) -> list[float]:
+        """Returns the report as numbers."""
+        return [float(value) for value in astuple(self)]
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """What all ranks do."""
+
+    shares: Sequence[float]  # [R] of the mean, which add up to 1
+    lead: int  # the first rank of those that made the most steps
+    has_steps: bool  # A rank has made one since the last averaging.
+    is_last: bool  # No other follows: no rank has more steps, or one asks to stop.
+    stops: bool
+
+
+def agree(
+    reports: Sequence[Sequence[float]], before: Averaging | None = None
+) -> Averaging:
+    """Concludes from the rows of all ranks' reports, [R][4].
+
+    A rank counts by the weight of its data since the last averaging; where no data has
+    a weight, by its steps. Without a step the shares are those of ``before``.
+    """
+    steps, weights, more, stops = zip(*reports, strict=True)
+    has_steps, asks = any(steps), any(stops)
+    is_last = asks or not any(more)
+    if not has_steps:
+        shares = (1 / len(steps),) * len(steps) if before is None else before.shares
+        lead = 0 if before is None else before.lead
+        return Averaging(shares, lead, False, is_last, asks)
+    counts = weights if any(weights) else steps
+    total = sum(counts)
+    shares = tuple(own / total for own in counts)
+    return Averaging(shares, steps.index(max(steps)), True, is_last, asks)

@@ -1,0 +1,65 @@
+"""What ranks that train alone conclude from their reports, and what is refused."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from one_rank import Alone
+
+from tw_builders import ModelAverager
+from tw_builders._local_steps.rules import Averaging, Report, agree
+
+
+def rows(*reports):
+    return [Report(*report).row() for report in reports]
+
+
+def test_ranks_count_by_the_weight_of_their_data():
+    told = agree(rows((4, 30, True, False), (0, 0, False, False), (5, 10, True, False)))
+    assert told == Averaging((0.75, 0.0, 0.25), 2, True, False, False)
+
+
+def test_without_a_weight_steps_count():
+    told = agree(rows((1, 0, False, False), (3, 0, False, False)))
+    assert told == Averaging((0.25, 0.75), 1, True, True, False)
+
+
+def test_without_a_step_all_is_as_before():
+    none = rows((0, 0, False, False), (0, 0, True, False))
+    before = agree(rows((2, 1, True, False), (2, 3, True, False)))
+    assert agree(none, before) == Averaging((0.25, 0.75), 0, False, False, False)
+    assert agree(none).shares == (0.5, 0.5)
+
+
+def test_it_is_over_when_no_rank_has_more_or_one_asks_to_stop():
+    assert agree(rows((1, 1, False, False))).is_last
+    told = agree(rows((1, 1, True, False), (1, 1, True, True)))
+    assert (told.is_last, told.stops) == (True, True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_an_outer_optimizer_descends_the_difference(dtype):
+    weights = [tf.Variable([4.0, 8.0], dtype=dtype)]
+    outer = tf.compat.v1.train.MomentumOptimizer(0.5, 0.5)
+    averager = ModelAverager([weights], group=Alone(), steps=1, outer=outer)
+    seen = []
+    for _ in range(2):
+        weights[0].assign_add([-2.0, 4.0])
+        averager.after_step()
+        seen.append(weights[0].numpy().astype("float64"))
+    weights[0].assign([1.0, 1.0])
+    averager.restart()
+    averager.finish()  # without a step nothing is applied
+    np.testing.assert_equal(seen, [[3.0, 10.0], [1.5, 13.0]])
+    np.testing.assert_equal(weights[0].numpy().astype("float64"), [1.0, 1.0])
+
+
+def test_wrong_arguments_are_refused():
+    weights = [[tf.Variable([1.0])]]
+    with pytest.raises(TypeError, match="group must be that of tw_ranks"):
+        ModelAverager(weights, group=None, steps=2)
+    with pytest.raises(ValueError, match="steps must be"):
+        ModelAverager(weights, group=Alone(), steps=0)
+    with pytest.raises(ValueError, match="weight must be"):
+        ModelAverager(weights, group=Alone(), steps=1).after_step(weight=-1)
+    with pytest.raises(TypeError, match="variables"):
+        ModelAverager(weights[0], group=Alone(), steps=1)

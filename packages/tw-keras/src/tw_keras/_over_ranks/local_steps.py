@@ -1,0 +1,143 @@
+"""Steps that a rank makes alone, between averagings of all ranks' weights."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tw_builders import ModelAverager
+from tw_core.internal import check_whole_number
+from tw_core.ranks import RankGroup
+
+Lists = Sequence[Sequence[Any]]  # [K][N] variables
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """How ranks train alone for some steps, and then average.
+
+    Attributes:
+      steps: how many steps each rank makes between two averagings, at least 1.
+      outer: a Keras optimizer that applies the difference of the mean weights from
+        those after the last averaging as a gradient (DiLoCo), such as
+        ``keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)``; None to take the
+        mean itself (local SGD).
+      state: of the model's optimizer: ``"local"``: each rank keeps its own within an
+        epoch; ``"averaged"``: it is averaged with the weights each time. At the end of
+        an epoch it is averaged in both.
+
+    Raises:
+      TypeError: ``outer`` is not an optimizer of Keras.
+      ValueError: fewer than 1 steps; another ``state``.
+    """
+
+    steps: int
+    outer: Any = None
+    state: str = "local"
+
+    def __post_init__(self) -> None:
+        """Checks the arguments."""
+        check_whole_number(steps=self.steps, at_least=1)
+        if self.state not in ("local", "averaged"):
+            raise ValueError(
+                f"state must be 'local' or 'averaged'; got {self.state!r}."
+            )
+        if not isinstance(self.outer, keras.optimizers.Optimizer | None):
+            raise TypeError(
+                "outer must be an optimizer of Keras, such as keras.optimizers.SGD(0.7,"
+                f" momentum=0.9, nesterov=True), or None; got {self.outer!r:.80}."
+            )
+
+
+class Alone:
+    """One rank's steps since the last averaging."""
+
+    def __init__(self, group: RankGroup, settings: LocalSteps) -> None:
+        """Starts without a step; ``find`` and ``find_state`` are set by the copies."""
+        self._group, self.settings = group, settings
+        self.find: Callable[[], Lists] = list  # what is averaged, [K][N]
+        self.find_state: Callable[[], Lists] = list  # of the optimizers, [K][M]
+        self._calls = 0  # steps that were asked for: some may have had no batch
+        with tf.init_scope(), tf.device("/cpu:0"):
+            # Steps that had a batch, and the weight of their data.
+            self._counted = tf.Variable(tf.zeros([2], tf.float64), trainable=False)
+        self._averager: ModelAverager | None = None
+
+    def forget(self) -> None:
+        """Forgets which variables are averaged, as the model is compiled again."""
+        self._averager = None
+
+    def check_calls(self, steps: int) -> None:
+        """Refuses to average within a call of ``steps_per_execution`` steps."""
+        if self.settings.steps % steps:
+            raise ValueError(
+                "TowerModel: local_steps must be a multiple of steps_per_execution; "
+                f"got {self.settings.steps} and {steps}."
+            )
+
+    def drop(self) -> None:
+        """Forgets steps after an error, where ranks are apart."""
+        self._calls = 0
+        self._counted.assign(tf.zeros([2], tf.float64))
+
+    def note(self, weights: Sequence[Any]) -> None:
+        """Counts a step while it runs, with its towers' weights."""
+        own = tf.add_n([tf.cast(weight, tf.float64) for weight in weights])
+        self._counted.assign_add(tf.stack([tf.ones_like(own), own]))
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether this rank has made steps since the last averaging."""
+        return self._calls > 0
+
+    def begin(self) -> None:
+        """Notes the values from which all ranks begin, which callbacks may have set."""
+        if self._averager is None:
+            self._averager = ModelAverager(
+                self.find(),
+                group=self._group,
+                steps=self.settings.steps,
+                outer=self.settings.outer,
+                state=self.find_state,
+                keeps_state=self.settings.state == "local",
+            )
+        if not self.has_steps:
+            self._averager.restart()
+
+    def is_due(self, steps: int) -> bool:
+        """Counts steps, whether they had a batch or not; returns whether to average."""
+        self._calls += steps
+        return self._calls >= self.settings.steps
+
+    def average(self, *, has_more: bool, stops: bool) -> tuple[bool, bool]:
+        """Averages with all ranks; returns whether it was the last time, and the end.
+
+        The last: no rank has more steps; the end: a rank asks to stop.
+        """
+        self.begin()
+        steps, weight = self._counted.numpy().tolist()
+        averager: Any = self._averager
+        told = averager.average(steps, weight, has_more=has_more, stops=stops)
+        self.drop()
+        return told.is_last, told.stops
+
+
+def check_local_steps(local_steps: Any, *, group: Any, is_flat: bool) -> Any:
+    """Returns the settings of local steps, or None; refuses what cannot be."""
+    if local_steps is None:
+        return None
+    if not isinstance(local_steps, LocalSteps):
+        local_steps = LocalSteps(check_whole_number(local_steps=local_steps))
+    if group is None:
+        raise ValueError(
+            "TowerModel: local_steps are those of several ranks; pass group, or leave "
+            "local_steps out."
+        )
+    if is_flat and local_steps.outer is not None:
+        raise ValueError(
+            "TowerModel: an outer optimizer is saved with each variable's own state; "
+            "with LocalSteps(outer=...) use flat_below_bytes=0."
+        )
+    return local_steps
