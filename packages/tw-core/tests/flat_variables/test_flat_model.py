@@ -262,6 +262,18 @@ def test_what_is_frozen_in_the_function_stays_alone():
     optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.5)
     train(flat, optimizer, steps=1, training=True)
     assert_equal(before, flat.model.layers[1].get_weights())
+    copies = [flat.model, flatten(make, below_bytes=BELOW).model]
+
+    @tf.function(autograph=False)
+    def read():
+        return map_towers(
+            lambda tower, own: own.layers[1].bias + 1.0,
+            *(towers(CPUS[:2]), copies),
+            trace="once",
+        )
+
+    for own in read():
+        np.testing.assert_array_equal(own, before[1] + 1.0)
     flat.model.layers[2].trainable = flat.model.layers[4].trainable = False
     with pytest.raises(ValueError, match="freeze them in the function"):
         _ = flat.trainable_variables

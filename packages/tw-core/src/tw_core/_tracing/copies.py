@@ -115,8 +115,7 @@ def _by_number(variable: tf.Variable) -> list[tuple[str, int]]:
 
 def _handle(variable: tf.Variable) -> tf.Tensor:
     # A view has no memory: reading it reads the flat variable that it is part of.
-    flat = getattr(variable, "flat", None)
-    return (variable if flat is None else flat).handle
+    return getattr(variable, "holder", variable).handle
 
 
 def _common_type(column: Sequence[Any]) -> tf.TypeSpec:

@@ -62,6 +62,11 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
         """Whether it is, or will be, part of a flat variable."""
         return self.flat is not None or self._own is None or self._value is not None
 
+    @property
+    def holder(self) -> Any:
+        """What has its memory: the flat variable, or its own where it is kept alone."""
+        return self._own if self.flat is None else self.flat
+
     # The properties of a variable.
 
     graph = property(lambda self: self._in_graph("graph").graph)
