@@ -1,0 +1,43 @@
+"""Reducers with memory between processes: as one process with all of their towers."""
+
+import numpy as np
+import pytest
+import rank_memory
+from harness.ranks import Ranks
+
+STEPS = 5
+
+
+GROUPS = {"two": (2, ""), "mpi": (2, "mpi"), "three": (3, "")}
+
+
+@pytest.fixture(scope="module", params=GROUPS)
+def ranks(request, processes):
+    size, engine = GROUPS[request.param]
+    with Ranks(processes, size, towers=2, engine=engine) as group:
+        yield group.joined()
+
+
+@pytest.mark.full("two-2")
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_ranks_reduce_as_one_process_with_all_towers(ranks, num_towers):
+    results = ranks.call("rank_memory:reduced", num_towers, STEPS)
+    alone = rank_memory.reduced(None, len(results) * num_towers, STEPS)
+    for name, (wanted, errors, sent) in alone.items():
+        kept = sum(own[name][1] for own in results)
+        np.testing.assert_allclose(kept, errors, atol=1e-4, err_msg=name)
+        for sums, _, told in (own[name] for own in results):
+            assert told == sent
+            assert len(sums) == num_towers
+            for tower in sums:
+                for got, want, same in zip(
+                    tower, wanted[0], results[0][name][0][0], strict=True
+                ):
+                    np.testing.assert_allclose(got, want, atol=1e-4, err_msg=name)
+                    np.testing.assert_array_equal(got, same, err_msg=name)
+
+
+def test_one_ranks_infinity_leaves_the_memory_of_all(ranks):
+    for is_same, are_finite in ranks.call("rank_memory:overflowing"):
+        assert is_same
+        assert not all(are_finite)
