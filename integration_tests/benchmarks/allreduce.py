@@ -23,6 +23,7 @@ import syncrep
 from allreduce_rank import (
     CHECKED_STEPS,
     DDP,
+    FUNCTION,
     MOMENTUM,
     MPI,
     MPI_SESSION,
@@ -35,8 +36,9 @@ from allreduce_rank import (
     serve_mpi_rank,
     serve_rank,
 )
+from compressed_rank import address_of, serve_compressed_rank, tie
 from harness.ports import find_free_ports
-from racing import Block, Report, ask, race_blocks, tasks
+from racing import WAIT_S, Block, Report, ask, race_blocks, tasks
 from syncrep_worker import PULLED
 from syncrep_worker import Work as ServerWork
 
@@ -50,6 +52,14 @@ TORCH = Path(__file__).with_name("allreduce_torch.py")
 def main(options: Any, report: Report) -> None:
     """Runs the works and writes ``out/bench/allreduce.json``."""
     for work in (WORKS[name] for name in options.works):
+        if work.compressed:
+            with compressed(work, options.workers) as blocks:
+                rounds = min(options.rounds, 5) if work.mbit else options.rounds
+                timings = race_blocks(work.name, blocks, peer=FUNCTION, rounds=rounds)
+            report.add(timings, FUNCTION)
+            for name, peer, most in work.targets:
+                report.compare(timings, name, peer, most)
+            continue
         with contextlib.ExitStack() as stack:
             blocks = stack.enter_context(ours_and_peers(work, options.workers))
             if MPI in work.contenders:
@@ -86,6 +96,33 @@ def ours_over_mpi(work: Work, size: int) -> Iterator[dict[str, Block]]:
         ]
         ours = (MPI, MPI_SESSION)
         yield _make(pipes, [name for name in work.contenders if name in ours])
+
+
+@contextlib.contextmanager
+def compressed(work: Work, size: int) -> Iterator[dict[str, Block]]:
+    """Starts ranks that hold the uncompressed step and those that send less."""
+    [port] = find_free_ports(1)
+    size = 2 if work.mbit else size
+    with tasks() as start:
+        address = address_of(work, 0, port)
+        pipes = [
+            start(serve_compressed_rank, address, rank, size, work)
+            for rank in range(size)
+        ]
+        if work.mbit:
+            [pipe.hear(WAIT_S) for pipe in pipes]
+            tie(*[pipe.process.pid for pipe in pipes])
+            ask(pipes, "tied")
+        for name in work.contenders:
+            ask(pipes, "make", name)
+            ask(pipes, "run", name, CHECKED_STEPS)
+            seen = ask(pipes, "read", name)
+            if len(set(seen)) > 1 or not np.isfinite(seen).all():
+                raise RuntimeError(f"{name}: ranks have other variables: {seen}")
+        yield {
+            name: lambda n, own=name: max(ask(pipes, "run", own, n))
+            for name in work.contenders
+        }
 
 
 def _make(pipes: Sequence[Any], names: Sequence[str]) -> dict[str, Block]:

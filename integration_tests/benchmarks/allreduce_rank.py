@@ -12,6 +12,8 @@ from racing import answer, block_of
 PEER, FUNCTION, SESSION = "multi-worker", "tf.function", "local session"
 BFLOAT16, SERVER, DDP, FLAT = "bfloat16", "parameter server", "DDP", "flat"
 MPI, MPI_SESSION = "MPI", "MPI, local session"
+LOW_RANK, INT8, SIGN = "rank 4", "int8", "sign"
+TOP, SAMPLED = "top 1 %", "top 1 %, sampled"
 RATE, MOMENTUM = 0.01, 0.9
 CHECKED_STEPS = 3
 
@@ -26,6 +28,8 @@ class Work:
     # Contender, whom it is measured against, and the most that it may take of that
     # one's time
     targets: tuple[tuple[str, str, float], ...]
+    compressed: bool = False  # contenders that send less, beside the uncompressed one
+    mbit: int = 0  # of the link between two ranks, each a host; 0 for one machine
 
 
 _MLP = tuple(shape for _ in range(6) for shape in ((512, 512), (512,)))
@@ -83,6 +87,26 @@ WORKS = {
             (MPI, DDP, 0.45),
             (MPI_SESSION, MPI, 1.15),
         ),
+    ),
+    "compressed": Work(
+        "10 matrices of 1,048,576 floats",
+        ((1024, 1024),) * 10,
+        (FUNCTION, LOW_RANK, INT8, TOP, SAMPLED, SIGN),
+        ((LOW_RANK, FUNCTION, 0.6), (INT8, FUNCTION, 0.6)),
+        compressed=True,
+    ),
+    "slow-link": Work(
+        "10 matrices of 1,048,576 floats, 100 Mbit/s",
+        ((1024, 1024),) * 10,
+        (FUNCTION, LOW_RANK, INT8, TOP, SAMPLED, SIGN),
+        (
+            (LOW_RANK, FUNCTION, 0.05),
+            (TOP, FUNCTION, 0.1),
+            (SAMPLED, FUNCTION, 0.1),
+            (INT8, FUNCTION, 0.35),
+        ),
+        compressed=True,
+        mbit=100,
     ),
     "mlp": Work(
         "MLP 6 x 512",
