@@ -1,6 +1,7 @@
 """Tensors that travel as they are: a row per tower, which no sum mixes."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -32,9 +33,7 @@ def to_row(tensors: Sequence[tf.Tensor]) -> tf.IndexedSlices:
             f"at positions {', '.join(unfit)}. Cast them first."
         )
     words = [_to_words(tensor) for tensor in tensors]
-    row = tf.concat(words, 0)[tf.newaxis]
-    shape = tf.constant([1, row.shape[1]], tf.int64)
-    return tf.IndexedSlices(row, tf.zeros([1], tf.int64), shape)
+    return _as_row(tf.concat(words, 0)[tf.newaxis])
 
 
 def from_rows(
@@ -58,6 +57,30 @@ def from_rows(
     counts = [_num_words(spec.shape.num_elements(), spec.dtype) for spec in specs]
     parts = tf.split(rows.values, counts, axis=1)
     return [_from_words(part, spec) for part, spec in zip(parts, specs, strict=True)]
+
+
+def is_row(part: Any) -> bool:
+    """Returns whether something is a row of ``to_row``."""
+    is_sparse = isinstance(part, tf.IndexedSlices) and part.values.dtype == tf.int32
+    return is_sparse and part.values.shape.rank == 2 and part.values.shape[0] == 1
+
+
+def join_rows(rows: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+    """Makes one row of several, on the device of the first."""
+    with tf.device(rows[0].values.device):
+        return _as_row(tf.concat([own.values for own in rows], 1))
+
+
+def cut_row(rows: tf.IndexedSlices, widths: Sequence[int]) -> list[tf.IndexedSlices]:
+    """Cuts joined rows, of any number of towers, up again."""
+    with tf.device(rows.values.device):
+        parts = tf.split(rows.values, widths, axis=1)
+    return [tf.IndexedSlices(own, rows.indices) for own in parts]
+
+
+def _as_row(values: tf.Tensor) -> tf.IndexedSlices:
+    shape = tf.constant([1, values.shape[1]], tf.int64)
+    return tf.IndexedSlices(values, tf.zeros([1], tf.int64), shape)
 
 
 def _num_words(elements: int, dtype: tf.DType) -> int:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tw_core.internal import check_flag, check_number, check_whole_number
 from tw_reduce._memory.protocol import Compressor
+from tw_reduce._memory.rows import from_rows, to_row
 
 _STRIDE = 61  # from one element of a sample to the next; prime, to meet all columns
 _FEWEST = 8  # elements of a sample that are to reach the threshold
@@ -22,14 +23,13 @@ def top_k(
 ) -> Compressor:
     """Makes a compressor to a tensor's elements of largest magnitude.
 
-    Each travels with its place, as a sparse row: 8 bytes of float32, from every tower
-    to every other.
+    Each travels with its place, in 8 bytes, from every tower to every other.
 
     Args:
       share: of each tensor's elements, above 0 and up to 1; at least one.
       count: their number in each tensor, in place of ``share``.
       sampled: whether the smallest magnitude that is sent is estimated from evenly
-        spaced elements, which takes a fraction of the time. Then about as many travel,
+        spaced elements, which takes a fraction of the time: about as many are sent,
         and never more. XLA does not compile it.
 
     Returns:
@@ -53,25 +53,31 @@ def top_k(
         k = min(size, count or math.ceil(share * size))
         flat = tf.reshape(tensor, [-1])
         if sampled and k >= _FEWEST * _STRIDE:
-            places = _above_threshold(tf.abs(flat), k)
+            places, values = _above_threshold(flat, k)
         else:
             places = tf.math.top_k(tf.abs(flat), k, sorted=False).indices
-        rows = tf.IndexedSlices(
-            tf.gather(flat, places), places, tf.constant([size], tf.int64)
-        )
+            values = tf.gather(flat, places)
+        specs = [tf.TensorSpec([k], tf.float32), tf.TensorSpec([k], tf.int32)]
 
         def decode(rows: tf.IndexedSlices) -> tf.Tensor:
-            total = tf.math.unsorted_segment_sum(rows.values, rows.indices, size)
+            values, places = (tf.reshape(o, [-1]) for o in from_rows(rows, specs))
+            own = tf.cast(values, tensor.dtype)
+            total = tf.math.unsorted_segment_sum(own, places, size)
             return tf.reshape(total, tensor.shape)
 
-        return [rows], decode
+        return [to_row([tf.cast(values, tf.float32), places])], decode
 
     return compress
 
 
-def _above_threshold(magnitudes: tf.Tensor, k: int) -> tf.Tensor:
+def _above_threshold(flat: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns k places, and values there; zeros where fewer reach the threshold."""
+    magnitudes = tf.abs(flat)
     sample = magnitudes[::_STRIDE]
     wanted = k * sample.shape[0] // magnitudes.shape[0]
     threshold = tf.reduce_min(tf.math.top_k(sample, wanted, sorted=False).values)
-    places = tf.where(magnitudes >= threshold)[:, 0]
-    return tf.cast(places[:k], tf.int32)
+    found = tf.cast(tf.where(magnitudes >= threshold)[:k, 0], tf.int32)
+    missing = [[0, k - tf.shape(found)[0]]]
+    padded = tf.pad(found, missing), tf.pad(tf.gather(flat, found), missing)
+    places, values = (tf.ensure_shape(own, [k]) for own in padded)
+    return places, values
