@@ -225,6 +225,8 @@ def test_rows_of_all_ranks_are_joined(ranks, mode, towers):
                 rows(rank.rank, tower, count=3 * rank.rank + tower),
                 np.ones([2], np.float32),
                 rows(rank.rank, tower, count=1),
+                rows(rank.rank, tower, count=3 * rank.rank + tower, width=16_400),
+                rows(rank.rank, tower, count=1, width=16_400),
             ]
             for tower in range(towers)
         ]
@@ -232,7 +234,7 @@ def test_rows_of_all_ranks_are_joined(ranks, mode, towers):
     ]
     calls = [(mode, given, {}, 2) for given in own]
     for result in ranks.call_each("reduce", calls):
-        for place in (0, 2):
+        for place in (0, 2, 3, 4):  # the last ones are wide
             values, indices = result[0][place]
             parts = [tower[place] for given in own for tower in given]
             np.testing.assert_array_equal(values, np.concatenate([p[0] for p in parts]))
@@ -301,10 +303,10 @@ def test_rows_that_no_rank_repeats_are_not_repeated(ranks, mode, dtype):
         np.testing.assert_array_equal(both, np.concatenate([once[0], values]))
 
 
-def rows(rank, tower, *, count):
+def rows(rank, tower, *, count, width=4):
     draw = np.random.default_rng(10 * rank + tower)
-    values = draw.integers(0, 9, (count, 4)).astype(np.float32)
-    return values, draw.integers(0, 50, count), (50, 4)
+    values = draw.integers(0, 9, (count, width)).astype(np.float32)
+    return values, draw.integers(0, 50, count), (50, width)
 
 
 @pytest.mark.full(
