@@ -29,6 +29,7 @@ SUBJECTS = {
     "howto/builders": "parameter server, sharded, zero, fsdp",
     "howto/fit-over-processes": "multiple machines, several machines, multi-node",
     "howto/send-less": (
+        "powersgd, top-k, int8, signsgd, error feedback, communication hook, "
         "local sgd, post-local sgd, diloco, no_sync, slow network, bandwidth"
     ),
     "howto/slow-step": "slow, profile, profiler, timeline, performance",
