@@ -295,6 +295,15 @@ def test_ranks_in_different_collectives_are_named_with_both():
     assert f"is in {LOSS}, rank 0 in {SUM}" in missing[1]
 
 
+def test_a_rank_in_what_others_have_completed_is_in_no_other_collective():
+    """The root of a broadcast goes on while a slow link carries what it has sent."""
+    found = attendance(2)
+    for now_s in range(9):
+        found.hear(0, Report(5, 4, number=9, what=LOSS), float(now_s))
+        in_collective(found, 1, now_s, 7, SUM)
+        assert found.find_missing(now_s) == {}
+
+
 @pytest.mark.parametrize("second", [(7, ""), (0, ""), (9, "loss")])
 def test_ranks_that_can_still_meet_are_not_named(second):
     found = attendance(2)

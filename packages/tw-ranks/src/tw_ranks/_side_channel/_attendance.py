@@ -220,8 +220,15 @@ class Attendance:
         """Finds ranks that wait in a different collective from most.
 
         Each must have reported again after all had entered theirs: reports may be old.
+        One that has completed fewer may be in what the others have behind them: the
+        root of a broadcast goes on once it has sent, which a slow link still carries.
         """
-        held = {n: rank for n, rank in enumerate(self.ranks) if rank.report.number}
+        ahead = max(rank.report.completed for rank in self.ranks)
+        held = {
+            n: rank
+            for n, rank in enumerate(self.ranks)
+            if rank.report.number and rank.report.completed == ahead
+        }
         for order in sorted({rank.report.order for rank in held.values()}):
             among = {n: r for n, r in held.items() if r.report.order == order}
             since_s = max(rank.moved_s for rank in among.values())
