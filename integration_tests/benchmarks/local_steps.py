@@ -1,0 +1,176 @@
+"""Ranks that train alone for some steps, beside those that exchange in each step.
+
+Two processes of one tower each train by Keras's ``fit``: the digits, for what they
+learn, and a network of 1.3 million weights, for what an epoch takes and sends. Over a
+slow link they are in network namespaces whose ends let 100 Mbit a second out, which
+needs root and ``tc``.
+"""
+
+import multiprocessing
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from harness.ranks import Ranks
+from racing import Contender, Report, race
+
+OPTIONS = {"works": "local_steps.WORKS", "rounds": 5}
+
+WORKS = {
+    "digits": "a convolutional network on the digits",
+    "fast": "6 x 512, over the loopback",
+    "slow": "6 x 512, 100 Mbit/s",
+}
+EACH = "each step"
+CONTENDERS = (
+    EACH,
+    "accumulated by 16",
+    "16 local steps",
+    "16, state averaged",
+    "16, outer optimizer",
+)
+STEPS, BATCH, EPOCHS = 64, 32, 40  # of an epoch; of all ranks; on the digits
+_models: dict[str, Any] = {}
+
+
+def main(options: Any, report: Report) -> None:
+    """Trains over two ranks, by each work."""
+    from harness.rank_programs import run_rank
+
+    context = multiprocessing.get_context("spawn")
+    for work in options.works:
+        tied: dict[str, Any] = {}
+        if work == "slow":  # Beats wait behind gradients.
+            tied = {"machines": (0, 1), "linked": True, "timeout_s": 120.0}
+        with Ranks(context, 2, run=run_rank, **tied) as ranks:
+            ranks.joined()
+            if work == "slow":
+                ranks.call("local_steps:limit")
+            if work == "digits":
+                _learn(ranks, report)
+            else:
+                _time(ranks, report, work, options.rounds)
+
+
+def _learn(ranks: Ranks, report: Report) -> None:
+    found = {name: ranks.call("local_steps:learn", name)[0] for name in CONTENDERS}
+    for name, (accuracy, best) in found.items():
+        print(f"  {name}: {accuracy:.4f} of the test rows, at best {best:.4f}")
+    report.notes["digits"] = found
+
+
+def _time(ranks: Ranks, report: Report, work: str, rounds: int) -> None:
+    sent = {}
+    for name in CONTENDERS:
+        ranks.call("local_steps:epoch", name)  # which traces
+        sent[name] = max(own for _, own in ranks.call("local_steps:epoch", name))
+
+    def seconds(contender: Contender) -> float:
+        timed = ranks.call("local_steps:epoch", contender.name)
+        return max(own for own, _ in timed)
+
+    own = [Contender(name, list) for name in CONTENDERS]
+    timings = race(WORKS[work], own, peer=EACH, rounds=rounds, timer=seconds)
+    report.add(timings, EACH)
+    for name, count in sent.items():
+        print(f"  {name}: {count / STEPS / 1e6:.3f} MB a step sent by a rank")
+    report.notes[f"sent, {work}"] = sent
+
+
+def limit(group: Any) -> None:
+    """Has this rank's end of its link let 100 Mbit a second out."""
+    rate = "rate 100mbit burst 256kb latency 4s"
+    command = f"tc qdisc add dev task root tbf {rate}"
+    subprocess.run(command.split(), check=True)
+
+
+def learn(group: Any, name: str) -> tuple[float, float]:
+    """Returns the last accuracy on the test rows, and the best of all epochs."""
+    import keras
+    import numpy as np
+    from digits_towers import digits
+
+    layers = keras.layers
+
+    def make() -> Any:
+        keras.utils.set_random_seed(1)
+        return keras.Sequential(
+            [
+                keras.Input([8, 8, 1]),
+                layers.Conv2D(32, 3, padding="same", activation="relu"),
+                layers.Conv2D(64, 3, padding="same", activation="relu"),
+                layers.MaxPooling2D(),
+                layers.Flatten(),
+                layers.Dropout(0.3),
+                layers.Dense(10),
+            ]
+        )
+
+    train, test = digits()
+    x, tested = (own.images.reshape(-1, 8, 8, 1) for own in (train, test))
+    model = _made(group, make, name, data="shared")
+    history = model.fit(
+        *(x, train.labels, BATCH, EPOCHS),
+        verbose=0,
+        validation_data=(tested, test.labels),
+    ).history["val_accuracy"]
+    return history[-1], float(np.max(history))
+
+
+def epoch(group: Any, name: str) -> tuple[float, int]:
+    """Trains an epoch; returns the seconds, and the bytes that left this host."""
+    import keras
+    import numpy as np
+
+    layers = keras.layers
+
+    def make() -> Any:
+        keras.utils.set_random_seed(1)
+        hidden = [layers.Dense(512, "relu") for _ in range(6)]
+        return keras.Sequential([keras.Input([64]), *hidden, layers.Dense(10)])
+
+    if name not in _models:
+        _models[name] = _made(group, make, name)
+    random, rows = np.random.default_rng(group.rank), STEPS * BATCH // group.size
+    x = random.normal(size=(rows, 64)).astype("float32")
+    y = random.integers(0, 10, rows)
+    group.sum([_zero()])
+    before, start = _sent(group.size), time.monotonic()
+    _models[name].fit(x, y, BATCH // group.size, shuffle=False, verbose=0)
+    group.sum([_zero()])
+    return time.monotonic() - start, _sent(group.size) - before
+
+
+def _made(group: Any, make: Any, name: str, **options: Any) -> Any:
+    import keras
+
+    from tw_keras import LocalSteps, TowerModel
+
+    outer = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+    local = {
+        "16 local steps": LocalSteps(16),
+        "16, state averaged": LocalSteps(16, state="averaged"),
+        "16, outer optimizer": LocalSteps(16, outer),
+    }.get(name)
+    accumulates = 16 if name.startswith("accumulated") else None
+    adam = keras.optimizers.Adam(2e-3, gradient_accumulation_steps=accumulates)
+    model = TowerModel(make, ["/cpu:0"], group=group, local_steps=local, **options)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(adam, loss, metrics=["accuracy"], jit_compile=False)
+    return model
+
+
+def _zero() -> Any:
+    import tensorflow as tf
+
+    return tf.zeros([])
+
+
+def _sent(size: int) -> int:
+    """Returns the bytes that a rank has sent; the loopback counts those of all."""
+    links = {}
+    for line in Path("/proc/self/net/dev").read_text().splitlines()[2:]:
+        name, _, counts = line.partition(":")
+        links[name.strip()] = int(counts.split()[8])
+    return links.get("task", links["lo"] // size)
