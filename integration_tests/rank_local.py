@@ -10,6 +10,7 @@ import tensorflow as tf
 from rank_batches import own_batches
 from rank_training import X, made
 
+import tw_ampopt
 from tw_keras import LocalSteps, TowerModel
 
 optimizers = keras.optimizers
@@ -193,6 +194,29 @@ def counted(group: Any, accumulates: int, local_steps: Any) -> list[list[int]]:
     notes = Notes(meeting)
     model.fit(X[:32], X[:32, :1], 4, 2, verbose=0, callbacks=[notes])
     return notes.found
+
+
+def counted_by_hand(group: Any) -> list[int]:
+    """Returns the bytes of each exchange of eight batches of an optimizer over towers."""
+    group._meeting = meeting = Counted(group._meeting)
+    towers = [[tf.Variable(tf.zeros([4, 1]))] for _ in range(2)]
+
+    def reduce(grads: Any) -> Any:
+        local = [tf.add_n(column) for column in zip(*grads, strict=True)]
+        sums = group.sum(local, names=[f"pack {n}" for n in range(len(local))])
+        return [sums] * len(grads)
+
+    optimizer = tw_ampopt.TowerOptimizer(
+        towers,
+        tf_optimizer=optimizers.SGD,
+        learning_rate=0.1,
+        reducer=reduce,
+        accumulation_steps=4,
+    )
+    step = tf.function(lambda grads: optimizer.apply(grads))
+    for _ in range(8):
+        step([[tf.ones([4, 1])] for _ in towers])
+    return meeting.seen
 
 
 class Notes(keras.callbacks.Callback):

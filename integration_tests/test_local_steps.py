@@ -64,6 +64,12 @@ def test_what_an_epoch_of_eight_steps_exchanges(threads, accumulates, local, wan
             assert found == wanted
 
 
+def test_an_optimizer_over_towers_exchanges_once_per_update(threads):
+    call = ("rank_local", "counted_by_hand")
+    for got in threads.call("rank_threads:call", 2, *call)[0]:
+        assert got == [16, 16]
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_all_ranks_stop_at_the_averaging_after_one_asks(threads, rank):
     call = ("rank_local", "stopped", rank)
