@@ -44,8 +44,12 @@ def adam():
     return keras.optimizers.Adam(0.1)
 
 
-def built(kind, num_towers, *, jit_compile):
-    """Returns a step over the towers, and tower 0's model."""
+def scaled():
+    return keras.optimizers.LossScaleOptimizer(adam())
+
+
+def built(kind, num_towers, *, jit_compile, make=adam):
+    """Returns a step over the towers, their models, and what a checkpoint saves."""
     ours = towers(CPUS[:num_towers])
     if kind == "parameter server":
         setter = LeastLoadedDeviceSetter(CPUS[0], list(CPUS[:num_towers]))
@@ -53,24 +57,27 @@ def built(kind, num_towers, *, jit_compile):
             replicas = [Model()]
         models, optimizers = (
             replicas * num_towers,
-            make_optimizers(ours[:1], adam, replicas),
+            make_optimizers(ours[:1], make, replicas),
         )
     else:
         models = replicas = replicate(ours, lambda tower: Model())
-        optimizers = make_optimizers(ours, adam, replicas)
+        optimizers = make_optimizers(ours, make, replicas)
         if kind == "sharded":
-            optimizers = make_sharded_optimizer(ours, adam, replicas)
+            optimizers = make_sharded_optimizer(ours, make, replicas)
     reduce = mean(all_reduce(CPUS[:num_towers]))
 
-    def gradients(tower, model, x):
+    def gradients(tower, model, x, scale):
         with tf.GradientTape() as tape:
-            loss = model.loss(x)
+            loss = model.loss(x) * scale
         return tape.gradient(loss, model.trainable_variables)
 
     @tf.function(autograph=False)
     def step(xs):
+        scales = [optimizers[0].scale_loss(tf.constant(1.0))] * num_towers
         grads = map_towers(
-            gradients, ours, models, xs, trace="once", jit_compile=jit_compile
+            *(gradients, ours, models, xs, scales),
+            trace="once",
+            jit_compile=jit_compile,
         )
         if kind == "replicated":
             apply_gradients(
@@ -84,7 +91,8 @@ def built(kind, num_towers, *, jit_compile):
             pairs = [list(zip(own, models[0].all, strict=True)) for own in grads]
             apply_shared_gradients(pairs, optimizers[0], jit_compile=jit_compile)
 
-    return step, models
+    saved = optimizers[1:] if kind == "sharded" else optimizers
+    return step, models, tf.train.Checkpoint(models=replicas, optimizers=list(saved))
 
 
 def parts(num_towers):
@@ -106,7 +114,7 @@ def expected(steps=3):
 @pytest.mark.parametrize("num_towers", [1, 2, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_steps_are_those_of_one_device(kind, num_towers):
-    step, models = built(kind, num_towers, jit_compile=True)
+    step, models, _ = built(kind, num_towers, jit_compile=True)
     for _ in range(3):
         step(parts(num_towers))
     for model in models:
@@ -114,9 +122,23 @@ def test_compiled_steps_are_those_of_one_device(kind, num_towers):
             np.testing.assert_allclose(own.numpy(), want, 2e-6, 2e-6)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_nan_of_one_tower_skips_on_all_and_steps_go_on_uncompiled(kind, tmp_path):
+    first, models, saved = built(kind, 2, jit_compile=True, make=scaled)
+    second, others, restored = built(kind, 2, jit_compile=False, make=scaled)
+    for rows in (parts(2), parts(2), [ROWS[:2], ROWS[2:] * np.nan], parts(2)):
+        first([tf.constant(own) for own in rows])
+    restored.restore(saved.save(tmp_path / "at")).assert_consumed()
+    for run in (first, second) * 2:
+        run(parts(2))
+    for model in (*models, *others):
+        for own, want in zip(model.all, expected(steps=5), strict=True):
+            np.testing.assert_allclose(own.numpy(), want, 2e-6, 2e-6)
+
+
 @pytest.mark.parametrize("kind", ["sharded", "parameter server"])
 def test_owners_send_small_variables_as_one_tensor(kind):
-    step, _ = built(kind, 2, jit_compile=kind != "sharded")
+    step, *_ = built(kind, 2, jit_compile=kind != "sharded")
     sent = {
         (tensor.name, op.device)
         for op in step.get_concrete_function(parts(2)).graph.get_operations()
@@ -128,7 +150,7 @@ def test_owners_send_small_variables_as_one_tensor(kind):
 
 
 def test_small_gradients_leave_and_enter_compiled_functions_as_packs():
-    step, _ = built("replicated", 2, jit_compile=True)
+    step, *_ = built("replicated", 2, jit_compile=True)
     graph = step.get_concrete_function(parts(2)).graph
     sums = [op for op in graph.get_operations() if op.type == "AddN"]
     assert len(sums) == 3  # a pack, and what is alone: of 4,096 elements, of float64
