@@ -40,11 +40,11 @@ def network():
     )
 
 
-def fit(model, optimizer, **options):
+def fit(model, optimizer, x=X, **options):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer(), loss, metrics=["accuracy"], **options)
     given = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
-    return model.fit(X, Y, **given).history, model.get_weights()
+    return model.fit(x, Y, **given).history, model.get_weights()
 
 
 CELLS = [
@@ -65,6 +65,22 @@ def test_towers_compiled_train_as_one_device(name, num_towers, options):
     want = fit(seeded(network)(), OPTIMIZERS[name], jit_compile=False)
     many = TowerModel(seeded(network), CPUS[:num_towers], **options)
     check_near(fit(many, OPTIMIZERS[name], jit_compile=True), want)
+
+
+@pytest.mark.full("sharded")
+@pytest.mark.parametrize("variables", ["replicated", "sharded", "parameter_server"])
+def test_a_nan_of_one_tower_skips_the_compiled_update_on_all(variables):
+    x = X.copy()
+    x[13] = np.nan  # in the second batch, of the second tower
+    optimizers = [OPTIMIZERS["scaled"]() for _ in range(2)]
+    want = fit(seeded(network)(), lambda: optimizers[0], x, jit_compile=False)
+    many = TowerModel(seeded(network), CPUS[:2], variables=variables)
+    check_near(fit(many, lambda: optimizers[1], x, jit_compile=True), want)
+    assert np.isfinite(want[1][0]).all()
+    for own in optimizers:
+        # Four of six steps updated; each other one halved the scale.
+        assert float(own.dynamic_scale.numpy()) == 2.0**6
+        assert int(own.inner_optimizer.iterations.numpy()) == 4
 
 
 class OwnStep(keras.Sequential):
