@@ -96,8 +96,10 @@ def test_an_optimizer_trains_towers_as_one_device(case, num_towers, variables):
 def test_an_optimizer_trains_compiled_towers_as_one_device(case):
     one, many = trained(case, jit_compile=False), trained(case, 2, jit_compile=True)
     check_near(many[:2], one[:2])
-    # Adam's step by a gradient near 0 is its sign, which rounding decides.
-    check_near(many[2], one[2] * 2, TOLERANCE)
+    # Their step by a mean gradient near 0 is its sign, which rounding decides.
+    kind, *options = case.split()
+    is_sign = kind in ("Adam", "AdamW", "Adamax") and "accumulation" in str(options)
+    check_near(many[2], one[2] * 2, TOLERANCE if is_sign else 2e-6)
 
 
 def test_no_option_of_an_optimizer_is_left_out():

@@ -158,7 +158,7 @@ def test_random_programs_hold_state_as_on_one_device(seed):
     one, _ = trained(way, early, late)
     devices = CPUS[: 1 + seed % 4]
     many, state = trained(way, early, late, devices=devices, variables=MODES[seed % 3])
-    check_near(many, one, 5e-6)
+    check_near(many, one)
     assert len(set(state)) == 1
 
 
@@ -246,7 +246,7 @@ def test_states_of_rows_stay_with_their_rows(mode, num_towers):
         given = {"batch_size": 6, "epochs": 4, "shuffle": False, "verbose": 0}
         history = model.fit(series, Y, callbacks=[Resets()], **given).history
         results.append([history, model.evaluate(series, Y, batch_size=6, verbose=0)])
-    check_near(*results, 2e-5)
+    check_near(*results)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -287,7 +287,7 @@ def test_a_teacher_outside_of_the_model_follows_once(mode, rate):
         seeds = [v for v in teacher.variables if "seed" in v.path]
         assert [int(v[1]) for v in map(np.array, seeds)] == [3 * 4]
     else:
-        check_near(many, train()[0], 5e-6)
+        check_near(many, train()[0])
 
 
 def test_what_towers_would_write_unlike_is_refused_by_name_and_line():
