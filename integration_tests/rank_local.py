@@ -197,7 +197,7 @@ def counted(group: Any, accumulates: int, local_steps: Any) -> list[list[int]]:
 
 
 def counted_by_hand(group: Any) -> list[int]:
-    """Returns the bytes of each exchange of eight batches of an optimizer over towers."""
+    """Returns the bytes of each exchange of eight batches of a tower optimizer."""
     group._meeting = meeting = Counted(group._meeting)
     towers = [[tf.Variable(tf.zeros([4, 1]))] for _ in range(2)]
 
