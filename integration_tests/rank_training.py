@@ -282,6 +282,7 @@ SHARED: dict[str, dict[str, Any]] = {
         "compile": compiling("sparse_categorical_crossentropy"),
         "fit": {"class_weight": {0: 1.0, 1: 3.0, 2: 0.5}},
     },
+    # Variances of few rows, by whose roots rounding is divided.
     "synchronised": {"make": synchronized, "is_close": 2e-5},
     "synchronised, losses added": {
         "make": synchronized,
