@@ -163,12 +163,12 @@ def own_batches(
     return made.apply(tf.data.experimental.assert_cardinality(len(batches)))
 
 
-def on_own(group: Any, name: str, towers: int) -> Any:
+def on_own(group: Any, name: str, towers: int, **more: Any) -> Any:
     """Trains a case of ``OWN``; returns its losses and weights."""
     case = OWN[name]
     own = ("uneven", "loss_reduction", "local_steps")
     options = {key: case[key] for key in own if key in case and group is not None}
-    model = made(group, case.get("make", dense), towers, **options)
+    model = made(group, case.get("make", dense), towers, **options, **more)
     kinds = {k: case[k] for k in ("targets", "weighs", "is_known") if k in case}
     kinds["until"] = min if "uneven" in case else max
     if group is None:
@@ -193,9 +193,9 @@ def on_own(group: Any, name: str, towers: int) -> Any:
     return shown, model.get_weights()
 
 
-def on_any(group: Any, of_ranks: Any, towers: int, is_known: bool) -> Any:
+def on_any(group: Any, of_ranks: Any, towers: int, is_known: bool, **more: Any) -> Any:
     """Trains and validates on unlike numbers of batches; as ``on_own``."""
-    model = made(group, dense, towers)
+    model = made(group, dense, towers, **more)
     model.compile(sgd(), "mse", metrics=["mae"])
     data = own_batches(group, of_ranks, is_known=is_known)
     history = model.fit(data, epochs=2, verbose=0, validation_data=data).history

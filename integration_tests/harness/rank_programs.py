@@ -380,6 +380,37 @@ def act_as_a_rank_group(group: Any, told: bool) -> tuple[list[Any], list[float],
     return sums, [float(variable.numpy())], kind
 
 
+def exchange_parts(
+    group: Any, lengths: list[int], dtype: str, in_function: bool
+) -> tuple[Any, list[Any], list[tuple[str, int]]]:
+    """Adds parts where they belong, doubles them, and gives them to all.
+
+    Returns this rank's sum, what all have, and the collectives with their bytes.
+    """
+
+    def step() -> list[Any]:
+        parts = [
+            tf.range(n, dtype=tf.float32) % 50 + 10.0 * r + 100.0 * group.rank
+            for r, n in enumerate(lengths)
+        ]
+        parts = [tf.cast(part, dtype) for part in parts]
+        own = group.reduce_scatter(parts, name="sums")
+        double = tf.cast(2 * own, tf.float16 if dtype == "float32" else dtype)
+        return [own, *group.all_gather(double, lengths, name="doubles")]
+
+    sent: list[tuple[str, int]] = []
+    run = step
+    if in_function:
+        run = tf.function(step, autograph=False)
+        for op in run.get_concrete_function().graph.get_operations():
+            if op.type.startswith("Collective"):
+                own = op.inputs[0]
+                sent.append((op.type, own.shape.num_elements() * own.dtype.size))
+    for _ in range(2):
+        own, *every = [value.numpy() for value in run()]
+    return own, every, sent
+
+
 def compare_variables(group: Any, mode: str, arrays: list[np.ndarray]) -> None:
     """Checks that variables are the same on all ranks, twice."""
     if mode == "session":

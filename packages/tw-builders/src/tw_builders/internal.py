@@ -1,4 +1,4 @@
-"""What tw-keras needs of tw-builders: parts of batches, owners, steps.
+"""What tw-keras needs of tw-builders: parts of batches, owners, shards, steps.
 
 For the packages of this repository alone: any of it may change in a minor version.
 """

@@ -1,3 +1,11 @@
+from ._over_ranks.shards import RankShards as RankShards
+from ._over_ranks.shards import with_inner as with_inner
+from ._over_ranks.state import as_whole as as_whole
+from ._over_ranks.state import gather as gather
+from ._over_ranks.state import make_whole as make_whole
+from ._over_ranks.state import scatter as scatter
+from ._over_ranks.state import shared_state as shared_state
+from ._over_ranks.state import take as take
 from ._owners import owned as owned
 from ._owners import owners_of as owners_of
 from ._owners import place_of as place_of

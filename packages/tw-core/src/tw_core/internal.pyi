@@ -32,10 +32,13 @@ from ._modes import without_autograph as without_autograph
 from ._optimizers.kinds import OptimizerKind as OptimizerKind
 from ._optimizers.kinds import check_optimizer as check_optimizer
 from ._optimizers.kinds import kind_of as kind_of
+from ._optimizers.kinds import updates_elementwise as updates_elementwise
 from ._optimizers.state import are_alike as are_alike
 from ._optimizers.state import create_slots as create_slots
 from ._optimizers.updates import apply_pairs as apply_pairs
 from ._optimizers.updates import keep_repeated_rows as keep_repeated_rows
+from ._rank_parts import all_gather as all_gather
+from ._rank_parts import reduce_scatter as reduce_scatter
 from ._records.builds import tower_build as tower_build
 from ._records.matching import repeated_variables as repeated_variables
 from ._records.matching import shared_variables as shared_variables

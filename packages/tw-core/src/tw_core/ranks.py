@@ -58,3 +58,37 @@ class RankGroup(Protocol):
 
     def wait_for(self, what: str) -> None:
         """Waits on another rank until rank 0 has told ``what`` once more."""
+
+
+@runtime_checkable
+class ScatteringGroup(RankGroup, Protocol):
+    """A group that adds what one rank alone needs to that rank.
+
+    Both methods together send as much as one ``sum``. Where a group lacks them, ``sum``
+    takes their place, and twice as much is sent.
+    """
+
+    def reduce_scatter(self, parts: Sequence[Any], *, name: str) -> Any:
+        """Adds each rank's part over the ranks.
+
+        Args:
+          parts: [size] flat tensors of float32 or float64, of known lengths that may
+            differ from each other; ``parts[r]`` is this rank's contribution to what
+            rank r gets. Lengths are the same on all ranks.
+          name: for messages, the same on all ranks.
+
+        Returns:
+          The sum of ``parts[rank]`` over the ranks.
+        """
+
+    def all_gather(self, own: Any, lengths: Sequence[int], *, name: str) -> list[Any]:
+        """Gives all ranks what each has.
+
+        Args:
+          own: this rank's flat tensor of floats.
+          lengths: [size], of all ranks'; the same on all ranks.
+          name: for messages, the same on all ranks.
+
+        Returns:
+          [size] flat tensors, the same bits on all ranks.
+        """

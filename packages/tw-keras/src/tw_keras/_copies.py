@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from tw_core.internal import create_slots, host_of, tf_variable
 from tw_keras import _batches, _building, _checks
 from tw_keras._over_ranks.agreement import take_of_rank_0
 from tw_keras._over_ranks.ranks import Ranks
+from tw_keras._over_ranks.sharded import ShardedStates
 from tw_keras._updates.accumulation import Accumulation
 from tw_keras._updates.flat import FlatTraining
 from tw_keras._updates.replicated import OptimizerStates
@@ -64,6 +65,10 @@ class Copies:
         if ranks is not None and ranks.alone is not None:
             ranks.alone.find = self._averaged
             ranks.alone.find_state = self._averaged_state
+        self.sharded: ShardedStates | None = None  # over ranks
+        over = self.ranks_in_steps
+        if variables == "sharded" and over is not None and over.group.size > 1:
+            self.sharded = ShardedStates(over.in_steps, towers)
         self.flat: FlatTraining | None = None
         # [K]; one model K times where towers share variables
         self.models: Sequence[Any]
@@ -179,6 +184,8 @@ class Copies:
             num_towers=len(self.towers),
             reduces=reduces,
         )
+        if self.sharded is not None:
+            self.sharded.keep(optimizers)
         if self.flat is not None:
             _checks.check_one(optimizers)
             self.flat.use(optimizers[0], sharded=self.variables == "sharded")
@@ -236,13 +243,22 @@ class Copies:
 
     def build_optimizer(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Makes an optimizer's state for tower 0's variables, where updates need it."""
-        if self.variables == "sharded":
+        if self.sharded is not None:
+            self.sharded.of(optimizer, self.of_towers(variables))
+        elif self.variables == "sharded":
             build_for_owners(optimizer, self.towers, self.of_towers(variables))
         elif self.variables == "replicated":
             self.states.of(optimizer, variables)
         else:
             with tf.init_scope():
                 create_slots(optimizer, variables)
+
+    def finalizing(self) -> AbstractContextManager[None]:
+        """Scope in which Keras finalizes the values of shards."""
+        optimizer = getattr(self.main, "optimizer", None)
+        if self.sharded is None:
+            return nullcontext()
+        return self.sharded.finalizing(optimizer)
 
     def settle(self, *, over_ranks: bool) -> None:
         """Gives Keras's accumulators what towers have added up, so that it is saved."""
@@ -333,18 +349,27 @@ class Copies:
         group = self.ranks.group
         own = getattr(self.main, "optimizer", None)
         is_built = own is not None and own.built
-        has_built, number = take_of_rank_0(
-            group, int(is_built), number, seeds=_building.global_seeds()
+        sharded, seeds = self.sharded, _building.global_seeds()
+        loaded = int(sharded is not None and sharded.has_loaded)
+        has_built, loaded, number = take_of_rank_0(
+            group, int(is_built), loaded, number, seeds=seeds
         )
         if has_built and not is_built:
             self.build_optimizer(own, self.main.trainable_variables)
         self.build_outer()
+        if sharded is not None and loaded:
+            sharded.scatter_loaded()
         variables = [*self.trained[0].variables, *self._unlisted_state()]
         variables += [] if self.outer is None else self.outer.variables
         for optimizer in self.appliers:
-            if optimizer.built and not isinstance(optimizer, WrappedOptimizer):
+            if sharded is not None:
+                variables += sharded.state(optimizer)
+            elif optimizer.built and not isinstance(optimizer, WrappedOptimizer):
                 variables += optimizer.variables
+        had_begun = self.ranks.has_begun
         self.ranks.begin(list({id(v): v for v in variables}.values()))
+        if sharded is not None and not had_begun:
+            sharded.begin_anew()
         self.make_equal()
         return number
 

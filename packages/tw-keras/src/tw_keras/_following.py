@@ -40,6 +40,8 @@ class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Learns how many batches this rank is to take."""
         self._copy()
+        if self._copies.sharded is not None:
+            self._copies.sharded.forget_whole()
         if self._copies.ranks is not None:
             self._copies.ranks.begin_epoch(self.model._epoch_iterator)
 

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -20,6 +20,7 @@ from tw_keras._lost_errors import naming_what_failed, or_without_xla
 from tw_keras._over_ranks.agreement import settings_of
 from tw_keras._over_ranks.local_steps import LocalSteps, check_local_steps
 from tw_keras._over_ranks.ranks import Ranks
+from tw_keras._over_ranks.sharded import check_callbacks, may_save
 from tw_keras._steps import Steps
 from tw_keras._updates.accumulation import accumulates
 from tw_keras._updates.applying import APPLY
@@ -80,7 +81,8 @@ class TowerModel(AsTower0):
             ``tw_core.towers``.
           variables: ``"replicated"``: every tower has variables and optimizer state;
             ``"sharded"``: every tower has variables, each of which one tower updates
-            and the rest copy; ``"parameter_server"``: all towers share one model,
+            and the rest copy, with a ``group`` one tower of one rank, and rows of a
+            large one several; ``"parameter_server"``: all towers share one model,
             whose variables are on the host.
           flat_below_bytes: trainable variables of fewer bytes are packed into one flat
             variable per dtype and tower, updated as a whole
@@ -111,9 +113,10 @@ class TowerModel(AsTower0):
 
         Raises:
           ValueError: unknown ``variables``, ``loss_reduction``, ``data`` or ``uneven``;
-            a reducer that averages, or for variables that are not replicated; no
-            device, copies that share variables or that differ; or inside the scope of a
-            ``tf.distribute`` strategy.
+            flat variables that are sharded over a ``group``; a reducer that averages,
+            or for variables that are not replicated; no device, copies that share
+            variables or that differ; or inside the scope of a ``tf.distribute``
+            strategy.
           TypeError: ``make_model`` is not a function, or does not return a Keras model.
           RuntimeError: in a graph or a ``tf.function``.
         """
@@ -132,6 +135,12 @@ class TowerModel(AsTower0):
         if inline is not None:
             check_flag(inline=inline)
         check_whole_number(flat_below_bytes=flat_below_bytes, at_least=0)
+        over_ranks = group is not None and local_steps is None
+        if flat_below_bytes and variables == "sharded" and over_ranks:
+            raise ValueError(
+                "TowerModel: with a group, sharded variables travel as one tensor as "
+                "it is; use flat_below_bytes=0."
+            )
         if flat_below_bytes and variables == "parameter_server":
             raise ValueError(
                 "TowerModel: flat variables are read by one tower each; with "
@@ -288,7 +297,14 @@ class TowerModel(AsTower0):
                 ranks.alone.check_calls(self.steps_per_execution)
             ranks.average_rest()
             stops = _following.may_stop(callbacks)
-            ranks.begin_fit(settings_of(self, bound.arguments), may_stop=stops)
+            sharded = self._own.sharded
+            settings = settings_of(self, bound.arguments)
+            if sharded is not None:
+                check_callbacks(callbacks)
+                settings["towers"] = len(self._own.towers)
+            ranks.begin_fit(settings, may_stop=stops)
+            if sharded is not None:
+                sharded.gathers = ranks.is_any(ranks.is_first and may_save(callbacks))
         if isinstance(callbacks, keras.callbacks.CallbackList):
             if ranks is not None:
                 callbacks.append(_following.follower(self._own, callbacks.callbacks))
@@ -304,7 +320,11 @@ class TowerModel(AsTower0):
             ]
         self._fits = True
         try:
-            with self._noting_failure(), self._accumulating(callbacks):
+            with (
+                self._noting_failure(),
+                self._accumulating(callbacks),
+                self._own.finalizing(),
+            ):
                 history = super().fit(*bound.args[1:], **bound.kwargs)
         finally:
             self._fits, self._epoch_iterator = False, None
@@ -459,6 +479,8 @@ class TowerModel(AsTower0):
             if self._ranks is not None:
                 self._finish_epoch()
             self._own.settle(over_ranks=True)
+            if self._own.sharded is not None and self._own.sharded.gathers:
+                self._own.sharded.gather()
         if self._ranks is not None:
             method = "test_step" if self._evaluates else "train_step"
             logs = self._merged_logs(self._ranks, method, logs)
@@ -479,7 +501,9 @@ class TowerModel(AsTower0):
 
     def load_weights(self, *args: Any, **kwargs: Any) -> None:
         """Loads a plain model's saved weights into all towers."""
-        self._own.main.load_weights(*args, **kwargs)
+        sharded = self._own.sharded
+        with nullcontext() if sharded is None else sharded.reading():
+            self._own.main.load_weights(*args, **kwargs)
         self.copy_to_replicas()
 
     def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
@@ -487,7 +511,8 @@ class TowerModel(AsTower0):
 
         With a ``group``, rank 0 writes, and other ranks wait until the file is there
         unless they are in ``fit``, or it has ended by an error or Ctrl-C; rank 0 waits
-        for nobody, and may save alone.
+        for nobody, and may save alone, unless ranks have shards of the optimizer's
+        state, which they give it here.
         """
         self._save(self._own.main.save_weights, filepath, *args, **kwargs)
 
@@ -504,15 +529,26 @@ class TowerModel(AsTower0):
         ranks, what = self._ranks, f"that {filepath} is saved"
         if ranks is not None:  # Rank 0 may have saved alone before the last call.
             what += f" after {ranks.num_calls} calls of fit and the like"
+        sharded = self._own.sharded
+        if sharded is not None and not (self._fits or self._has_failed):
+            sharded.gather()
         if ranks is not None and not ranks.is_first:
             # Rank 0 may be waiting for this one, whose fit has ended by an error.
             if not (self._fits or self._has_failed):
                 ranks.group.wait_for(what)
             return
-        with self._own.without_wrapped():
+        with self._own.without_wrapped(), self._written_whole():
             write(filepath, *args, **kwargs)
+        if sharded is not None and not self._fits:
+            sharded.forget_whole()
         if ranks is not None and not self._fits:
             ranks.group.tell(what)
+
+    def _written_whole(self) -> AbstractContextManager[None]:
+        sharded = self._own.sharded
+        if sharded is None:
+            return nullcontext()
+        return sharded.writing(fits=self._fits, has_failed=self._has_failed)
 
     def _maybe_symbolic_build(
         self, iterator: Any = None, data_batch: Any = None

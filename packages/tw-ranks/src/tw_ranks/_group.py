@@ -21,6 +21,7 @@ from tw_ranks._endpoint.reports import Reports
 from tw_ranks._engines.choice import Engine
 from tw_ranks._engines.mpi import MpiEngine
 from tw_ranks._exchanges.broadcasting import give_variables
+from tw_ranks._exchanges.parts import all_gather_parts, reduce_scatter_parts
 from tw_ranks._exchanges.reduction import sum_over_ranks
 from tw_ranks._side_channel._attendance import Deadlines
 from tw_ranks._side_channel._coordinator import Coordinator
@@ -173,6 +174,42 @@ class ProcessGroup:
           RankTimeoutError: a rank is missing.
         """
         return sum_over_ranks([tensors], self._endpoint, names=names)[0]
+
+    def reduce_scatter(self, parts: Sequence[Any], *, name: str) -> Any:
+        """Adds each rank's part over the ranks, and gives it to that rank alone.
+
+        Args:
+          parts: [size] flat tensors of float32 or float64, of known lengths that may
+            differ from each other; ``parts[r]`` is added up for rank r.
+          name: for messages; ranks must agree on it.
+
+        Returns:
+          The sum of all ranks' ``parts[rank]``.
+
+        Raises:
+          ValueError: another number of parts, other dtypes, unknown lengths, or lengths
+            that differ from those of another rank.
+          RankTimeoutError: a rank is missing.
+        """
+        return reduce_scatter_parts(parts, self._endpoint, name=name)
+
+    def all_gather(self, own: Any, lengths: Sequence[int], *, name: str) -> list[Any]:
+        """Gives all ranks a flat tensor of each.
+
+        Args:
+          own: of floats, of known length.
+          lengths: [size], of all ranks' tensors.
+          name: for messages; ranks must agree on it.
+
+        Returns:
+          [size] flat tensors, the same bits on all ranks.
+
+        Raises:
+          ValueError: another number of lengths, or one that is not that of ``own``;
+            other dtypes; lengths that differ from those of another rank.
+          RankTimeoutError: a rank is missing.
+        """
+        return all_gather_parts(own, lengths, self._endpoint, name=name)
 
     def broadcast(self, variables: Sequence[Any]) -> None:
         """Gives all ranks the values of rank 0's variables.

@@ -174,17 +174,27 @@ def check_elementwise(optimizer: Any, variables: Sequence[Any]) -> None:
             )
 
 
-def _why_not_elementwise(optimizer: Any) -> str | None:
+def _why_not_elementwise(optimizer: Any, *, by_name: bool = True) -> str | None:
     bases = [base.__name__.lower() for base in type(optimizer).__mro__]
     for name in (base.removesuffix("optimizer") for base in bases):
         if name in _WHOLE_VARIABLE:
             return _WHOLE_VARIABLE[name]
     if getattr(optimizer, "clipnorm", None) is not None:
         return "clips each variable's gradient by its norm (clipnorm)"
-    by_name = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
-    if any(getattr(optimizer, own, None) for own in by_name):
+    names = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
+    if by_name and any(getattr(optimizer, own, None) for own in names):
         return "leaves variables out of the weight decay by their names"
     return None
+
+
+def updates_elementwise(optimizer: Any) -> bool:
+    """Returns whether an optimizer is known to treat each element by itself.
+
+    A class of one's own may do anything with a whole variable, and so is not.
+    """
+    own = type(optimizer)
+    is_known = own.__module__.partition(".")[0] in ("keras", "tensorflow", "tf_keras")
+    return is_known and _why_not_elementwise(optimizer, by_name=False) is None
 
 
 def _with_wrapped(optimizer: Any) -> list[Any]:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from tw_builders.internal import owned
+from tw_builders.internal import owned, with_inner
 from tw_core.internal import (
     is_same_in_towers,
     join_rows,
@@ -31,7 +31,7 @@ from tw_keras._meetings import metrics
 from tw_keras._meetings.accumulated import accumulate, collect_none, may_accumulate
 from tw_keras._meetings.losses import Losses
 from tw_keras._meetings.step import Step
-from tw_keras._over_ranks.exchanges import AccumulatedExchange
+from tw_keras._over_ranks.exchanges import AccumulatedExchange, ShardedExchange
 from tw_keras._updates.applying import APPLY, apply_wrapped
 from tw_keras._updates.update import Brought, Update, times, with_rows_added
 from tw_keras._updates.wrapped import WrappedOptimizer
@@ -109,7 +109,7 @@ class Meetings:
 
     def _homes(self, n: int, brought: tuple[Any, ...]) -> dict[int, str]:
         """Maps ids of gradients to where they are applied, which they travel to."""
-        if self._copies.variables == "replicated":
+        if self._copies.variables == "replicated" or self._copies.sharded is not None:
             return {}
         grads, variables, _ = brought
         owners = owned(self._copies.of_towers(variables), self._applier(n))
@@ -130,7 +130,9 @@ class Meetings:
             return
         if ranks is not None:
             self._check_whole_step()
-        if (ranks is not None or len(brought) > 1) and may_accumulate(
+        if ranks is not None and self._copies.sharded is not None:
+            self._update_shards(n, brought, weights)
+        elif (ranks is not None or len(brought) > 1) and may_accumulate(
             self._optimizers[n], brought[0].variables
         ):
             due = accumulate(
@@ -147,6 +149,33 @@ class Meetings:
                 n,
                 ranks.in_steps.reduce(n, brought, weights, add=add, checksum=checksum),
             )
+
+    def _update_shards(
+        self, n: int, brought: Sequence[Brought], weights: Sequence[Any] | None
+    ) -> None:
+        """Has each rank update its shards, and give the values to all."""
+        copies, own = self._copies, self._step
+        in_steps, sharded = cast(Any, copies.ranks).in_steps, cast(Any, copies.sharded)
+        optimizer, variables = self._optimizers[n], brought[0].variables
+        shards = sharded.of(optimizer, copies.of_towers(variables))
+        grads = in_steps.reduce(
+            *(n, brought, weights),
+            add=cast(Reducer, own.reducer),
+            checksum=own.checksum,
+            shards=shards,
+        )
+        self.apply_shards(in_steps.exchange_at(n), grads)
+
+    def apply_shards(self, exchange: ShardedExchange, grads: Sequence[Any]) -> None:
+        """Applies the reduced gradients of this rank's shards, and gives the values."""
+        shards, name = exchange.shards, f"update {exchange.place}"
+        by_xla = self._copies.compiled_by_xla and not tf.executing_eagerly()
+        with keep_repeated_rows(), tf.device(self._copies.towers[0].device):
+            shards.apply(grads, name=name, jit_compile=by_xla)
+        inner = with_inner(shards.optimizer)[-1]
+        overwrites = getattr(inner, "ema_overwrite_frequency", None)
+        places = range(len(shards.shapes)) if overwrites else exchange.places
+        shards.give(places, name=f"variables, {name}")
 
     def _update_alone(
         self, n: int, brought: Sequence[Brought], *, averages: bool

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_builders.internal import RankShards
 from tw_core.internal import join_rows, map_values, values_of, with_unique_rows
 from tw_keras._updates.update import Brought
 
@@ -47,6 +48,18 @@ class UpdateExchange(_Update):
     counts: Sequence[int]  # of the parts in which each gradient travels
     like: Sequence[Like]  # of the parts
     unique: Sequence[bool]  # whether ranks repeat no row of a part
+
+
+@dataclass(frozen=True)
+class ShardedExchange(UpdateExchange):
+    """An update whose dense gradients go to the ranks that have their shards."""
+
+    shards: RankShards
+
+    @property
+    def places(self) -> list[int]:
+        """The places of its variables among those of the shards."""
+        return [self.shards.place_of(own) for own in self.variables]
 
 
 class AccumulatedExchange(_Update):
@@ -152,6 +165,26 @@ def for_towers(
         rows *= len(exchange.brought)
     pairs = zip(rows, exchange.brought, strict=True)
     return [Brought(grads, own.variables) for grads, own in pairs]
+
+
+def for_shards(
+    dense: Sequence[Any], sparse: Sequence[Any], exchange: ShardedExchange
+) -> list[Any]:
+    """Returns the gradients of this rank's shards, of reduced ones; None for none.
+
+    ``dense`` are of the shards, ``sparse`` of whole variables at ``exchange.used``.
+    """
+    shards, found = exchange.shards, list(dense)
+    of = dict(
+        zip(exchange.places, zip(exchange.variables, sparse, strict=True), strict=True)
+    )
+    for n, shard in enumerate(shards.own):
+        variable, whole = of.get(shard.variable, (None, None))
+        if whole is not None:
+            found[n] = shards.part_of(_as_of(variable, whole), shard)
+        elif found[n] is not None:
+            found[n] = _as_of(variable, found[n])
+    return found
 
 
 def _as_of(variable: Any, grad: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_builders.internal import rows_of
+from tw_builders.internal import RankShards, rows_of
 from tw_core.internal import has_unique_rows, split_rows, weigh
 from tw_core.ranks import RankGroup
 from tw_keras._over_ranks import exchanges as travel
@@ -22,6 +22,7 @@ _CHECKED_STEPS = 2  # of an epoch, whose batches must be the same on all ranks
 _APART = {"_noinline": True}
 Apply = Callable[[int, Sequence[Brought]], None]
 Collect = Callable[[travel.AccumulatedExchange], Sequence[Brought]]
+ApplyShards = Callable[[travel.ShardedExchange, Sequence[Any]], None]
 
 
 class InSteps:
@@ -111,11 +112,13 @@ class InSteps:
         *,
         add: Reducer,
         checksum: Any,
-    ) -> list[Brought]:
+        shards: RankShards | None = None,
+    ) -> list[Any]:
         """Adds gradients over all towers of all ranks; all towers get the same.
 
         ``weights`` are [K], and None for a sum. ``add`` adds this rank's towers'.
-        ``checksum`` is of a batch that all ranks have.
+        ``checksum`` is of a batch that all ranks have. Returns [K] ``Brought``; with
+        ``shards`` the gradients of this rank's.
         """
         first, total = brought[0], tf.zeros([])
         if weights is not None:
@@ -135,7 +138,10 @@ class InSteps:
             ]
         own_parts = [split_rows(grad) for grad in add(grads)[0]]
         local = [part for own in own_parts for part in own]
-        made = travel.UpdateExchange(
+        kind: Callable[..., travel.UpdateExchange] = travel.UpdateExchange
+        if shards is not None:
+            kind = functools.partial(travel.ShardedExchange, shards=shards)
+        made = kind(
             *(place, brought, used, weights is not None),
             counts=[len(own) for own in own_parts],
             like=[travel.describe(part) for part in local],
@@ -145,19 +151,25 @@ class InSteps:
         told = [total, tf.constant(1.0), *tf.unstack(self._tells.read_value())]
         return self._add(made, local, told, checksum)
 
+    def exchange_at(self, place: int) -> Any:
+        """Returns what an update, as it was last built, exchanges."""
+        return self._exchanges[place]
+
     def _add(
         self,
         own: travel.UpdateExchange,
         local: Sequence[Any],
         told: Sequence[Any],
         checksum: Any,
-    ) -> list[Brought]:
+    ) -> list[Any]:
         names = [
             travel.name_of(variable)
             for variable, count in zip(own.variables, own.counts, strict=True)
             for _ in range(count)
         ]
         told = tf.stack([*told, *self._slots(checksum)])
+        if isinstance(own, travel.ShardedExchange):
+            return self._add_to_shards(own, local, told, names)
         names.append(f"what ranks tell, update {own.place}")
         *reduced, told = self._summed(own.place, [*local, told], names)
         told = self._noted(told)
@@ -165,6 +177,37 @@ class InSteps:
         if own.averages:
             reduced = [travel.divided(grad, told[_WEIGHT]) for grad in reduced]
         return travel.for_towers([reduced], own)
+
+    def _add_to_shards(
+        self,
+        own: travel.ShardedExchange,
+        local: Sequence[Any],
+        told: Any,
+        names: Sequence[str],
+    ) -> list[Any]:
+        """Adds dense gradients where their shards are, and sparse ones everywhere."""
+        are_sparse = [isinstance(part, tf.IndexedSlices) for part in local]
+        rows = [part for part, is_one in zip(local, are_sparse, strict=True) if is_one]
+        of_rows = [n for n, is_one in zip(names, are_sparse, strict=True) if is_one]
+        if rows:
+            place = f"rows, update {own.place}"
+            rows = self._summed(place, rows, of_rows)
+        left, reduced = iter(rows), []
+        for part, is_one in zip(local, are_sparse, strict=True):
+            reduced.append(next(left) if is_one else part)
+        whole = travel.joined(reduced, own)
+        grads: list[Any] = [None] * len(own.shards.shapes)
+        for n, grad in zip(own.places, whole, strict=True):
+            grads[n] = None if isinstance(grad, tf.IndexedSlices) else grad
+        name = f"gradients, update {own.place}"
+        dense, told = own.shards.reduce(grads, told, name=name)
+        told = self._noted(told)
+        sparse = [g if isinstance(g, tf.IndexedSlices) else None for g in whole]
+        found = travel.for_shards(dense, sparse, own)
+        if own.averages:
+            weight = told[_WEIGHT]
+            found = [g if g is None else travel.divided(g, weight) for g in found]
+        return found
 
     def _noted(self, told: Any) -> Any:
         """Keeps what all ranks told, and compares their batches."""
@@ -214,13 +257,23 @@ class InSteps:
                 flat, [s for s in are_sparse for _ in range(1 + s)], strict=True
             )
         ]
+
+        def run(*flat: Any) -> list[Any]:
+            own = travel.unflatten(flat, are_sparse)
+            return travel.flatten(self.group.sum(own, names=names))
+
+        return travel.unflatten(self.apart(place, run, flat, specs), are_sparse)
+
+    def apart(
+        self,
+        place: int | str,
+        run: Callable[..., list[Any]],
+        flat: Sequence[Any],
+        specs: Sequence[tf.TensorSpec],
+    ) -> list[Any]:
+        """Runs an exchange of dense tensors in a function that is not inlined."""
         key = place, str(specs)
         if key not in self._sums:
-
-            def run(*flat: Any) -> list[Any]:
-                own = travel.unflatten(flat, are_sparse)
-                return travel.flatten(self.group.sum(own, names=names))
-
             with tf.init_scope():
                 made = tf.function(
                     run,
@@ -229,7 +282,7 @@ class InSteps:
                     experimental_attributes=_APART,
                 )
                 self._sums[key] = made.get_concrete_function()
-        return travel.unflatten(self._sums[key](*flat), are_sparse)
+        return list(self._sums[key](*flat))
 
     def _slots(self, checksum: Any) -> list[Any]:
         """Returns one number per rank, of which this rank's is the checksum."""
@@ -277,17 +330,22 @@ class InSteps:
             step = self._step.assign_add(1)
             return tf.cond(step <= _CHECKED_STEPS, compute, lambda: tf.constant(0.0))
 
-    def idle_step(self, apply: Apply, collect: Collect) -> tuple[Any, Any] | None:
+    def idle_step(
+        self, apply: Apply, collect: Collect, apply_shards: ApplyShards
+    ) -> tuple[Any, Any] | None:
         """Returns the functions of a step without a batch: exchange, and update.
 
         None if no step was built. ``apply`` applies the reduced gradients of an
-        optimizer; ``collect`` returns those of one that accumulates.
+        optimizer, ``apply_shards`` those of this rank's shards; ``collect`` returns
+        those of one that accumulates.
         """
         if self._exchanges and self._idle is None:
-            self._idle = self._make_idle(apply, collect)
+            self._idle = self._make_idle(apply, collect, apply_shards)
         return self._idle
 
-    def _make_idle(self, apply: Apply, collect: Collect) -> Any:
+    def _make_idle(
+        self, apply: Apply, collect: Collect, apply_shards: ApplyShards
+    ) -> Any:
         """Makes the functions of a step without a batch: exchange, and update."""
         updates: list[travel.UpdateExchange | travel.AccumulatedExchange] = []
 
@@ -308,11 +366,17 @@ class InSteps:
                 none = tf.constant(0.0)
                 told = [none, none, *tf.unstack(self._tells.read_value())]
                 brought = self._add(own, zeros, told, None)
+                if isinstance(own, travel.ShardedExchange):
+                    results.append([brought])
+                    continue
                 results.append([[brought[0].grads[n] for n in own.used]])
             return results
 
         def update(results: Sequence[Sequence[Any]]) -> None:
             for own, reduced in zip(updates, results, strict=True):
+                if isinstance(own, travel.ShardedExchange):
+                    apply_shards(own, reduced[0])
+                    continue
                 apply(own.place, travel.for_towers(reduced, own))
 
         functions = [tf.function(own, autograph=False) for own in (exchange, update)]

@@ -186,6 +186,21 @@ class MpiEngine:
         self._run("Iallgather", array, gathered)
         return gathered
 
+    def reduce_scatter(self, array: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
+        """Adds [sum of lengths] over the ranks; returns this rank's part."""
+        own = _empty([lengths[self.rank]], array.dtype)
+        self._run(
+            "Ireduce_scatter", array, own, recvcounts=lengths, op=self._ops["Add"]
+        )
+        return own
+
+    def all_gather(self, array: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
+        """Joins flat arrays, of each rank's length."""
+        joined = _empty([sum(lengths)], array.dtype)
+        counts = [length * array.itemsize for length in lengths]
+        self._run("Iallgatherv", array, joined, counts=counts)
+        return joined
+
     def swap(self, array: np.ndarray) -> np.ndarray:
         """Sends row r of [size, ...] to rank r."""
         swapped = _empty(array.shape, array.dtype)
@@ -205,10 +220,19 @@ class MpiEngine:
         self._run("Ibcast", received, root=root)
         return received
 
-    def _run(self, name: str, *arrays: np.ndarray, **options: Any) -> None:
-        """Runs a collective of the communicator of this thread's exchange."""
+    def _run(
+        self,
+        name: str,
+        *arrays: np.ndarray,
+        counts: Sequence[int] = (),
+        **options: Any,
+    ) -> None:
+        """Runs a collective of the communicator of this thread's exchange.
+
+        ``counts`` are the bytes that it takes of each rank, where these differ.
+        """
         running, communicator = self._running, self._find_communicator()
-        size = arrays[0].nbytes
+        size = sum(counts) or arrays[0].nbytes  # the same on all ranks
         # A broadcast's root waits for nobody; and nobody for data of no bytes.
         if not running.have_met and (
             size >= _BARRIER_BYTES or not size or name == "Ibcast"
@@ -217,7 +241,11 @@ class MpiEngine:
             running.have_met = True
         if not size:
             return
-        sent = arrays if "op" in options else [_bytes(array) for array in arrays]
+        is_sum, sent = "op" in options, list[Any](arrays)
+        if not is_sum:
+            sent = [_bytes(own) for own in arrays]
+        if counts:
+            sent[1] = [sent[1], counts]
         request = getattr(communicator, name)(*sent, **options)
         keen_s = _KEEN_S if running.have_met else _PATIENT_S
         self._await(request, arrays, keen_s=keen_s)

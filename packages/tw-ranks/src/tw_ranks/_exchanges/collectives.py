@@ -153,6 +153,46 @@ def add_narrow(
     return tf.cast(summed, flat.dtype)
 
 
+def add_to_owners(
+    flat: tf.Tensor, lengths: Sequence[int], endpoint: Endpoint, key: Any
+) -> tf.Tensor:
+    """Adds [sum of lengths] over the ranks; returns this rank's part.
+
+    TensorFlow has no such op for CPUs. Ranks swap parts, padded to the longest, and
+    each adds its own.
+    """
+    if endpoint.mpi is not None:
+        array = _tf_compat.as_array(flat)
+        return as_tensor(endpoint.mpi.reduce_scatter(array, lengths))
+    longest, size = max(lengths), endpoint.size
+    if set(lengths) == {longest}:
+        rows = tf.reshape(flat, [size, longest])
+    else:
+        rows = tf.stack([_pad_to(p, longest) for p in tf.split(flat, list(lengths))])
+    swapped = swap(rows, endpoint, key, has_elements=True)
+    return tf.add_n(tf.unstack(swapped))[: lengths[endpoint.rank]]
+
+
+def join_of_owners(
+    own: tf.Tensor, lengths: Sequence[int], endpoint: Endpoint, key: Any
+) -> tf.Tensor:
+    """Joins the flat tensors of all ranks, to [sum of lengths]."""
+    if endpoint.mpi is not None:
+        return as_tensor(endpoint.mpi.all_gather(_tf_compat.as_array(own), lengths))
+    longest, own = max(lengths), tf.ensure_shape(own, [lengths[endpoint.rank]])
+    # Not ``gather``, which copies large tensors slowly.
+    rows = tf.stack([_pad_to(own, longest)] * endpoint.size)
+    swapped = tf.unstack(swap(rows, endpoint, key, has_elements=True))
+    if set(lengths) != {longest}:
+        swapped = [row[:n] for row, n in zip(swapped, lengths, strict=True)]
+    return tf.concat(swapped, axis=0)
+
+
+def _pad_to(flat: tf.Tensor, length: int) -> tf.Tensor:
+    missing = length - flat.shape[0]
+    return tf.pad(flat, [[0, missing]]) if missing else flat
+
+
 def _run_with_elements(
     op: Callable[..., tf.Tensor], tensor: tf.Tensor, endpoint: Endpoint, key: Any
 ) -> tf.Tensor:

@@ -1,0 +1,1 @@
+"""Optimizer state in shards over ranks: the plan, the exchange, and files."""

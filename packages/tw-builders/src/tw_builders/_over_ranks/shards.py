@@ -1,0 +1,335 @@
+"""An optimizer's state in shards, each on one tower of one rank.
+
+    this rank's gradients                       [N], added over its towers
+        reduce-scatter                          each rank gets the sums of its shards
+    an optimizer of this rank's shards          has slots for these alone
+        all-gather                              values of all shards, on all ranks
+    every tower's copies of the variables
+
+Both halves together send what an all-reduce of the gradients sends. A shard that is a
+whole variable is its tower's copy; rows of one are a variable of their own, which takes
+the copy's values before each update.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from math import prod
+from typing import Any
+
+import tensorflow as tf
+
+from tw_builders._over_ranks.plan import Shard, plan_shards
+from tw_core import Tower
+from tw_core.internal import (
+    all_gather,
+    apply_pairs,
+    create_slots,
+    cut_flat,
+    join_flat,
+    reduce_scatter,
+    tf_variable,
+    updates_elementwise,
+    values_of,
+)
+from tw_core.ranks import RankGroup
+
+_log = logging.getLogger(__name__)
+
+
+class RankShards:
+    """This rank's shards of [N] variables, of which K towers have copies.
+
+    Builds ``optimizer``, of Keras 3, over them.
+    """
+
+    def __init__(
+        self,
+        group: RankGroup,
+        towers: Sequence[Tower],
+        columns: Sequence[Sequence[Any]],
+        optimizer: Any,
+    ) -> None:
+        """Takes [K][N] copies; all ranks do, with as many towers."""
+        self.group, self.columns, self.optimizer = group, columns, optimizer
+        variables = [tf_variable(own) for own in columns[0]]
+        self.shapes = [tuple(own.shape.as_list()) for own in variables]
+        self._places = {id(own): n for n, own in enumerate(variables)}
+        self.plan = _planned(group, len(towers), columns[0], self.shapes, optimizer)
+        self.own = [shard for shard in self.plan if shard.rank == group.rank]
+        with tf.init_scope():
+            made = [
+                _variable_of(s, columns[s.tower][s.variable], towers) for s in self.own
+            ]
+            # A rank without any shard counts updates like the others.
+            with tf.device(towers[0].device):
+                idle = _like(columns[0][0], tf.zeros([1]), "no_variable")
+            self.variables = [*made, idle]
+            with tf.device(towers[0].device):
+                create_slots(optimizer, self.variables)
+        _exclude_alike(optimizer, self)
+
+    def place_of(self, variable: Any) -> int:
+        """Returns the place of one of tower 0's variables."""
+        place = self._places.get(id(tf_variable(variable)))
+        if place is None:
+            raise ValueError(
+                f"Unknown variable: {variable.name}. {type(self.optimizer).__name__} "
+                "has its state for those that it was first built for; make a new one."
+            )
+        return place
+
+    def reduce(
+        self, grads: Sequence[Any], told: tf.Tensor | None = None, *, name: str
+    ) -> tuple[list[Any], tf.Tensor | None]:
+        """Adds gradients over the ranks; returns those of this rank's shards.
+
+        ``grads`` are [N], dense or None. ``told`` is [T] of float32, of which all ranks
+        get the sum, too.
+        """
+        dtypes = list(dict.fromkeys(g.dtype for g in grads if g is not None))
+        if told is not None and not dtypes:
+            dtypes = [told.dtype]
+        found, total = dict[Shard, Any](), None
+        for n, dtype in enumerate(dtypes):
+            beside = told if n == 0 else None
+            own, last = self._reduce(grads, beside, dtype, f"{name}, {dtype.name}")
+            found |= own
+            total = total if last is None else last
+        return [found.get(shard) for shard in self.own], total
+
+    def _reduce(
+        self, grads: Sequence[Any], told: tf.Tensor | None, dtype: tf.DType, name: str
+    ) -> tuple[dict[Shard, Any], tf.Tensor | None]:
+        has_dtype = [grad is not None and grad.dtype == dtype for grad in grads]
+        shards = [shard for shard in self.plan if has_dtype[shard.variable]]
+        cut = _cut_into_shards(grads, shards)
+        beside = [] if told is None else [tf.cast(told, dtype)]
+        parts = []
+        for rank in range(self.group.size):
+            own = [*(cut[s] for s in shards if s.rank == rank), *beside]
+            parts.append(join_flat(own) if own else tf.zeros([0], dtype))
+        total = reduce_scatter(self.group, parts, name=name)
+        mine = [s for s in shards if s.rank == self.group.rank]
+        shapes = [s.shape(self.shapes[s.variable]) for s in mine]
+        shapes += [tuple(own.shape) for own in beside]
+        sums = cut_flat(total, shapes) if shapes else []
+        last = None if told is None else tf.cast(sums.pop(), told.dtype)
+        return dict(zip(mine, sums, strict=True)), last
+
+    def part_of(self, grad: Any, shard: Shard) -> Any:
+        """Returns the part of a whole gradient, dense or sparse, that is a shard's."""
+        if shard.rows is None:
+            return grad
+        first, last = shard.rows
+        if not isinstance(grad, tf.IndexedSlices):
+            return grad[first:last]
+        kept = tf.logical_and(grad.indices >= first, grad.indices < last)
+        return tf.IndexedSlices(
+            tf.boolean_mask(grad.values, kept),
+            tf.boolean_mask(grad.indices, kept) - first,
+            tf.constant(shard.shape(self.shapes[shard.variable])),
+        )
+
+    def apply(
+        self, grads: Sequence[Any], *, name: str, jit_compile: bool = False
+    ) -> None:
+        """Updates this rank's shards, and gives the values to all towers of all ranks.
+
+        ``grads`` are of the shards, reduced, or None: of a variable in all of its
+        shards or in none, on all ranks alike.
+        """
+        self.refresh()
+        pairs = [
+            (grad, own)
+            for grad, own in zip(grads, self.variables, strict=False)
+            if grad is not None
+        ]
+        if not pairs:
+            pairs = [(tf.zeros([1]), self.variables[-1])]
+        is_whole = exchanges_in_update(self.optimizer)
+        with _seeing_all_gradients(self.optimizer, self.group, name):
+            apply_pairs(self.optimizer, pairs, jit_compile=jit_compile and not is_whole)
+
+    def refresh(self) -> None:
+        """Gives shards that are rows the values of the copies."""
+        for shard, variable in zip(self.own, self.variables, strict=False):
+            if shard.rows is not None:
+                first, last = shard.rows
+                copy = tf_variable(self.columns[shard.tower][shard.variable])
+                plain = tf_variable(variable)
+                with tf.device(plain.device):
+                    plain.assign(copy.read_value()[first:last])
+
+    def begin_anew(self) -> None:
+        """Gives slots their first values once more, as variables have new ones.
+
+        Some optimizers begin with the variables' values.
+        """
+        self.refresh()
+        fresh = type(self.optimizer).from_config(self.optimizer.get_config())
+        with tf.device(tf_variable(self.variables[-1]).device):
+            create_slots(fresh, self.variables)
+        for own, new in zip(self.optimizer.variables, fresh.variables, strict=True):
+            if own.shape and own.shape == new.shape:  # but counts, rates and scales
+                own.assign(new)
+
+    def give(self, places: Sequence[int], *, name: str) -> None:
+        """Gives all towers of all ranks the values of variables at ``places``."""
+        of_dtype = defaultdict[Any, list[int]](list)
+        for n in sorted(places):
+            of_dtype[tf_variable(self.columns[0][n]).dtype].append(n)
+        for dtype, own in of_dtype.items():
+            self._give(set(own), dtype, name=f"{name}, {dtype.name}")
+
+    def _give(self, places: set[int], dtype: tf.DType, *, name: str) -> None:
+        ranks = range(self.group.size)
+        shards = [
+            [s for s in self.plan if s.rank == rank and s.variable in places]
+            for rank in ranks
+        ]
+        shapes = [[s.shape(self.shapes[s.variable]) for s in own] for own in shards]
+        values = [
+            tf_variable(variable).read_value()
+            for shard, variable in zip(self.own, self.variables, strict=False)
+            if shard.variable in places
+        ]
+        own = join_flat(values) if values else tf.zeros([0], dtype)
+        lengths = [sum(map(prod, of_rank)) for of_rank in shapes]
+        flat = all_gather(self.group, own, lengths, name=name)
+        for column in self.columns:
+            with tf.device(tf_variable(column[0]).device):
+                rows = defaultdict[int, list[Any]](list)
+                for part, of_rank, own_shapes in zip(flat, shards, shapes, strict=True):
+                    cut = cut_flat(part, own_shapes) if of_rank else []
+                    for shard, value in zip(of_rank, cut, strict=True):
+                        rows[shard.variable].append(value)
+                for n, parts in rows.items():
+                    value = parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
+                    tf_variable(column[n]).assign(value, read_value=False)
+
+
+def _planned(
+    group: RankGroup,
+    num_towers: int,
+    variables: Sequence[Any],
+    shapes: Sequence[tuple[int, ...]],
+    optimizer: Any,
+) -> tuple[Shard, ...]:
+    may_cut = all(map(updates_elementwise, with_inner(optimizer)))
+    sizes = [tf_variable(own).dtype.size for own in variables]
+    plan = plan_shards(
+        *(shapes, sizes),
+        [may_cut and getattr(own, "constraint", None) is None for own in variables],
+        num_ranks=group.size,
+        num_towers=num_towers,
+    )
+    bytes_of = [prod(shape) * size for shape, size in zip(shapes, sizes, strict=True)]
+    fair = sum(bytes_of) / (group.size * num_towers)
+    large = [
+        variables[s.variable].name
+        for s in plan
+        if s.rows is None and bytes_of[s.variable] > fair
+    ]
+    if large:
+        _log.info(
+            "%s: one tower of one rank has the state of all of %s, which is more than "
+            "its share: an update of part of it would differ",
+            *(type(optimizer).__name__, ", ".join(large)),
+        )
+    return plan
+
+
+def with_inner(optimizer: Any) -> list[Any]:
+    """Lists an optimizer and the one in it, if it scales the losses of another."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return [optimizer] if inner is None else [optimizer, inner]
+
+
+def _variable_of(shard: Shard, copy: Any, towers: Sequence[Tower]) -> Any:
+    if shard.rows is None:
+        return copy
+    first, last = shard.rows
+    with tf.device(towers[shard.tower].device):
+        # Not tf's slices: several threads at once get those of each other's indices.
+        value = tf.constant(tf_variable(copy).numpy()[first:last])
+        return _like(copy, value, copy.name.partition(":")[0])
+
+
+def _like(other: Any, value: tf.Tensor, name: str) -> Any:
+    """Makes a variable of TensorFlow or Keras, as the other is."""
+    if isinstance(other, tf.Variable):
+        return tf.Variable(value, name=name)
+    made = type(other)(value, dtype=value.dtype.name, name=name)
+    made._path = other.path  # by which optimizers tell variables apart
+    return made
+
+
+def _exclude_alike(optimizer: Any, shards: RankShards) -> None:
+    """Excludes shards from weight decay as their variables are."""
+    for own in with_inner(optimizer):
+        excluded = getattr(own, "_exclude_from_weight_decay", None)
+        for shard, variable in zip(shards.own, shards.variables, strict=False):
+            copies = (shards.columns[0][shard.variable],)
+            if excluded and any(own._var_key(copy) in excluded for copy in copies):
+                excluded.add(own._var_key(variable))
+
+
+def _cut_into_shards(
+    grads: Sequence[Any], shards: Sequence[Shard]
+) -> dict[Shard, tf.Tensor]:
+    """Cuts whole gradients into those of shards."""
+    of_variable = defaultdict[int, list[Shard]](list)
+    for shard in shards:
+        of_variable[shard.variable].append(shard)
+    found: dict[Shard, tf.Tensor] = {}
+    for n, own in of_variable.items():
+        counts = [shard.rows[1] - shard.rows[0] for shard in own if shard.rows]
+        parts = tf.split(grads[n], counts) if counts else [grads[n]]
+        found |= dict(zip(own, parts, strict=True))
+    return found
+
+
+def exchanges_in_update(optimizer: Any) -> bool:
+    """Returns whether an update depends on all gradients, so that ranks exchange."""
+    return any(
+        hasattr(own, "check_finite") or getattr(own, "global_clipnorm", None)
+        for own in with_inner(optimizer)
+    )
+
+
+@contextmanager
+def _seeing_all_gradients(
+    optimizer: Any, group: RankGroup, name: str
+) -> Iterator[None]:
+    """Has an optimizer of some variables clip and skip by the gradients of all."""
+
+    def finite(check: Callable[..., Any]) -> Callable[..., Any]:
+        def is_finite(grads: Any) -> Any:
+            bad = tf.cast(tf.logical_not(check(grads)), tf.float32)
+            (count,) = group.sum([bad], names=[f"{name}, whether finite"])
+            return tf.equal(count, 0)
+
+        return is_finite
+
+    def clipping(norm: float) -> Callable[[Any], Any]:
+        def clip(grads: Any) -> Any:
+            wide = tf.float64 if grads[0].dtype == tf.float64 else tf.float32
+            squares = [tf.cast(values_of(g), wide) ** 2 for g in grads]
+            own = tf.add_n([tf.reduce_sum(square) for square in squares])
+            (total,) = group.sum([own], names=[f"{name}, norm"])
+            clipped, _ = tf.clip_by_global_norm(grads, norm, use_norm=tf.sqrt(total))
+            return clipped
+
+        return clip
+
+    with ExitStack() as stack:
+        for own in with_inner(optimizer):
+            if hasattr(own, "check_finite"):
+                own.check_finite = finite(own.check_finite)
+                stack.callback(delattr, own, "check_finite")
+            if not own.clipnorm and own.global_clipnorm:
+                own._clip_gradients = clipping(own.global_clipnorm)
+                stack.callback(delattr, own, "_clip_gradients")
+        yield

@@ -1,0 +1,221 @@
+"""The whole state of an optimizer of rank shards: gathered for files, and given back.
+
+The whole optimizer is the plain one, of whole variables, so what is written is what
+plain Keras would write. Its slots are on the host, of rank 0.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tw_builders._over_ranks.shards import RankShards, with_inner
+from tw_core.internal import tf_variable
+
+_CHUNK = 1 << 24
+"""Elements that travel at once, and that each rank needs memory for."""
+
+_DTYPES = ("float32", "float64", "int32", "int64")
+_LISTS = ("_variables", "_trainable_variables")
+
+
+def make_whole(shards: RankShards) -> Any:
+    """Makes the plain optimizer of tower 0's variables, on the host, without values."""
+    kind, config = type(shards.optimizer), shards.optimizer.get_config()
+    with tf.init_scope(), tf.device("/cpu:0"):
+        whole = kind.from_config(config)
+        for own in with_inner(whole):
+            own.add_variable_from_reference = _beside_nothing(own)
+        whole.build(list(shards.columns[0]))
+        for own in with_inner(whole):
+            del own.add_variable_from_reference
+    return whole
+
+
+def _beside_nothing(optimizer: Any) -> Any:
+    def add(
+        reference_variable: Any, name: Any = None, initializer: Any = "zeros"
+    ) -> Any:
+        path = str(getattr(reference_variable, "path", reference_variable.name))
+        path = path.replace("/", "_").replace(":", "_")
+        like = tf_variable(reference_variable)
+        return optimizer.add_variable(
+            *(like.shape, initializer, like.dtype.name), name=f"{path}_{name or 'var'}"
+        )
+
+    return add
+
+
+def shared_state(optimizer: Any) -> list[Any]:
+    """Lists the variables that an optimizer has once: counts, rates, scales."""
+    found = []
+    for own in with_inner(optimizer):
+        slots = {id(slot) for of in _slots(own) for slot in of}
+        found += [v for v in own._variables if id(v) not in slots]
+    return found
+
+
+def gather(shards: RankShards) -> Any:
+    """Returns the whole optimizer on rank 0, None on others; all ranks call it."""
+    whole = make_whole(shards) if shards.group.rank == 0 else None
+    lengths = _sum_table(
+        shards, _lengths(shards, {shards.group.rank: _own_slots(shards)})
+    )
+    for rank in range(shards.group.size):
+        own = _own_slots(shards) if rank == shards.group.rank else None
+        into = None if whole is None else _whole_slots(shards, whole, rank)
+        for dtype, length in zip(_DTYPES, lengths[rank], strict=True):
+            values = None if own is None else _join(own, dtype)
+            _write(into, dtype, _from_one(shards, values, int(length), dtype, whole))
+    if whole is not None:
+        pairs = zip(shared_state(whole), shared_state(shards.optimizer), strict=True)
+        for own, value in pairs:
+            own.assign(value)
+    return whole
+
+
+def scatter(shards: RankShards, whole: Any) -> None:
+    """Gives all ranks the state of rank 0's whole optimizer; all ranks call it.
+
+    Other ranks' ``whole`` does not count. What an optimizer has once is not given.
+    """
+    is_first, every = shards.group.rank == 0, range(shards.group.size)
+    known = {r: _whole_slots(shards, whole, r) for r in every} if is_first else {}
+    lengths = _sum_table(shards, _lengths(shards, known))
+    for rank in every:
+        into = _own_slots(shards) if rank == shards.group.rank else None
+        for dtype, length in zip(_DTYPES, lengths[rank], strict=True):
+            values = _join(known[rank], dtype) if is_first else None
+            _write(into, dtype, _from_one(shards, values, int(length), dtype, into))
+
+
+def take(shards: RankShards, whole: Any) -> None:
+    """Takes this rank's part of a whole optimizer of its own."""
+    pairs = zip(
+        *(_own_slots(shards), _whole_slots(shards, whole, shards.group.rank)),
+        strict=True,
+    )
+    for (own, _), (slot, rows) in pairs:
+        value = tf_variable(slot).read_value()
+        own.assign(value if rows is None else value[rows[0] : rows[1]])
+    once = zip(shared_state(shards.optimizer), shared_state(whole), strict=True)
+    for variable, other in once:
+        variable.assign(other)
+
+
+@contextmanager
+def as_whole(optimizer: Any, whole: Any) -> Iterator[None]:
+    """Has an optimizer be the whole one for a while: for what writes or reads it."""
+    state = vars(optimizer)
+    before = dict(state)
+    state.clear()
+    state.update(vars(whole))
+    try:
+        yield
+    finally:
+        state.clear()
+        state.update(before)
+
+
+def _slots(optimizer: Any) -> list[list[Any]]:
+    """Lists the lists that have an optimizer's slots, one for each variable or None."""
+    count = len(optimizer._trainable_variables)
+    return [
+        list(value)
+        for name, value in sorted(vars(optimizer).items())
+        if name not in _LISTS and isinstance(value, list) and len(value) == count
+        if all(own is None or hasattr(own, "assign") for own in value)
+    ]
+
+
+Slots = list[tuple[Any, tuple[int, int] | None]]  # and rows of it; None for all
+
+
+def _own_slots(shards: RankShards) -> Slots:
+    """Lists what this rank has, by list and shard."""
+    lists = [of for own in with_inner(shards.optimizer) for of in _slots(own)]
+    count = len(shards.own)  # without the variable that stands for none
+    return [(slot, None) for of in lists for slot in of[:count] if slot is not None]
+
+
+def _whole_slots(shards: RankShards, whole: Any, rank: int) -> Slots:
+    """Lists the same of a rank in a whole optimizer."""
+    lists = [of for own in with_inner(whole) for of in _slots(own)]
+    mine = [shard for shard in shards.plan if shard.rank == rank]
+    return [
+        (of[shard.variable], shard.rows)
+        for of in lists
+        for shard in mine
+        if of[shard.variable] is not None
+    ]
+
+
+def _lengths(shards: RankShards, slots: dict[int, Slots]) -> np.ndarray:
+    """Returns [size, dtypes] numbers of elements, of the ranks known here."""
+    table = np.zeros([shards.group.size, len(_DTYPES)], np.int64)
+    for rank, own in slots.items():
+        for slot, rows in own:
+            count = int(np.prod(_shape(slot, rows)))
+            table[rank, _DTYPES.index(_travels_as(slot))] += count
+    return table
+
+
+def _sum_table(shards: RankShards, table: np.ndarray) -> Any:
+    (total,) = shards.group.sum(
+        [tf.constant(table)], names=["numbers of an optimizer's slots"]
+    )
+    return np.asarray(total)
+
+
+def _shape(slot: Any, rows: tuple[int, int] | None) -> Sequence[int]:
+    shape = tuple(slot.shape)
+    return shape if rows is None else (rows[1] - rows[0], *shape[1:])
+
+
+def _travels_as(slot: Any) -> str:
+    name = str(tf_variable(slot).dtype.name)
+    return "float32" if name in ("float16", "bfloat16") else name
+
+
+def _join(slots: Slots, dtype: str) -> np.ndarray:
+    found = [np.zeros([0], dtype)]
+    for slot, rows in slots:
+        if _travels_as(slot) == dtype:
+            value = tf_variable(slot).numpy()
+            value = value if rows is None else value[rows[0] : rows[1]]
+            found.append(value.astype(dtype).reshape(-1))
+    return np.concatenate(found)
+
+
+def _from_one(
+    shards: RankShards, own: np.ndarray | None, length: int, dtype: str, keeps: Any
+) -> np.ndarray:
+    """Returns what one rank has, on those that keep it; all take part."""
+    whole = np.zeros([length if keeps is not None else 0], dtype)
+    for first in range(0, length, _CHUNK):
+        count = min(_CHUNK, length - first)
+        mine = np.zeros([count], dtype) if own is None else own[first : first + count]
+        (total,) = shards.group.sum(
+            [tf.constant(mine)], names=[f"an optimizer's slots, {dtype}"]
+        )
+        if keeps is not None:
+            whole[first : first + count] = np.asarray(total)
+    return whole
+
+
+def _write(slots: Slots | None, dtype: str, flat: np.ndarray) -> None:
+    first = 0
+    for slot, rows in slots or ():
+        if _travels_as(slot) == dtype:
+            shape = _shape(slot, rows)
+            count = int(np.prod(shape))
+            value = flat[first : first + count].reshape(shape)
+            first += count
+            plain = tf_variable(slot)
+            value = tf.cast(value, plain.dtype)
+            if rows is None:
+                plain.assign(value)
+            else:
+                plain[rows[0] : rows[1]].assign(value)

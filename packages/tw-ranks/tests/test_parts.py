@@ -1,0 +1,64 @@
+"""Parts that one rank each adds up and gives to all, against NumPy."""
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from harness.ranks import Raised, Ranks
+
+ENGINES = ["tensorflow", *(["mpi"] if find_spec("mpi4py") else [])]
+LENGTHS = {2: [[3, 5], [0, 4], [40_000, 40_000]], 3: [[3, 0, 5], [1, 1, 1]]}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(size, engine) for size in (2, 3) for engine in ENGINES],
+    ids=lambda own: f"{own[0]}-{own[1]}",
+)
+def ranks(request, processes):
+    size, engine = request.param
+    with Ranks(processes, size, engine=engine) as group:
+        yield group.joined()
+
+
+@pytest.mark.parametrize("in_function", [True, False])
+def test_parts_are_added_where_they_belong_and_given_to_all(ranks, in_function):
+    size = len(ranks.all)
+    for dtype in ("float32", "float64"):
+        for lengths in LENGTHS[size]:
+            want = [
+                (np.arange(n) % 50 + 10 * r) * size + 100 * sum(range(size))
+                for r, n in enumerate(lengths)
+            ]
+            results = ranks.call("exchange_parts", lengths, dtype, in_function)
+            for rank, (own, every, _) in enumerate(results):
+                np.testing.assert_array_equal(own, want[rank])
+                assert own.dtype == dtype
+                for got, sums in zip(every, want, strict=True):
+                    double = (2 * sums).astype("float16")
+                    np.testing.assert_array_equal(got.astype("float16"), double)
+
+
+def test_both_halves_send_what_an_all_reduce_sends(ranks):
+    """A ring sends twice all but one share of a tensor, an all-to-all that once."""
+    size, length = len(ranks.all), 40_000
+    for _, _, sent in ranks.call("exchange_parts", [length] * size, "float64", True):
+        if not sent:
+            pytest.skip("MPI sends outside of the graph")
+        assert {kind for kind, _ in sent} == {"CollectiveAllToAllV2"}
+        per_share = sum(number for _, number in sent) * (size - 1) / size
+        assert per_share == 2 * 8 * size * length * (size - 1) / size
+
+
+@pytest.mark.parametrize(
+    ("lengths", "says"),
+    [
+        ([[3, 5], [3, 4]], "lengths="),
+        ([[3], [3]], "parts must be flat, of known lengths, and one per rank, of 2"),
+    ],
+)
+def test_lengths_that_differ_are_refused(processes, lengths, says):
+    with Ranks(processes, 2) as group:
+        calls = [(own, "float32", True) for own in lengths]
+        with pytest.raises(Raised, match=says):
+            group.joined().call_each("exchange_parts", calls)
