@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import rank_batches
 import rank_calls
+import rank_memory_fits
 import rank_training
 from harness.ranks import Raised, Ranks
 from hypothesis import given, settings
@@ -172,6 +173,21 @@ def test_ranks_exchange_accumulated_gradients_once_per_update(groups):
             for own, plain in pairs:
                 for a, b in zip(own, plain, strict=True):
                     np.testing.assert_allclose(a, b, 2e-6, 2e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "towers", "steps"), [("top k", 1, 0), ("top k", 2, 0), ("power_sgd", 2, 2)]
+)
+def test_ranks_remember_what_they_did_not_send(groups, name, towers, steps, tmp_path):
+    arguments = [(name, towers, steps, str(tmp_path / str(n))) for n in range(2)]
+    first, second = groups(2).call_each("rank_memory_fits:fits", arguments)
+    whole, resumed = first
+    for own in (*whole[1:], *second[0]):
+        np.testing.assert_equal(own, whole[0])
+    if name == "top k":  # Others have no order of sums that NumPy could follow.
+        assert_alike([[whole[0]]], [rank_memory_fits.on_one_device()])
+    if not steps:
+        np.testing.assert_equal([resumed, second[1]], [whole, second[0]])
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -110,7 +110,10 @@ class TowerOptimizer(
           master_copies: whether float16 and bfloat16 variables get float32 copies
             for the optimizer to update.
           reducer: sums [K][N] tensors over towers; called for one tower too, as it
-            may add over processes. None for ``tw_reduce.all_reduce`` of the towers'
+            may add over processes. Unless it is ``tw_reduce.reducers.elementwise``, it
+            gets unscaled gradients in their variables' shapes. One with memory, as of
+            ``tw_reduce.compression``, remembers where an update is made, and is saved
+            with this optimizer. None for ``tw_reduce.all_reduce`` of the towers'
             devices; a lone tower needs none.
           report_mem_usage: whether ``StatisticsWriter`` writes the memory in use.
           **kwargs: further arguments of ``tf_optimizer``.
@@ -155,6 +158,7 @@ class TowerOptimizer(
             "slots": self._updater.wrapped[0].variables(),
             "own": self._updater.state(),
         }
+        self._memory = self._updater.memory
 
     @property
     def devices(self) -> list[str]:
@@ -225,7 +229,7 @@ class TowerOptimizer(
         return nonfinite_flags(self._raw(grads), self._updater.devices)
 
     def reset_optimizer_state(self) -> None:
-        """Resets slots, accumulators and counts; the scale stays."""
+        """Resets slots, accumulators, counts and a reducer's memory, but no scale."""
         if not tf.executing_eagerly():
             raise RuntimeError(
                 "reset_optimizer_state makes fresh slots to copy from, and so must be "
@@ -237,6 +241,8 @@ class TowerOptimizer(
         for variable in self._updater.state():
             variable.assign(tf.zeros(variable.shape, variable.dtype))
         self._shared.scalars.reset_counts()
+        if self._memory is not None:
+            self._memory.reset()
         for old, start in zip(self._shared.slots(), fresh.slots(), strict=True):
             old.assign(start)
 
@@ -308,7 +314,8 @@ class TowerOptimizer(
         """Lists scale, counts, slots and accumulators, as v1 optimizers do."""
         slots = [v for own in self._updater.wrapped for v in own.variables()]
         scalars = self._shared.scalars.variables()
-        return [*scalars, *slots, *self._updater.state()]
+        memory = [] if self._memory is None else self._memory.variables
+        return [*scalars, *slots, *self._updater.state(), *memory]
 
     def __dir__(self) -> list[str]:
         """Lists the attributes, except one that checkpoints would misinterpret.

@@ -35,6 +35,30 @@ def check_replicated(variables: str) -> None:
         )
 
 
+def check_remembers(flat_below_bytes: int, local_steps: Any) -> None:
+    """Refuses a reducer with memory where it would have packs, or nothing, to send."""
+    if flat_below_bytes:
+        raise ValueError(
+            "TowerModel: a reducer with memory remembers variables, not packs of them; "
+            "use flat_below_bytes=0."
+        )
+    if local_steps is not None:
+        raise ValueError(
+            "TowerModel: with local_steps ranks send weights, not gradients, and a "
+            "reducer with memory has nothing to send to them; leave one of the two out."
+        )
+
+
+def check_all_remember(*, is_alone: bool) -> None:
+    """Refuses a step of tower 0 alone, which would not have the others' memory."""
+    if is_alone:
+        raise ValueError(
+            "TowerModel: a reducer with memory keeps one for each tower, and "
+            "run_eagerly trains tower 0 alone; use run_eagerly=False, or no such "
+            "reducer."
+        )
+
+
 def check_outside() -> None:
     """Refuses to make a model in a graph, or in the scope of a strategy."""
     if not tf.executing_eagerly():

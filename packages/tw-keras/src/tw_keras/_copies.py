@@ -18,10 +18,12 @@ from tw_keras._over_ranks.ranks import Ranks
 from tw_keras._over_ranks.sharded import ShardedStates
 from tw_keras._updates.accumulation import Accumulation
 from tw_keras._updates.flat import FlatTraining
+from tw_keras._updates.memory import Memory
 from tw_keras._updates.replicated import OptimizerStates
 from tw_keras._updates.sharded import build_for_owners
 from tw_keras._updates.wrapped import WrappedOptimizer, wrapped
 from tw_reduce import Reducer, all_reduce, sum_on_device
+from tw_reduce.internal import is_stateful
 
 _log = logging.getLogger(__name__)
 Weigh = Callable[[Any, Any, Any], Any]
@@ -60,8 +62,17 @@ class Copies:
         devices = [tower.device for tower in towers]
         # Where ranks add them next, towers need no copies of their sums.
         on_first = partial(sum_on_device, device=devices[0])
-        is_alone = self.ranks_in_steps is None
-        self.add = reducer or (all_reduce(devices) if is_alone else on_first)
+        in_steps = self.ranks_in_steps
+        self.memory: Memory | None = None
+        if is_stateful(reducer):
+            self.memory = Memory(
+                *(reducer, towers if in_steps is None else towers[:1], self.of_towers),
+                add_of=self._add_of,
+                group=None if in_steps is None else in_steps.group,
+            )
+            self.reducer = None
+        default = all_reduce(devices) if in_steps is None else on_first
+        self.add = self.reducer or default
         if ranks is not None and ranks.alone is not None:
             ranks.alone.find = self._averaged
             ranks.alone.find_state = self._averaged_state
@@ -116,7 +127,8 @@ class Copies:
         """Whether one tower does all, as its model would, and hands nothing over."""
         optimizers = _checks.optimizers_of(self.main)
         is_alone = len(self.towers) == 1 and self.ranks is None
-        is_given = self.flat is not None or self.reducer is not None
+        given = (self.flat, self.reducer, self.memory)
+        is_given = any(own is not None for own in given)
         return (
             (is_alone and not is_given)
             and self.variables != "parameter_server"  # which may be elsewhere
@@ -166,6 +178,8 @@ class Copies:
         self._freeze_alike()
         self.states = OptimizerStates(self.towers)  # frees those of older optimizers
         self.accumulation.forget()
+        if self.memory is not None:
+            self.memory.forget()
         given = tf.nest.map_structure(wrapped, (args, options))
         for model, tower in zip(self.distinct, self.towers, strict=False):
             with tf.device(tower.device):
@@ -179,6 +193,7 @@ class Copies:
         for model in self.distinct[1:]:
             _share_optimizers(self.main, model)
         reduces = self.reducer is not None and self.ranks_in_steps is None
+        reduces = reduces or self.memory is not None
         _checks.check_optimizers(
             *(optimizers, self.variables),
             num_towers=len(self.towers),
@@ -259,6 +274,13 @@ class Copies:
         if self.sharded is None:
             return nullcontext()
         return self.sharded.finalizing(optimizer)
+
+    def _add_of(self, place: int) -> Reducer:
+        """Returns the sum of what a reducer with memory sends for an optimizer."""
+        ranks = self.ranks_in_steps
+        if ranks is None:
+            return self.add
+        return lambda rows: [ranks.in_steps.sum_remembered(place, rows[0])]
 
     def settle(self, *, over_ranks: bool) -> None:
         """Gives Keras's accumulators what towers have added up, so that it is saved."""

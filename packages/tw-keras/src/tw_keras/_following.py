@@ -14,6 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tw_keras._updates.memory import companion_of
+
 
 class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
     """Copies tower 0 to the others after callbacks that run between epochs.
@@ -36,14 +38,23 @@ class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
         if self._copies.ranks is not None:
             first = self._copies.take_from_rank_0(self.model._initial_epoch or 0)
             self.model._initial_epoch = first or None
+            if self._copies.memory is not None:
+                self._copies.memory.take_of_rank_0(self._copies.appliers)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Learns how many batches this rank is to take."""
         self._copy()
         if self._copies.sharded is not None:
             self._copies.sharded.forget_whole()
+        if self._copies.memory is not None:
+            self._copies.memory.begin_epoch()
         if self._copies.ranks is not None:
             self._copies.ranks.begin_epoch(self.model._epoch_iterator)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Brings what ranks remember to rank 0, as the model may be saved now."""
+        if self._copies.memory is not None:
+            self._copies.memory.gather(self._copies.appliers)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Learns whether a callback of any rank stops."""
@@ -155,8 +166,10 @@ def _save_at_once(callback: Any) -> None:
     for path, kept in zip(paths, before, strict=True):
         if callback.double_checkpoint and os.path.exists(path):
             shutil.copy(path, kept)
-    for path, written in zip(paths, new, strict=True):
-        os.replace(written, path)
+    companions = [(companion_of(new[0]), companion_of(paths[0]))]
+    for written, path in [*zip(new, paths, strict=True), *companions]:
+        if os.path.exists(written):
+            os.replace(written, path)
 
 
 _BATCH_HOOKS = (

@@ -24,7 +24,8 @@ from tw_keras._over_ranks.sharded import check_callbacks, may_save
 from tw_keras._steps import Steps
 from tw_keras._updates.accumulation import accumulates
 from tw_keras._updates.applying import APPLY
-from tw_reduce import Reducer
+from tw_reduce import Reducer, ReducerState
+from tw_reduce.internal import is_stateful
 from tw_reduce.reducers import check_adds
 
 
@@ -53,6 +54,7 @@ class TowerModel(AsTower0):
 
     _evaluates = False  # Keras's fit evaluates between epochs.
     _fits = _stops = _has_failed = False
+    _saves = False  # A callback of rank 0 may, as an epoch ends.
     _epoch_iterator: Any = None
 
     def __init__(
@@ -88,7 +90,10 @@ class TowerModel(AsTower0):
             variable per dtype and tower, updated as a whole
             (``tw_core.flat_variables``); 0 for none. Not for shared variables.
           reducer: adds gradients over towers, of replicated variables; called for one
-            tower too. None for ``tw_reduce.all_reduce``; a lone tower needs none.
+            tower too. One with memory, as of ``tw_reduce.compression``, sends what it
+            makes of them: towers to each other, or, with ``group``, ranks, whose
+            towers' gradients are added before. None for ``tw_reduce.all_reduce``; a
+            lone tower needs none.
           weights: takes a tower's ``x``, ``y`` and ``sample_weight`` and returns the
             weight of its mean loss, a scalar: where a loss is a mean over tokens, their
             number. None for the number of rows; losses that ``compile`` divides by the
@@ -152,6 +157,8 @@ class TowerModel(AsTower0):
         if reducer is not None:
             check_adds(reducer=reducer)
             _checks.check_replicated(variables)
+            if is_stateful(reducer):
+                _checks.check_remembers(flat_below_bytes, local_steps)
         if weights is not None:
             check_function(weights=weights)
         alone = check_local_steps(
@@ -205,6 +212,11 @@ class TowerModel(AsTower0):
     def devices(self) -> list[str]:
         """The K towers' devices."""
         return [tower.device for tower in self._own.towers]
+
+    @property
+    def reducer_states(self) -> list[ReducerState]:
+        """What a reducer with memory remembers, for each optimizer that has applied."""
+        return [] if self._own.memory is None else self._own.memory.holders
 
     def copy_to_replicas(self) -> None:
         """Copies the values of tower 0, its optimizer's included, to all towers.
@@ -305,6 +317,8 @@ class TowerModel(AsTower0):
             ranks.begin_fit(settings, may_stop=stops)
             if sharded is not None:
                 sharded.gathers = ranks.is_any(ranks.is_first and may_save(callbacks))
+            if self._own.memory is not None:
+                self._saves = ranks.is_any(ranks.is_first and may_save(callbacks))
         if isinstance(callbacks, keras.callbacks.CallbackList):
             if ranks is not None:
                 callbacks.append(_following.follower(self._own, callbacks.callbacks))
@@ -481,6 +495,8 @@ class TowerModel(AsTower0):
             self._own.settle(over_ranks=True)
             if self._own.sharded is not None and self._own.sharded.gathers:
                 self._own.sharded.gather()
+            if self._own.memory is not None and self._saves:
+                self._own.memory.gather(self._own.appliers)
         if self._ranks is not None:
             method = "test_step" if self._evaluates else "train_step"
             logs = self._merged_logs(self._ranks, method, logs)
@@ -500,10 +516,16 @@ class TowerModel(AsTower0):
         self.copy_to_replicas()
 
     def load_weights(self, *args: Any, **kwargs: Any) -> None:
-        """Loads a plain model's saved weights into all towers."""
-        sharded = self._own.sharded
-        with nullcontext() if sharded is None else sharded.reading():
-            self._own.main.load_weights(*args, **kwargs)
+        """Loads a plain model's saved weights into all towers.
+
+        What a reducer with memory remembers is read from beside them, if it is there.
+        """
+        own = self._own
+        with nullcontext() if own.sharded is None else own.sharded.reading():
+            own.main.load_weights(*args, **kwargs)
+        if own.memory is not None:
+            filepath = args[0] if args else kwargs["filepath"]
+            own.memory.load(filepath, own.appliers)
         self.copy_to_replicas()
 
     def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
@@ -521,7 +543,7 @@ class TowerModel(AsTower0):
 
         An optimizer over towers, such as ``tw_ampopt.TowerOptimizer``, is not saved
         with it; ``tf.train.Checkpoint`` saves that. With a ``group``, as
-        ``save_weights``.
+        ``save_weights``. What a reducer with memory remembers is written beside it.
         """
         self._save(self._own.main.save, filepath, *args, **kwargs)
 
@@ -541,6 +563,8 @@ class TowerModel(AsTower0):
             write(filepath, *args, **kwargs)
         if sharded is not None and not self._fits:
             sharded.forget_whole()
+        if self._own.memory is not None:
+            self._own.memory.save(filepath, self._own.appliers)
         if ranks is not None and not self._fits:
             ranks.group.tell(what)
 

@@ -9,4 +9,5 @@ from ._measured import described_here as described_here
 from ._measured import num_cores as num_cores
 from ._measured import version_of as version_of
 from ._memory.state import with_memory as with_memory
+from ._reducer import is_stateful as is_stateful
 from ._tensor_info import below_on as below_on

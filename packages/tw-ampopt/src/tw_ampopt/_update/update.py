@@ -34,8 +34,10 @@ from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer
 from tw_core.internal import (
     PackPlan,
     are_alike,
+    is_elementwise,
     map_values,
     orders_effects,
+    pack_tensors,
     scale,
     shares_of,
     tf_variable,
@@ -46,6 +48,7 @@ from tw_core.internal import (
     weigh,
 )
 from tw_core.variables import override_to_local_variable
+from tw_reduce.internal import with_memory
 
 Average: TypeAlias = Callable[[Buffer], Buffer]  # makes means of sums over towers
 
@@ -74,6 +77,7 @@ class Updater:
         self._scalars = shared.start(first.device, local=local[0])
         with tf.init_scope(), override_to_local_variable(local[0]):
             self._make_own_state(weighs)
+        self.memory = self._make_memory()
         self.wrapped = [
             shared.build(SlotRequest(*tower, list(own), is_local))
             for tower, own, is_local in zip(towers, variables, local, strict=False)
@@ -96,8 +100,19 @@ class Updater:
                 host=host,
             )
 
+    def _make_memory(self) -> tw_reduce.ReducerState | None:
+        """Returns what holds the memory of a reducer that has one."""
+        made = with_memory(self._settings.reducer, self.variables, self.devices)
+        return made if isinstance(made, tw_reduce.ReducerState) else None
+
+    @property
+    def _sees_gradients(self) -> bool:
+        """Whether the reducer gets gradients in their variables' shapes, unscaled."""
+        reducer = self._settings.reducer
+        return reducer is not None and not is_elementwise(reducer)
+
     def state(self) -> list[tf.Variable]:
-        """Lists the state that is not shared."""
+        """Lists the state that is not shared, but for a reducer's memory."""
         own = [] if self.accumulator is None else self.accumulator.state()
         return [self.global_norm, *own]
 
@@ -127,6 +142,12 @@ class Updater:
             )
         if accumulator is None:
             factor = scalars.scale() if are_scaled else None
+            if factor is not None and self._sees_gradients:
+                unscaled = partial(map, partial(_divided, factor))
+                buffers, factor = (
+                    on_devices(self.devices, lambda own: list(unscaled(own)), buffers),
+                    None,
+                )
             buffers, average = self._weighed(buffers, weights, factor, jit_compile)
             return update(plan, buffers, average, True)
         inverse = scalars.inverse() if are_scaled else None
@@ -170,16 +191,27 @@ class Updater:
         global_step: tf.Variable | None,
         jit_compile: bool,
     ) -> tf.Tensor:
+        kept: list[Any] = []
+        if plan is not None:
+            sums, average = self._sum_over_towers(plan, sums, average, kept)
         if jit_compile:
             finite, norm, done = self._update_compiled(plan, sums, average)
         else:
-            means = self._reduce(sums, average)
+            means = self._averaged(sums, average)
             with tf.device(self.devices[0] or None):
                 finite, norm = all_finite_and_norm(means[0])
             done = partial(self._apply, plan, means, norm)
-        updated = tf.cond(
-            finite, lambda: self._count(done(), norm, global_step), self._skip
-        )
+
+        def update() -> tf.Tensor:
+            remembered = [
+                known
+                for own in kept
+                if self.memory is not None
+                for known in self.memory.commit(own, if_=True)
+            ]
+            return self._count([*done(), *remembered], norm, global_step)
+
+        updated = tf.cond(finite, update, self._skip)
         # In parallel with the update: the rule needs to know ``finite`` only.
         good = finite if complete is True else tf.logical_and(finite, complete)
         moved = self._scalars.move_scale(good)
@@ -215,7 +247,7 @@ class Updater:
                 return buffers, partial(scale, factor=1.0 / total)
             return buffers, partial(_divided, factor * total)
 
-    def _reduce(
+    def _averaged(
         self, sums: Sequence[Sequence[Buffer]], average: Average | None
     ) -> list[list[Buffer]]:
         """Returns [K][M] means over towers, made by ``average`` of their sums.
@@ -223,18 +255,46 @@ class Updater:
         It divides once, by the number (or weight) of towers times all other factors in
         the sums (micro-batches, or the scale), so that nothing is rounded twice.
         """
-        sums = self._sum_over_towers(sums)
         if average is None:
             return [list(tower) for tower in sums]
         return on_devices(self.devices, lambda own: list(map(average, own)), sums)
 
-    def _sum_over_towers(self, given: Sequence[Sequence[Buffer]]) -> Any:
+    def _sum_over_towers(
+        self,
+        plan: PackPlan,
+        given: Sequence[Sequence[Buffer]],
+        average: Average | None,
+        kept: list[Any],
+    ) -> tuple[Any, Average | None]:
+        """Returns [K][M] sums, and what is still to be done for the mean.
+
+        A reducer with memory gets shares of the mean, so that what it keeps is part of
+        one; its new memory is added to ``kept``.
+        """
         reducer = self._settings.reducer
         if reducer is None:
             if len(given) == 1:
-                return given  # A lone tower needs none.
+                return given, average  # A lone tower needs none.
             reducer = tw_reduce.all_reduce(self.devices)
-        sums = reducer(given)
+        if not self._sees_gradients:
+            return self._checked(given, reducer(given)), average
+        if self.memory is not None:
+            given, average = self._averaged(given, average), None
+
+        def unpacked(own: Sequence[Buffer]) -> list[Any]:
+            return unpack_tensors(own, plan, self._shapes)
+
+        grads = on_devices(self.devices, unpacked, given)
+        if self.memory is None:
+            sums = self._checked(grads, reducer(grads))
+        else:
+            kept.append(self.memory.update(grads))
+            sums = kept[0].sums
+        return on_devices(
+            self.devices, lambda own: pack_tensors(own, plan), sums
+        ), average
+
+    def _checked(self, given: Sequence[Sequence[Buffer]], sums: Any) -> Any:
         if not _are_sums_of(given, sums):
             wanted = [[str(buffer.shape) for buffer in tower] for tower in given]
             raise ValueError(
@@ -278,13 +338,12 @@ class Updater:
                 variable.assign(kept, read_value=False)
             return finite, norm
 
-        towers = sums if plan is None else self._sum_over_towers(sums)
         columns = list(zip(*self.replicas(), strict=True))
         number = len(self.wrapped)
         results = on_devices(
             [tf_variable(own[0]).device for own in columns[0]],
             update,
-            *([list(tower) for tower in towers[:number]], *columns),
+            *([list(tower) for tower in sums[:number]], *columns),
             once=self._are_alike(),
             jit_compile=True,
         )

@@ -15,6 +15,7 @@ from tw_core import Tower
 from tw_core.gradients import check_replicated_grad_list, merge_grad_list
 from tw_core.internal import Gradients, check_flag
 from tw_reduce import Reducer, all_reduce, mean, reducer_for_mode
+from tw_reduce.internal import is_stateful, with_memory
 from tw_reduce.reducers import check_adds
 
 
@@ -62,7 +63,8 @@ class SyncMultiGPUReplicatedBuilder(CopiesBuilder):
           mode: a reducer of ``tw_reduce`` that adds (with ``average`` this class
             divides), or one of the older names ``"cpu"``, ``"gpu"``,
             ``"nccl"``, ``"hierarchical"``, ``"collective"``; None for
-            ``tw_reduce.all_reduce``.
+            ``tw_reduce.all_reduce``. What a reducer with memory remembers is in global
+            variables, which savers save.
           flat_below_bytes: as for ``DataParallelBuilder``.
           flat_group: as for ``DataParallelBuilder``.
 
@@ -82,14 +84,14 @@ class SyncMultiGPUReplicatedBuilder(CopiesBuilder):
             reducer = reducer_for_mode(mode, self.devices)
         else:
             reducer = mode
-        if not callable(reducer):
+        if not (callable(reducer) or is_stateful(reducer)):
             raise TypeError(
                 "SyncMultiGPUReplicatedBuilder: mode must be a name or a reducer; got "
                 f"{mode!r}."
             )
         if average:
             check_adds(mode=reducer)
-        self._reducer_is_given = callable(mode)
+        self._reducer_is_given = reducer is mode
         self._average = average
         self._reducer: Reducer = reducer
         self.grads: list[list[tuple[Any, tf.Variable]]] | None = None
@@ -100,7 +102,7 @@ class SyncMultiGPUReplicatedBuilder(CopiesBuilder):
         get_opt_fn: Callable[[], Any],
         weights: Sequence[Any] | None,
     ) -> Any:
-        reduce = self._reducer
+        reduce = with_memory(self._reducer, packed.variables, self.devices)
         if self._average:
             reduce = mean(reduce, weights=weights)
         variables = packed.variables

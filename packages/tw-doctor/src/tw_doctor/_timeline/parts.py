@@ -26,6 +26,7 @@ _REDUCES = {
     *("all_reduce", "auto", "sum_on_device", "sum_balanced", "sum_round_robin"),
     *("sum_collective", "sum_nccl", "hierarchical", "mean", "weights", "weigh"),
     *("pack", "unpack", "spread", "reduce_as", "cast_during", "same_shapes"),
+    *("reducer",),  # one with memory
     *("GradientPacker", "allreduce_grads_naive", "aggregate_grads_colocate"),
     # tw-core, tw-ranks, tw-rlload, tw-syncrep
     *("sum_over_towers", "sum_over_towers_gradient", "moments_over_towers"),

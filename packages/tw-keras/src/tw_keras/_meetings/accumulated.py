@@ -83,7 +83,15 @@ def _collect(
     add = cast(Reducer, step.reducer)
 
     def reduce(sums: Sums) -> Sequence[Sequence[Any]]:
-        if ranks is not None:
+        if copies.memory is not None:
+            if ranks is not None:
+                ranks.in_steps.begin_sums(exchange.place)
+            holder = copies.memory.of(exchange.place, optimizer)
+            rows = holder.of(exchange.variables)(
+                sums if ranks is None else [add(sums)[0]]
+            )
+            rows *= len(sums) // len(rows)
+        elif ranks is not None:
             rows = [ranks.in_steps.sum_accumulated(exchange, add(sums)[0])] * len(sums)
         elif copies.variables == "replicated":
             return add(sums)

@@ -26,12 +26,17 @@ from tw_core.internal import (
     tf_variable,
     values_of,
 )
-from tw_keras._checks import optimizers_of
+from tw_keras._checks import check_all_remember, optimizers_of
 from tw_keras._meetings import metrics
 from tw_keras._meetings.accumulated import accumulate, collect_none, may_accumulate
 from tw_keras._meetings.losses import Losses
+from tw_keras._meetings.remembered import reduce_remembering, send_none
 from tw_keras._meetings.step import Step
-from tw_keras._over_ranks.exchanges import AccumulatedExchange, ShardedExchange
+from tw_keras._over_ranks.exchanges import (
+    AccumulatedExchange,
+    RememberedExchange,
+    ShardedExchange,
+)
 from tw_keras._updates.applying import APPLY, apply_wrapped
 from tw_keras._updates.update import Brought, Update, times, with_rows_added
 from tw_keras._updates.wrapped import WrappedOptimizer
@@ -125,20 +130,28 @@ class Meetings:
         brought, weights, averages = self.losses.of_gradients(
             n, self._optimizers[n], brought
         )
-        if self._step.is_one_device:
+        if self._copies.memory is not None:
+            check_all_remember(is_alone=self._step.is_alone)
+        elif self._step.is_one_device:
             self._update_alone(n, brought, averages=averages)
             return
         if ranks is not None:
             self._check_whole_step()
+        remembers = self._copies.memory is not None
         if ranks is not None and self._copies.sharded is not None:
             self._update_shards(n, brought, weights)
-        elif (ranks is not None or len(brought) > 1) and may_accumulate(
+        elif (ranks is not None or len(brought) > 1 or remembers) and may_accumulate(
             self._optimizers[n], brought[0].variables
         ):
             due = accumulate(
                 *(self._step, n, self._applier(n), brought, weights), averages=averages
             )
             self.apply_reduced(n, due)
+        elif remembers:
+            sums = reduce_remembering(
+                *(self._step, n, self._applier(n), brought, weights), averages=averages
+            )
+            self.apply_reduced(n, sums)
         elif ranks is None:
             brought = with_rows_added(brought, weights)
             self._apply_to(n, brought, weights, averages=averages)
@@ -211,7 +224,10 @@ class Meetings:
 
     def collect_none(self, exchange: AccumulatedExchange) -> Sequence[Brought]:
         """Takes part in an update by other ranks, with what this one has added up."""
-        return collect_none(self._step, self._applier(exchange.place), exchange)
+        optimizer = self._applier(exchange.place)
+        if isinstance(exchange, RememberedExchange):
+            return send_none(self._step, optimizer, exchange)
+        return collect_none(self._step, optimizer, exchange)
 
     def _apply_to(
         self,

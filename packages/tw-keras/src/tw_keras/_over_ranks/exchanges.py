@@ -66,6 +66,10 @@ class AccumulatedExchange(_Update):
     """An update whose gradients towers add up, and exchange when it is due."""
 
 
+class RememberedExchange(AccumulatedExchange):
+    """An update by a reducer with memory, which exchanges what it sends."""
+
+
 Exchange = SumExchange | UpdateExchange | AccumulatedExchange
 
 
@@ -141,13 +145,15 @@ def divided(grad: Any, weight: tf.Tensor) -> Any:
     return map_values(divide, grad)
 
 
-def joined(parts: Sequence[Any], exchange: UpdateExchange) -> list[Any]:
+def joined(
+    parts: Sequence[Any], counts: Sequence[int], unique: Sequence[bool]
+) -> list[Any]:
     """Makes gradients of the reduced parts in which they have travelled."""
     whole = iter(
         with_unique_rows(part) if is_unique else part
-        for part, is_unique in zip(parts, exchange.unique, strict=True)
+        for part, is_unique in zip(parts, unique, strict=True)
     )
-    return [join_rows([next(whole) for _ in range(n)]) for n in exchange.counts]
+    return [join_rows([next(whole) for _ in range(n)]) for n in counts]
 
 
 def for_towers(

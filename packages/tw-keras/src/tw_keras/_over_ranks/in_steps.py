@@ -173,7 +173,7 @@ class InSteps:
         names.append(f"what ranks tell, update {own.place}")
         *reduced, told = self._summed(own.place, [*local, told], names)
         told = self._noted(told)
-        reduced = travel.joined(reduced, own)
+        reduced = travel.joined(reduced, own.counts, own.unique)
         if own.averages:
             reduced = [travel.divided(grad, told[_WEIGHT]) for grad in reduced]
         return travel.for_towers([reduced], own)
@@ -195,7 +195,7 @@ class InSteps:
         left, reduced = iter(rows), []
         for part, is_one in zip(local, are_sparse, strict=True):
             reduced.append(next(left) if is_one else part)
-        whole = travel.joined(reduced, own)
+        whole = travel.joined(reduced, own.counts, own.unique)
         grads: list[Any] = [None] * len(own.shards.shapes)
         for n, grad in zip(own.places, whole, strict=True):
             grads[n] = None if isinstance(grad, tf.IndexedSlices) else grad
@@ -238,6 +238,20 @@ class InSteps:
         """Adds what the towers of all ranks have added up."""
         names = list(map(travel.name_of, own.variables))
         return self._summed(f"gradients, update {own.place}", sums, names)
+
+    def begin_sums(self, place: int) -> None:
+        """Counts the sums of an update anew, by a reducer with memory."""
+        self._counts[_remembered(place)] = 0
+
+    def sum_remembered(self, place: int, tensors: Sequence[Any]) -> list[Any]:
+        """Adds what a reducer with memory sends, keeping rows that no rank repeats."""
+        name = _remembered(place)
+        self._counts[name] += 1
+        parts = [split_rows(own) for own in tensors]
+        flat = [part for own in parts for part in own]
+        sums = self._sum_at(f"{name}, sum {self._counts[name]}", flat)
+        counts, unique = [len(own) for own in parts], list(map(has_unique_rows, flat))
+        return travel.joined(sums, counts, unique)
 
     def _summed(
         self, place: int | str, tensors: Sequence[Any], names: Sequence[str]
@@ -381,3 +395,7 @@ class InSteps:
 
         functions = [tf.function(own, autograph=False) for own in (exchange, update)]
         return self.group.bounded(functions[0]), functions[1]
+
+
+def _remembered(place: int) -> str:
+    return f"what is sent, update {place}"

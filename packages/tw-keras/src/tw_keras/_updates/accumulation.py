@@ -24,7 +24,7 @@ _NARROW = ("float16", "bfloat16")
 
 def accumulates(optimizer: Any) -> bool:
     """Returns whether an optimizer accumulates as Keras's base class does."""
-    inner, base = _inner(optimizer), keras.optimizers.Optimizer
+    inner, base = inner_of(optimizer), keras.optimizers.Optimizer
     if not getattr(inner, "gradient_accumulation_steps", None):
         return False
     scaling = keras.optimizers.LossScaleOptimizer
@@ -70,14 +70,14 @@ class Accumulation:
         ``variables`` are tower 0's, of a built optimizer. ``reduce`` returns [K][M]
         sums, None where a tower needs none; its gradient has no meaning then.
         """
-        sums, inner = self._sums(optimizer), _inner(optimizer)
+        sums, inner = self._sums(optimizer), inner_of(optimizer)
         places = [inner._get_variable_index(own) for own in variables]
         held = [[own[place] for place in places] for own in sums[: len(parts)]]
         counts = tf.logical_and(told.has_batch, told.is_finite)
         with _batches.after(list(parts)):
             is_update = _is_update(inner)
             is_due = tf.logical_and(counts, tf.logical_or(is_update, self.at_once))
-            scale = _scale(optimizer)
+            scale = scale_of(optimizer)
             divisor = tf.cast(told.divisor, tf.float64) * scale
             factor = tf.math.divide_no_nan(tf.ones([], tf.float64), divisor)
         for own, added, tower in zip(held, parts, self._towers, strict=False):
@@ -123,7 +123,7 @@ class Accumulation:
         """Adds all sums to tower 0's accumulators; returns whether there were any."""
         has_changed = False
         for optimizer, sums in self._made.values():
-            inner = _inner(optimizer)
+            inner = inner_of(optimizer)
             if int(inner._iterations) % inner.gradient_accumulation_steps == 0:
                 continue
             has_changed = True
@@ -143,7 +143,7 @@ class Accumulation:
 
     def _sums(self, optimizer: Any) -> Sums:
         if id(optimizer) not in self._made:
-            trained = _inner(optimizer)._trainable_variables
+            trained = inner_of(optimizer)._trainable_variables
             with tf.init_scope():
                 made = [[_zeros(own, at) for own in trained] for at in self._towers]
             self._made[id(optimizer)] = optimizer, made
@@ -167,12 +167,13 @@ def _zeros(variable: Any, tower: Tower) -> tf.Variable:
         return tf.Variable(tf.zeros(variable.shape, dtype), trainable=False)
 
 
-def _inner(optimizer: Any) -> Any:
+def inner_of(optimizer: Any) -> Any:
+    """Returns the optimizer in a ``LossScaleOptimizer``; any other as it is."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def _scale(optimizer: Any) -> Any:
+def scale_of(optimizer: Any) -> Any:
     """Returns what an optimizer divides by; a ``LossScaleOptimizer`` changes it."""
-    if _inner(optimizer) is optimizer:
+    if inner_of(optimizer) is optimizer:
         return tf.constant(optimizer.loss_scale_factor or 1.0, tf.float64)
     return tf.cast(tf_variable(optimizer.dynamic_scale), tf.float64)

@@ -11,11 +11,14 @@ from tw_core.internal import (
     apply_pairs,
     call_once,
     create_slots,
+    is_elementwise,
     is_variable,
+    scale,
     tf_variable,
     values_of,
 )
 from tw_keras import _batches
+from tw_keras._updates.accumulation import scale_of
 from tw_keras._updates.update import Brought, Update, with_gradients
 from tw_reduce import mean
 
@@ -84,9 +87,16 @@ def apply_replicated(update: Update, brought: Sequence[Brought]) -> None:
     reduced = [list(own.grads) for own in kept]
     reducer = update.reducer
     if not update.is_reduced and reducer is not None:
+        summing = reducer
         if update.average:
-            reducer = mean(reducer, weights=update.weights)
-        reduced = [list(own) for own in reducer(reduced)]
+            summing = mean(reducer, weights=update.weights)
+        if is_elementwise(reducer):
+            reduced = [list(own) for own in summing(reduced)]
+        else:  # It gets gradients after unscaling.
+            loss_scale = scale_of(optimizer)
+            unscaled = [[scale(g, 1.0 / loss_scale) for g in own] for own in reduced]
+            sums = summing(unscaled)
+            reduced = [[scale(total, loss_scale) for total in own] for own in sums]
     variables = [list(own.variables) for own in kept]
 
     def apply(optimizer: Any, grads: list[Any], variables: list[Any]) -> None:

@@ -54,24 +54,40 @@ class Kept(
     def _trackable_children(self, *_: Any, **__: Any) -> dict[str, Any]:
         return {}  # The variables are saved by the methods below.
 
-    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+    def stacked(self) -> dict[str, tf.Tensor]:
+        """Returns [K, ...] leaves by name."""
         columns = zip(*self.towers, strict=True)
         with tf.device("/device:CPU:0"):
             return {f"leaf_{i}": tf.stack(list(own)) for i, own in enumerate(columns)}
 
-    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> tf.Operation:
-        leaves = [restored[f"leaf_{i}"] for i in range(len(self.towers[0]))]
-        wanted, rank = len(self.towers), leaves[0].shape.rank
-        count = wanted if rank is None else leaves[0].shape[0]  # None in session graphs
-        unstacked = [tf.unstack(leaf, num=count) for leaf in leaves]
+    def restore(
+        self,
+        leaves: dict[str, tf.Tensor],
+        *,
+        total: int | None = None,
+        first: int = 0,
+    ) -> tf.Operation:
+        """Takes stacked leaves, divided into ``total``: K, from ``first`` on."""
+        own = [leaves[f"leaf_{i}"] for i in range(len(self.towers[0]))]
+        wanted = total or len(self.towers)
+        rank = own[0].shape.rank
+        count = wanted if rank is None else own[0].shape[0]  # None in session graphs
+        unstacked = [tf.unstack(leaf, num=count) for leaf in own]
         nests = list(map(self._as_nest, map(list, zip(*unstacked, strict=True))))
         if count != wanted:
             if self._resize is None:
                 self._tell(count, wanted)
                 return tf.no_op()
             nests = self._resize(nests, wanted)
-        done = [own.assign(new, read_value=False) for own, new in self.pairs(nests)]
+        pairs = self.pairs(nests[first : first + len(self.towers)])
+        done = [variable.assign(new, read_value=False) for variable, new in pairs]
         return tf.group(*[own for own in done if own is not None])
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return self.stacked()
+
+    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> tf.Operation:
+        return self.restore(restored)
 
 
 def tell_of_new_memory(count: int, wanted: int) -> None:

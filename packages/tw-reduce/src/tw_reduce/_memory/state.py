@@ -1,6 +1,6 @@
 """The memory of a reducer, in variables on the towers' devices."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -10,9 +10,11 @@ import tensorflow as tf
 from tw_core.internal import (
     builds_session_graph,
     check_function,
+    check_kind,
     check_list,
     check_nested,
     check_text,
+    check_whole_number,
     plain_name,
     read_gradients,
     tf_variables,
@@ -112,11 +114,12 @@ class ReducerState(
         return list(self._towers.devices)
 
     @without_autograph
-    def __call__(self, grads: TowerTensors) -> list[list[Any]]:
+    def __call__(self, grads: TowerTensors, *, if_: Any = True) -> list[list[Any]]:
         """Reduces, and remembers.
 
         Args:
           grads: [K][N] gradients, of which those of a variable may all be None.
+          if_: a bool scalar, whether to remember, where all gradients are finite.
 
         Returns:
           [K][N] sums; None for a variable without gradients.
@@ -126,7 +129,10 @@ class ReducerState(
           TypeError: as ``update``.
         """
         reduced = self.update(grads)
-        done = self.commit(reduced)
+        condition = reduced.is_finite
+        if if_ is not True:
+            condition = tf.logical_and(condition, if_)
+        done = self.commit(reduced, if_=condition)
         if not builds_session_graph():
             return reduced.sums
         with tf.control_dependencies(done):
@@ -224,7 +230,7 @@ class ReducerState(
         condition = reduced.is_finite if if_ is None else if_
         return [tf.cond(condition, assign, lambda: tf.constant(False))]
 
-    def of(self, variables: Sequence[Any]) -> Reducer:
+    def of(self, variables: Sequence[Any]) -> Callable[..., list[list[Any]]]:
         """Returns the reducer for gradients of some variables.
 
         Args:
@@ -232,7 +238,7 @@ class ReducerState(
             no gradient has none for them.
 
         Returns:
-          A reducer of [K][M] gradients.
+          A reducer of [K][M] gradients, which takes ``if_`` as a call does.
 
         Raises:
           TypeError: something that is not a list of variables.
@@ -251,6 +257,59 @@ class ReducerState(
         for n, memory in self._memories.items():
             for variable, value in memory.pairs([own[int(n)] for own in firsts]):
                 variable.assign(value)
+
+    def build(self) -> None:
+        """Makes its variables now, those of variables with sparse gradients as well."""
+        self._make([n for n in range(self.num_variables) if n not in self._made])
+
+    def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
+        """Stores what is remembered as arrays, outside of session graphs.
+
+        Args:
+          store: gets [K, ...] arrays by names of one's own.
+
+        Raises:
+          TypeError: ``store`` is not a dictionary.
+        """
+        check_kind(MutableMapping, "a dictionary", store=store)
+        for n, memory in self._memories.items():
+            for name, leaf in memory.stacked().items():
+                store[f"{n}/{name}"] = leaf.numpy()
+
+    def load_own_variables(
+        self,
+        store: MutableMapping[str, Any],
+        *,
+        total: int | None = None,
+        first: int = 0,
+    ) -> None:
+        """Takes what ``save_own_variables`` stored, outside of session graphs.
+
+        Args:
+          store: of as many towers as it may be; their memory is divided, or begins anew
+            with a line in the log.
+          total: the number of memories between which it is divided; None for K.
+          first: which of these is tower 0's, as those of other processes are before.
+
+        Raises:
+          TypeError: an argument of another type.
+          ValueError: fewer than K memories from ``first`` on.
+        """
+        check_kind(MutableMapping, "a dictionary", store=store)
+        count = len(self._towers.variables)
+        check_whole_number(first=first, at_least=0)
+        if total is not None:
+            check_whole_number(total=total, at_least=first + count)
+        places = sorted({int(name.partition("/")[0]) for name in store})
+        self._make([n for n in places if n not in self._made])
+        for n in places:
+            prefix = f"{n}/"
+            own = {
+                name.removeprefix(prefix): tf.constant(array)
+                for name, array in store.items()
+                if name.startswith(prefix)
+            }
+            self._memories[str(n)].restore(own, total=total, first=first)
 
     def describe(self) -> str:
         """Says what a tower sends in a step, as the last one was traced.
@@ -367,18 +426,11 @@ class _Part:
     places: tuple[int, ...]
     takes_shares = True
 
-    def __call__(self, grads: TowerTensors) -> list[list[Any]]:
+    def __call__(self, grads: TowerTensors, *, if_: Any = True) -> list[list[Any]]:
         """Reduces, and remembers."""
-        return self.kept(self.state(self.spread(grads)))
-
-    def spread(self, grads: TowerTensors) -> list[list[Any]]:
-        """Returns [K][N] gradients, None for the other variables."""
-        count = self.state.num_variables
-        columns = [dict(zip(self.places, own, strict=True)) for own in grads]
-        return [[own.get(n) for n in range(count)] for own in columns]
-
-    def kept(self, sums: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Returns [K][M] of [K][N] sums."""
+        every = range(self.state.num_variables)
+        rows = [dict(zip(self.places, own, strict=True)) for own in grads]
+        sums = self.state([[own.get(n) for n in every] for own in rows], if_=if_)
         return [[own[n] for n in self.places] for own in sums]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tw_core.internal import check_flag, check_function
-from tw_reduce import Reducer
+from tw_reduce import Reducer, ReducerState
 from tw_rlload._function.batch import DeviceBatch, buffers_of, check_eager
 from tw_rlload._function.step import FunctionStep
 from tw_rlload._loading.buffers import Loaded
@@ -67,6 +67,7 @@ class EpochFunction:
           reducer: [K][N] gradients to [K][N] sums, as those of ``tw_reduce``; None
             for ``tw_reduce.all_reduce`` of the towers' devices. The sums are
             divided by K here, or, with pads, by the number of rows that are not pads.
+            What one with memory remembers is in ``reducer_state``.
           grad_norm_clipping: bound of the averaged gradients' global norm; None
             or 0 for none.
           apply_fn: ``apply_fn(towers, grads, variables, optimizer)`` applies the
@@ -105,18 +106,24 @@ class EpochFunction:
                 "jit_compile=True compiles what is traced for all towers; use "
                 "trace='once', or have loss_fn call tf.function(..., jit_compile=True)."
             )
+        update = read_update(
+            *(batch.towers, reducer, grad_norm_clipping, apply_fn), sparse_gradients
+        )
+        self._memory = update.memory
         self._step = FunctionStep(
             *(batch.specs, loss_fn, models, optimizers),
-            read_update(
-                *(batch.towers, reducer, grad_norm_clipping, apply_fn),
-                sparse_gradients,
-            ),
+            update,
             trace=trace,
             jit_compile=jit_compile,
         )
         self._buffers = buffers_of(batch)
         variables = self._buffers.variables
         self._picks = make_picks(batch.towers, batch.specs, variables)
+
+    @property
+    def reducer_state(self) -> ReducerState | None:
+        """What a reducer with memory remembers, for ``tf.train.Checkpoint``."""
+        return None if self._memory is None else self._memory.state
 
     def optimize(self, batch_index: int) -> dict[str, Any]:
         """Trains on one minibatch.

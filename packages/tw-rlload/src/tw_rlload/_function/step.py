@@ -61,6 +61,8 @@ class FunctionStep:
         self._models = list(models) * (len(towers) // len(models))
         self._optimizers = list(optimizers)
         self._variables = [_trainable(model) for model in self._models]
+        if update.memory is not None:
+            update.memory.make(self._variables)
         if has_apply:
             _check_built(optimizers[0])
             return
@@ -87,6 +89,7 @@ class FunctionStep:
             weights or None,
             bound=self._scaled_bound(self._optimizers[0]),
             own_variables=len({id(model) for model in self._models}) > 1,
+            loss_scale=self._scale_of(self._optimizers[0]),
             finishes=not compiles_update,
         )
         if compiles_update:
@@ -158,10 +161,16 @@ class FunctionStep:
         # The gradients are those of scaled losses. All optimizers have the same scale,
         # as all see the same gradients.
         bound = self._update.bound
-        if bound is None or hasattr(optimizer, "compute_gradients"):
-            return bound
+        scale = None if bound is None else self._scale_of(optimizer)
         # In float64, as the gradients may be.
-        return tf.cast(_scaled(optimizer, tf.constant(1.0)), tf.float64) * bound
+        return bound if scale is None else tf.cast(scale, tf.float64) * bound
+
+    @staticmethod
+    def _scale_of(optimizer: Any) -> tf.Tensor | None:
+        """Returns the scale of gradients; None where it computes and unscales them."""
+        if hasattr(optimizer, "compute_gradients"):
+            return None
+        return _scaled(optimizer, tf.constant(1.0))
 
 
 def _apply_pairs(_: Tower, optimizer: Any, pairs: Pairs, computed: Pairs) -> None:

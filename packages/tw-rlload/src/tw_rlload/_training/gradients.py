@@ -18,14 +18,17 @@ from tw_core.internal import (
     check_flag,
     check_function,
     check_number,
+    is_elementwise,
     map_values,
     read_pairs,
+    scale,
     tf_variable,
     values_of,
     with_unique_rows,
     without_autograph,
 )
-from tw_reduce import Reducer, all_reduce, mean
+from tw_reduce import Reducer, ReducerState, all_reduce, mean
+from tw_reduce.internal import is_stateful
 from tw_reduce.reducers import check_adds
 from tw_rlload._loading.specs import is_numeric
 
@@ -76,6 +79,20 @@ def weighted_mean(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         return tf.math.divide_no_nan(total, tf.reduce_sum(weights))
 
 
+class Memory:
+    """Holds what a reducer with memory remembers, once the variables are known."""
+
+    def __init__(self, reducer: Any, towers: Sequence[Tower]) -> None:
+        self._reducer, self._devices = reducer, [own.device for own in towers]
+        self.state: ReducerState | None = None
+
+    def make(self, variables: Sequence[Sequence[Any]]) -> ReducerState:
+        """Returns the holder, made for [K][N] variables at the first call."""
+        if self.state is None:
+            self.state = ReducerState(self._reducer, variables, devices=self._devices)
+        return self.state
+
+
 @dataclass(frozen=True)
 class Update:
     """How towers' gradients become an update: summed, averaged, clipped, applied."""
@@ -85,6 +102,7 @@ class Update:
     bound: float | None  # of the averaged gradients' global norm
     apply_fn: Any  # an ApplyFn; None where optimizers apply
     keeps_sparse: bool  # else gradients of embeddings are made dense, as RLlib's are
+    memory: Memory | None = None
 
     def combine(
         self,
@@ -93,6 +111,7 @@ class Update:
         *,
         bound: tf.Tensor | float | None,  # in the scale of the gradients
         own_variables: bool,
+        loss_scale: tf.Tensor | None = None,  # of the gradients
         finishes: bool = True,
     ) -> list[Pairs]:
         """Averages the towers' gradients and, unless ``finishes`` is False, clips them.
@@ -105,7 +124,7 @@ class Update:
         check_any_gradient(found, [variable for _, variable in grad_list[0]])
         kept = _without_missing(grad_list)
         read = read_pairs(kept, variables="own" if own_variables else "any")
-        means = mean(self.reducer, weights=tower_weights)(read)
+        means = self._means(grad_list, read, tower_weights, loss_scale)
         if not finishes:
             return Gradients(means, read.variables).pairs
         # Reducers that add in one place return one list for all towers: clip it once.
@@ -116,6 +135,25 @@ class Update:
         }
         averaged = [clipped[tuple(map(id, tower))] for tower in means]
         return Gradients(averaged, read.variables).pairs
+
+    def _means(
+        self,
+        grad_list: Sequence[Pairs],
+        read: Gradients,
+        weights: Sequence[tf.Tensor] | None,
+        loss_scale: tf.Tensor | None,
+    ) -> list[list[Any]]:
+        reducer = self.reducer
+        if self.memory is not None:
+            every = [[variable for _, variable in tower] for tower in grad_list]
+            reducer = self.memory.make(every).of(read.variables[0])
+        reducer = mean(reducer, weights=weights)
+        if loss_scale is None or is_elementwise(self.reducer):
+            return reducer(read)
+        # What is kept for the next step may meet another scale there.
+        unscaled = [[_times(grad, 1.0 / loss_scale) for grad in own] for own in read]
+        means = reducer(Gradients(unscaled, tests=read.tests))
+        return [[_times(grad, loss_scale) for grad in own] for own in means]
 
     def finished(
         self,
@@ -159,13 +197,19 @@ def read_update(
         reducer = all_reduce([tower.device for tower in towers])
     else:
         check_adds(reducer=reducer)
+    memory = Memory(reducer, towers) if is_stateful(reducer) else None
     bound = grad_norm_clipping
     if bound is not None:
         bound = check_number(grad_norm_clipping=bound, at_least=0) or None
     if apply_fn is not None:
         check_function(apply_fn=apply_fn)
     keeps_sparse = check_flag(sparse_gradients=sparse_gradients)
-    return Update(tuple(towers), reducer, bound, apply_fn, keeps_sparse)
+    return Update(tuple(towers), reducer, bound, apply_fn, keeps_sparse, memory)
+
+
+def _times(grad: Any, factor: tf.Tensor) -> Any:
+    with tf.device(values_of(grad).device):
+        return scale(grad, factor)
 
 
 def _numbers(name: str, value: object) -> tf.Tensor:

@@ -1,0 +1,95 @@
+"""What ranks do with a reducer that has memory, and what NumPy makes of the same."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tw_core.testing import CPUS
+from tw_keras import TowerModel
+from tw_reduce import compression
+
+RANDOM = np.random.default_rng(0)
+ROWS = [[8, 8, 4], [6, 6, 6, 6, 2]]  # of the batches of each rank
+X = RANDOM.normal(size=(len(ROWS), 30, 40)).astype("float32")
+Y = RANDOM.normal(size=(len(ROWS), 30, 64)).astype("float32")
+SENT, EPOCHS = 200, 3
+REDUCERS = {
+    "top k": compression.error_feedback(compression.top_k(count=SENT)),
+    "power_sgd": compression.power_sgd(rank=2),
+}
+
+
+def make() -> keras.Model:
+    keras.utils.set_random_seed(1)
+    hidden = keras.layers.Dense(128, "tanh")
+    return keras.Sequential([keras.Input([40]), hidden, keras.layers.Dense(64)])
+
+
+def batches(rank: int) -> list[Any]:
+    at = np.cumsum(ROWS[rank])[:-1]
+    return list(zip(np.split(X[rank], at), np.split(Y[rank], at), strict=True))
+
+
+class Fails(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 1:
+            raise RuntimeError("interrupted")
+
+
+def fits(group: Any, name: str, towers: int, steps: int, folder: str) -> Any:
+    """Trains on uneven batches, and again with an end in between; returns weights."""
+    found = []
+    for callbacks in ([], [Fails()], [None]):
+        model = TowerModel(make, CPUS[:towers], reducer=REDUCERS[name], group=group)
+        adam = keras.optimizers.Adam(0.01, gradient_accumulation_steps=steps or None)
+        model.compile(adam, "mse")
+        backup = keras.callbacks.BackupAndRestore(folder)
+        data = tf.data.Dataset.from_generator(
+            lambda: batches(group.rank),
+            output_signature=(tf.TensorSpec([None, 40]), tf.TensorSpec([None, 64])),
+        )
+        own = [backup, *filter(None, callbacks)] if callbacks else []
+        try:
+            model.fit(data, epochs=EPOCHS, verbose=0, callbacks=own)
+        except RuntimeError:
+            continue
+        found.append([own.get_weights() for own in model.towers])
+    return found
+
+
+def largest(full: np.ndarray) -> np.ndarray:
+    kept = np.zeros(full.size, full.dtype)
+    places = np.argsort(-np.abs(full).ravel(), kind="stable")[:SENT]
+    kept[places] = full.ravel()[places]
+    return kept.reshape(full.shape)
+
+
+def on_one_device() -> list[np.ndarray]:
+    """Returns weights of one model that gets what each rank sends of its share."""
+    model = make()
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    variables = [own.value for own in model.trainable_variables]
+    errors = [[np.zeros(own.shape, "float32") for own in variables] for _ in ROWS]
+    of_ranks = [batches(rank) for rank in range(len(ROWS))]
+    for step in range(EPOCHS * max(map(len, ROWS))):
+        n = step % max(map(len, ROWS))
+        shares = [own[n] if n < len(own) else None for own in of_ranks]
+        total = sum(len(own[0]) for own in shares if own)
+        sent = [np.zeros(own.shape, "float32") for own in variables]
+        for own, error in zip(shares, errors, strict=True):
+            grads = [np.zeros(v.shape, "float32") for v in variables]
+            if own:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(tf.square(model(own[0]) - own[1]))
+                grads = tape.gradient(loss, variables)
+                grads = [np.asarray(g) * (len(own[0]) / total) for g in grads]
+            for m, grad in enumerate(grads):
+                if grad.ndim > 1:
+                    full = (grad + error[m]).astype("float32")
+                    grad = largest(full)
+                    error[m] = full - grad
+                sent[m] += grad
+        model.optimizer.apply(list(map(tf.constant, sent)), model.trainable_variables)
+    return model.get_weights()

@@ -1,0 +1,187 @@
+"""What a reducer with memory remembers of a model: a holder for each optimizer.
+
+It is saved beside the model, whose file stays that of the plain model.
+"""
+
+import io
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tw_core import Tower
+from tw_core.ranks import RankGroup
+from tw_keras._updates.accumulation import inner_of
+from tw_reduce import Reducer, ReducerState
+
+_log = logging.getLogger(__name__)
+_Arrays = dict[str, Any]
+
+
+def companion_of(filepath: Any) -> str:
+    """Returns the file beside a model's in which its reducer's memory is."""
+    return f"{os.fspath(filepath)}.reducer.npz"
+
+
+class Memory:
+    """The holders of a reducer with memory, each for the variables of an optimizer."""
+
+    def __init__(
+        self,
+        reducer: Any,
+        towers: Sequence[Tower],
+        of_towers: Callable[[Sequence[Any]], Sequence[Sequence[Any]]],
+        add_of: Callable[[int], Reducer],
+        group: RankGroup | None,
+    ) -> None:
+        """Takes the towers that remember: one, where a rank's are added before.
+
+        ``of_towers`` returns [K] lists of what towers have for tower 0's variables;
+        ``add_of`` the sum for the n-th optimizer.
+        """
+        self._reducer, self._towers, self._group = reducer, towers, group
+        self._of_towers, self._add_of = of_towers, add_of
+        self._made: dict[int, tuple[Any, ReducerState]] = {}  # keeps their ids
+        self._loaded: dict[int, _Arrays] = {}  # by optimizer, not yet taken
+        self._of_ranks: dict[int, _Arrays] = {}  # [R, ...], as an epoch ended
+
+    def of(self, place: int, optimizer: Any) -> ReducerState:
+        """Returns the holder for the n-th optimizer, which is built."""
+        if id(optimizer) not in self._made:
+            variables = self._of_towers(inner_of(optimizer)._trainable_variables)
+            holder = ReducerState(
+                self._reducer,
+                variables[: len(self._towers)],
+                add=self._add_of(place),
+                devices=[tower.device for tower in self._towers],
+            )
+            self._made[id(optimizer)] = optimizer, holder
+            if loaded := self._loaded.pop(place, None):
+                with tf.init_scope():
+                    holder.load_own_variables(loaded)
+        return self._made[id(optimizer)][1]
+
+    def forget(self) -> None:
+        """Forgets the holders of older optimizers."""
+        self._made.clear()
+        self._of_ranks.clear()
+
+    def begin_epoch(self) -> None:
+        """Notes that steps follow, after which what was gathered is no longer true."""
+        self._of_ranks.clear()
+
+    @property
+    def holders(self) -> list[ReducerState]:
+        """The holders, in the order in which their optimizers applied first."""
+        return [holder for _, holder in self._made.values()]
+
+    def save(self, filepath: Any, places: Sequence[Any]) -> None:
+        """Saves beside a model; ``places`` are the optimizers, in order."""
+        arrays = {
+            f"{n}/{name}": array
+            for n, optimizer in enumerate(places)
+            for name, array in self._arrays(n, optimizer).items()
+        }
+        companion = companion_of(filepath)
+        if tf.io.gfile.exists(companion):
+            tf.io.gfile.remove(companion)
+        if arrays:
+            written = io.BytesIO()  # GFile cannot be written out of order.
+            np.savez(written, **arrays)
+            with tf.io.gfile.GFile(companion, "wb") as file:
+                file.write(written.getvalue())
+
+    def load(self, filepath: Any, places: Sequence[Any]) -> None:
+        """Takes what is beside a model's file; without that, begins anew."""
+        self._loaded, self._of_ranks = {}, {}
+        companion = companion_of(filepath)
+        if tf.io.gfile.exists(companion):
+            with tf.io.gfile.GFile(companion, "rb") as file:
+                read = io.BytesIO(file.read())
+            with np.load(read) as arrays:
+                for name in arrays.files:
+                    n, _, own = name.partition("/")
+                    self._loaded.setdefault(int(n), {})[own] = arrays[name]
+        elif self._made:
+            _log.warning(
+                "TowerModel: there is no %s: the reducer's memory begins anew.",
+                companion,
+            )
+        for n, optimizer in enumerate(places):
+            if id(optimizer) not in self._made:
+                continue
+            holder = self._made[id(optimizer)][1]
+            holder.reset()
+            if self._group is None and n in self._loaded:
+                holder.load_own_variables(self._loaded.pop(n))
+
+    def take_of_rank_0(self, places: Sequence[Any]) -> None:
+        """Takes this rank's part of what rank 0 has loaded; all ranks call it."""
+        group = self._group
+        if group is None:
+            return
+        has_loaded = tf.constant([float(bool(self._loaded))])
+        (total,) = group.sum([has_loaded], names=["whether memory was loaded"])
+        if not total[0] > 0:
+            return
+        loaded, self._loaded = self._loaded, {}
+        for n, optimizer in enumerate(places):
+            if not optimizer.built:
+                continue
+            holder = self.of(n, optimizer)
+            holder.build()
+            of_ranks = self._divided(holder, loaded.get(n, {}))
+            holder.load_own_variables(of_ranks, total=group.size, first=group.rank)
+
+    def gather(self, places: Sequence[Any]) -> None:
+        """Brings what all ranks remember to rank 0, to be saved; all ranks call it."""
+        group = self._group
+        if group is None or self._of_ranks:
+            return
+        for n, optimizer in enumerate(places):
+            if id(optimizer) in self._made:
+                own: _Arrays = {}
+                self._made[id(optimizer)][1].save_own_variables(own)
+                self._of_ranks[n] = self._summed(
+                    {key: {group.rank: array} for key, array in own.items()}, own
+                )
+
+    def _divided(self, holder: ReducerState, loaded: _Arrays) -> _Arrays:
+        """Returns [R, ...] arrays of rank 0's, on all ranks."""
+        group: Any = self._group
+        own: _Arrays = {}
+        holder.save_own_variables(own)
+        parts: dict[str, dict[int, Any]] = {key: {} for key in own}
+        for rank in range(group.size) if group.rank == 0 else ():
+            holder.load_own_variables(loaded, total=group.size, first=rank)
+            divided: _Arrays = {}
+            holder.save_own_variables(divided)
+            for key, array in divided.items():
+                parts[key][rank] = array
+        return self._summed(parts, own)
+
+    def _summed(self, parts: dict[str, dict[int, Any]], like: _Arrays) -> _Arrays:
+        """Adds arrays that ranks put at their places of [R, ...] ones."""
+        group: Any = self._group
+        brought = []
+        for key, own in like.items():
+            whole = np.zeros([group.size, *own.shape[1:]], own.dtype)
+            for rank, array in parts[key].items():
+                whole[rank] = array[0]
+            brought.append(tf.constant(whole))
+        names = [f"memory {key}" for key in like]
+        sums = group.sum(brought, names=names) if brought else []
+        return {key: own.numpy() for key, own in zip(like, sums, strict=True)}
+
+    def _arrays(self, place: int, optimizer: Any) -> _Arrays:
+        if place in self._of_ranks:
+            return self._of_ranks[place]
+        if id(optimizer) not in self._made:
+            return self._loaded.get(place, {})
+        own: _Arrays = {}
+        self._made[id(optimizer)][1].save_own_variables(own)
+        ranks = 1 if self._group is None else self._group.size
+        return {key: np.repeat(array, ranks, 0) for key, array in own.items()}

@@ -1,0 +1,135 @@
+"""A reducer with memory in ``fit``: saved beside the model, and given back."""
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tower_models import CPUS
+
+from tw_keras import TowerModel
+from tw_reduce import compression
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(30, 40)).astype("float32")
+Y = RANDOM.normal(size=(30, 64)).astype("float32")
+TOP = compression.error_feedback(compression.top_k(0.02))
+
+
+def make():
+    keras.utils.set_random_seed(1)
+    hidden = keras.layers.Dense(128, "tanh")
+    return keras.Sequential([keras.Input([40]), hidden, keras.layers.Dense(64)])
+
+
+def made(reducer, num_towers=2, **options):
+    model = TowerModel(make, CPUS[:num_towers], reducer=reducer)
+    model.compile(keras.optimizers.Adam(0.01), "mse", **options)
+    return model
+
+
+def fit(model, epochs, *callbacks, **options):
+    rows = {"batch_size": 10, "shuffle": False, "verbose": 0}
+    return model.fit(X, Y, epochs=epochs, callbacks=list(callbacks), **rows, **options)
+
+
+class Fails(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2:
+            raise KeyboardInterrupt
+
+
+def errors_of(model):
+    """Returns the towers' errors of each variable, added up."""
+    (holder,), found = model.reducer_states, {}
+    holder.save_own_variables(found)
+    return {name: own.sum(0) for name, own in found.items() if own.ndim == 3}
+
+
+@pytest.mark.parametrize("reducer", [TOP, compression.power_sgd(rank=2)])
+def test_training_goes_on_from_a_backup_as_if_it_had_not_ended(reducer, tmp_path):
+    undisturbed = made(reducer)
+    fit(undisturbed, 4)
+    for own in ([Fails()], []):
+        model = made(reducer)
+        backup = keras.callbacks.BackupAndRestore(tmp_path)
+        try:
+            history = fit(model, 4, backup, *own)
+        except KeyboardInterrupt:
+            continue
+    assert len(history.epoch) == 2
+    for tower in model.towers:
+        np.testing.assert_equal(tower.get_weights(), undisturbed.get_weights())
+
+
+def test_saved_memory_is_divided_between_other_towers(tmp_path, caplog):
+    model = made(TOP)
+    fit(model, 1)
+    model.save(tmp_path / "m.keras")
+    assert keras.models.load_model(tmp_path / "m.keras").count_params()
+    wanted = errors_of(model)
+    assert max(np.abs(own).max() for own in wanted.values()) > 1e-3
+    for num_towers in (1, 3):
+        other = made(TOP, num_towers)
+        other.load_weights(tmp_path / "m.keras")
+        fit(other, 1, steps_per_epoch=1)
+        other.load_weights(tmp_path / "m.keras")
+        for name, own in errors_of(other).items():
+            np.testing.assert_allclose(own, wanted[name], rtol=1e-6, atol=1e-7)
+    (tmp_path / "m.keras.reducer.npz").unlink()
+    with caplog.at_level(logging.WARNING):
+        other.load_weights(tmp_path / "m.keras")
+    assert [line for line in caplog.messages if "begins anew" in line]
+    assert not any(own.any() for own in errors_of(other).values())
+
+
+def test_bytes_that_travel_are_told():
+    model = made(compression.power_sgd(rank=2))
+    assert model.reducer_states == []
+    fit(model, 1)
+    (state,) = model.reducer_states
+    sent = 2 * 4 * (40 + 128 + 128 + 64) + 4 * (128 + 64) + 4
+    whole = 4 * (40 * 128 + 128 * 64 + 128 + 64)
+    assert f"{sent:,} bytes in 2 sums" in state.describe()
+    assert f"gradients of {whole:,} bytes" in state.describe()
+
+
+def test_a_lone_tower_sends_and_remembers_too():
+    model = made(TOP, 1)
+    fit(model, 1)
+    assert max(np.abs(own).max() for own in errors_of(model).values()) > 1e-3
+
+
+def test_a_reducer_that_looks_at_variables_gets_them_unscaled():
+    seen = []
+
+    def largest_norm(grads):
+        seen.append([tuple(grad.shape) for grad in grads[0]])
+        best = []
+        for column in zip(*grads, strict=True):
+            norms = tf.stack([tf.norm(tf.minimum(grad, 1.0)) for grad in column])
+            best.append(tf.gather(tf.stack(column), tf.argmax(norms)))
+        return [list(best) for _ in grads]
+
+    weights = []
+    for optimizer in (
+        keras.optimizers.SGD(0.1),
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), 2**10),
+    ):
+        model = TowerModel(make, CPUS[:2], reducer=largest_norm)
+        model.compile(optimizer, "mse")
+        fit(model, 1)
+        weights.append(model.get_weights())
+    assert set(map(str, seen)) == {str([(40, 128), (128,), (128, 64), (64,)])}
+    for own, scaled in zip(*weights, strict=True):
+        np.testing.assert_allclose(scaled, own, rtol=1e-6, atol=1e-7)
+
+
+def test_what_has_no_memory_of_all_towers_is_refused():
+    with pytest.raises(ValueError, match="use run_eagerly=False"):
+        fit(made(TOP, run_eagerly=True), 1)
+    with pytest.raises(ValueError, match="use flat_below_bytes=0"):
+        TowerModel(make, CPUS[:2], reducer=TOP, flat_below_bytes=1 << 16)
+    with pytest.raises(ValueError, match="variables='replicated'"):
+        TowerModel(make, CPUS[:2], reducer=TOP, variables="sharded")
