@@ -633,7 +633,8 @@ def test_a_step_of_ones_own_may_take_any_tuple(make, variables):
     one.evaluate(data, verbose=0)
     many.set_weights(one.get_weights())
     wants, gots = [m.fit(data, epochs=3, verbose=0).history for m in (one, many)]
-    np.testing.assert_allclose(gots["loss"], wants["loss"], rtol=2e-6)
+    # A loss near 0 is what is left of larger distances.
+    np.testing.assert_allclose(gots["loss"], wants["loss"], rtol=2e-6, atol=2e-7)
     for tower in many.towers:
         check_near(tower.get_weights(), one.get_weights())
 

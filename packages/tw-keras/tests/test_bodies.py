@@ -297,7 +297,8 @@ def test_results_of_a_branch_that_applies_cannot_be_differentiated():
 
 
 def test_branches_are_refused_where_ranks_exchange_gradients():
-    copies = SimpleNamespace(main=Model(accumulating), ranks=object())
+    ranks = dict.fromkeys(("ranks", "ranks_in_steps"), object())
+    copies = SimpleNamespace(main=Model(accumulating), memory=None, **ranks)
     meetings = Meetings(Step(copies=copies))
     with (
         tf.Graph().as_default(),
