@@ -22,6 +22,7 @@ def make_replica():
 
 @pytest.mark.parametrize("begin", [tw_ranks.join, hvd.init, make_replica])
 def test_a_task_without_a_cluster_does_not_begin_a_training_of_one(begin, monkeypatch):
+    hvd.shutdown()  # Another test of this process may have begun.
     told = {"task": {"type": "worker", "index": 1}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(told))
     with pytest.raises(ValueError, match="lists every task; got the task"):
