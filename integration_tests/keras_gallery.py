@@ -36,7 +36,9 @@ RANDOM = {
     "text": {"rows": 128, "epochs": 3},
     "mixed_precision": {"rows": 128, "epochs": 3},
 }
-PROGRAMS = (*DETERMINISTIC, *RANDOM)
+# Towers send approximations.
+COMPRESSED = {"send_less": {"rows": 128, "epochs": 2}}
+PROGRAMS = (*DETERMINISTIC, *RANDOM, *COMPRESSED)
 
 
 @contextmanager

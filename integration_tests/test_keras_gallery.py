@@ -12,6 +12,7 @@ from functools import cache, partialmethod
 import keras_gallery
 import pytest
 from keras_gallery import (
+    COMPRESSED,
     DETERMINISTIC,
     FOLDER,
     PROGRAMS,
@@ -67,9 +68,9 @@ def test_compiled_by_xla_the_losses_are_those_of_one_device(name, monkeypatch):
 
 
 @pytest.mark.skipif(FULL, reason="the session gallery compares five seeds")
-@pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.parametrize("name", (*RANDOM, *COMPRESSED))
 def test_those_with_random_steps_learn(name):
-    history = train(name, 3, **RANDOM[name])
+    history = train(name, 3, **(RANDOM | COMPRESSED)[name])
     assert losses(history)[0][-1] < 0.99 * losses(history)[0][0]
 
 
@@ -91,9 +92,10 @@ def test_two_lines_at_most_are_not_plain_keras(name):
     with programs():
         import gallery
     path = FOLDER / f"{name}.py"
+    options = ", **own" if name in COMPRESSED else ""
     assert gallery.marked_lines(path) == [
         "from tw_keras import TowerModel",
-        "model = TowerModel(make_model, devices(towers))",
+        f"model = TowerModel(make_model, devices(towers){options})",
     ]
     plain = gallery.plain_source(path)
     assert "    model = make_model()\n" in plain
@@ -101,10 +103,10 @@ def test_two_lines_at_most_are_not_plain_keras(name):
     assert "TowerModel" not in plain
 
 
-def test_there_are_ten_programs_and_the_page_lists_them():
+def test_there_are_eleven_programs_and_the_page_lists_them():
     found = {path.stem for path in FOLDER.glob("*.py")} - {"gallery"}
     assert found == set(PROGRAMS)
-    assert len(found) == 10
+    assert len(found) == 11
     page = FOLDER.parents[1] / "tutorials" / "gallery.md"
     text = page.read_text()
     assert [name for name in PROGRAMS if f"`{name}.py`" not in text] == []

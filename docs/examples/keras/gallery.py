@@ -53,6 +53,18 @@ def normal_rows(seeds, step, width, dtype):
     )
 
 
+def reducers():
+    """Returns by name what towers may send in place of their gradients."""
+    from tw_reduce.compression import error_feedback, int8, power_sgd, sign, top_k
+
+    return {
+        "rank 4": power_sgd(rank=4),
+        "int8": error_feedback(int8()),
+        "sign": error_feedback(sign()),
+        "top 2 %": error_feedback(top_k(0.02)),
+    }
+
+
 def marked_lines(path):
     """Lists the lines of a program that are not plain Keras, without the marks."""
     lines = Path(path).read_text(encoding="utf-8").splitlines()
