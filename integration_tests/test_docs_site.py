@@ -106,13 +106,18 @@ def test_every_argument_is_in_a_signature_and_every_constructors_is_described():
     entries = {}
     for name, signature, text in read_entries():  # a method by its class's name, too
         entries[name] = entries[".".join(name.split(".")[-2:])] = (signature, text)
-        entries.setdefault(name.rpartition(".")[2], (signature, text))
+        *_, parent, own = name.split(".")
+        level = "method" if parent[0].isupper() else "function"
+        for key in (own, f"{level} {own}"):
+            entries.setdefault(key, (signature, text))
     lacking = []
     for kind, name, base, arguments in read_arguments():
         *path, own = name.split(".")
         if own.startswith("__"):
             continue
-        shown = (name, f"{path[-1]}.{own}", own)  # the last if a base describes it
+        level = "method" if path[-1][0].isupper() else "function"
+        # The last if a base describes it.
+        shown = (name, f"{path[-1]}.{own}", f"{level} {own}")
         signature, text = next(entries[key] for key in shown if key in entries)
         inherited = entries.get(base, ("", ""))[1]
         for argument in sorted(arguments):
