@@ -47,7 +47,7 @@ class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
         if self._copies.sharded is not None:
             self._copies.sharded.forget_whole()
         if self._copies.memory is not None:
-            self._copies.memory.begin_epoch()
+            self._copies.memory.forget_gathered()
         if self._copies.ranks is not None:
             self._copies.ranks.begin_epoch(self.model._epoch_iterator)
 

@@ -461,6 +461,8 @@ class TowerModel(AsTower0):
 
         With a ``group`` all ranks call it, and get the results of all ranks' rows.
         """
+        if self._own.memory is not None:
+            self._own.memory.forget_gathered()
         return self._on_batch("train_on_batch", "train_step", args, kwargs)
 
     def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:

@@ -143,11 +143,8 @@ class Updater:
         if accumulator is None:
             factor = scalars.scale() if are_scaled else None
             if factor is not None and self._sees_gradients:
-                unscaled = partial(map, partial(_divided, factor))
-                buffers, factor = (
-                    on_devices(self.devices, lambda own: list(unscaled(own)), buffers),
-                    None,
-                )
+                buffers = self._averaged(buffers, partial(_divided, factor))
+                factor = None
             buffers, average = self._weighed(buffers, weights, factor, jit_compile)
             return update(plan, buffers, average, True)
         inverse = scalars.inverse() if are_scaled else None

@@ -18,7 +18,7 @@ from tw_keras._over_ranks.exchanges import (
     to_travel,
 )
 from tw_keras._updates.accumulation import Sums, Told, accumulates, keeps_dtype
-from tw_keras._updates.update import Brought, places_of_gradients
+from tw_keras._updates.update import Brought, divisor_of, places_of_gradients
 from tw_reduce import Reducer
 
 
@@ -48,9 +48,7 @@ def accumulate(
             if weights is not None:
                 grads = [weigh(grad, weights[k]) for grad in grads]
             parts.append(grads)
-    total: Any = len(brought) if averages else 1
-    if weights is not None:
-        total = tf.add_n([tf.cast(own, tf.float64) for own in weights])
+    total = divisor_of(brought, weights, averages=averages)
     is_finite = tf.constant(True)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         is_finite = _are_finite(parts)

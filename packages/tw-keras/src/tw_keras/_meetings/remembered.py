@@ -9,7 +9,7 @@ from tw_core.internal import map_values, weigh
 from tw_keras._meetings.step import Step
 from tw_keras._over_ranks.exchanges import RememberedExchange, for_towers, to_travel
 from tw_keras._updates.accumulation import Told, scale_of
-from tw_keras._updates.update import Brought, places_of_gradients
+from tw_keras._updates.update import Brought, divisor_of, places_of_gradients
 
 
 def reduce_remembering(
@@ -23,9 +23,7 @@ def reduce_remembering(
 ) -> list[Brought]:
     """Reduces gradients, and remembers what was not sent; returns [K] to apply."""
     used = places_of_gradients(brought)
-    total: Any = len(brought) if averages else 1
-    if weights is not None:
-        total = tf.add_n([tf.cast(own, tf.float64) for own in weights])
+    total = divisor_of(brought, weights, averages=averages)
     parts = [
         [_prepared(own.grads[m], own.variables[m], m in own.same_rows) for m in used]
         for own in brought

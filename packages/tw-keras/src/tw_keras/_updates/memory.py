@@ -69,7 +69,7 @@ class Memory:
         self._made.clear()
         self._of_ranks.clear()
 
-    def begin_epoch(self) -> None:
+    def forget_gathered(self) -> None:
         """Notes that steps follow, after which what was gathered is no longer true."""
         self._of_ranks.clear()
 
@@ -130,6 +130,12 @@ class Memory:
         loaded, self._loaded = self._loaded, {}
         for n, optimizer in enumerate(places):
             if not optimizer.built:
+                _log.warning(
+                    "TowerModel: %s has no variables yet, so what its reducer "
+                    "remembered begins anew; load after the model and its optimizer "
+                    "are built.",
+                    type(optimizer).__name__,
+                )
                 continue
             holder = self.of(n, optimizer)
             holder.build()

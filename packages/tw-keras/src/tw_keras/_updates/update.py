@@ -47,6 +47,15 @@ def places_of_gradients(brought: Sequence[Brought]) -> list[int]:
     ]
 
 
+def divisor_of(
+    brought: Sequence[Brought], weights: Sequence[Any] | None, *, averages: bool
+) -> Any:
+    """Returns what the sum of a rank's weighed gradients is divided by."""
+    if weights is None:
+        return len(brought) if averages else 1
+    return tf.add_n([tf.cast(own, tf.float64) for own in weights])
+
+
 def with_gradients(brought: Sequence[Brought]) -> list[Brought]:
     """Leaves out the variables that have a gradient in no tower, as Keras does."""
     used = places_of_gradients(brought)
