@@ -11,15 +11,17 @@ from pathlib import Path
 
 import pytest
 from covering import pytest_collection_modifyitems, pytest_configure
-from harness.fixtures import make_cluster, make_ranks, processes
+from harness.fixtures import groups, make_cluster, make_ranks, processes, threads
 from hypothesis import settings
 
 __all__ = [
+    "groups",
     "make_cluster",
     "make_ranks",
     "processes",
     "pytest_collection_modifyitems",
     "pytest_configure",
+    "threads",
 ]
 
 PACKAGES = Path(__file__).parents[1] / "packages"

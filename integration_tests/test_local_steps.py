@@ -3,20 +3,12 @@
 import numpy as np
 import pytest
 import rank_local
-from harness.ranks import Raised, Ranks
+from harness.ranks import Raised
 
 ROWS = {
     2: [[4, 6, 1, 3, 5], [3, 2, 2, 4]],
     3: [[4, 2, 1, 3, 5], [], [2, 2, 2]],
 }
-
-
-@pytest.fixture(scope="module")
-def threads(processes):
-    """A process in which ranks are threads that wait for each other in operations."""
-    environment = {0: {"TF_NUM_INTEROP_THREADS": "16"}}
-    with Ranks(processes, 1, towers=8, environment=environment) as group:
-        yield group.joined()
 
 
 @pytest.mark.full(

@@ -1,7 +1,5 @@
 """Optimizers whose state is in shards over ranks train as one device does."""
 
-import contextlib
-import functools
 import os
 from importlib.util import find_spec
 
@@ -12,7 +10,7 @@ import rank_batches
 import rank_sharded
 import rank_training
 from harness.keras_optimizers import CASES, KINDS, present
-from harness.ranks import Raised, Ranks
+from harness.ranks import Raised
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,27 +27,6 @@ PROGRAMS = [
     *("evaluates", "compiled again", "momentum, weights"),
 ]
 UNEVEN = ["compiled again", "no batch at first", "no rows", "until one stops"]
-
-
-@pytest.fixture(scope="module")
-def groups(processes):
-    """Starts a group of each size, and over each engine, that a test asks for."""
-    with contextlib.ExitStack() as stack:
-
-        @functools.cache
-        def of(size, engine=""):
-            options = {"engine": engine, "towers": 8}
-            return stack.enter_context(Ranks(processes, size, **options)).joined()
-
-        yield of
-
-
-@pytest.fixture(scope="module")
-def threads(processes):
-    """A process in which ranks are threads that wait for each other in operations."""
-    environment = {0: {"TF_NUM_INTEROP_THREADS": "16"}}
-    with Ranks(processes, 1, towers=8, environment=environment) as group:
-        yield group.joined()
 
 
 def in_threads(threads, size, function, *arguments):

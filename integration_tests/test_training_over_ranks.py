@@ -1,8 +1,6 @@
 """Programs of Keras's users train over processes and towers as on one device."""
 
-import contextlib
 import csv
-import functools
 import os
 from importlib.util import find_spec
 
@@ -14,33 +12,12 @@ import rank_batches
 import rank_calls
 import rank_memory_fits
 import rank_training
-from harness.ranks import Raised, Ranks
+from harness.ranks import Raised
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 OVER_MPI = ("Adam", "sparse gradients", "flat", "two optimizers", "accumulated")
 SHAPES = {"2 x 1": (2, 1), "2 x 2": (2, 2), "3 x 1": (3, 1)}  # ranks, towers
-
-
-@pytest.fixture(scope="module")
-def groups(processes):
-    """Starts a group of each size, and over each engine, that a test asks for."""
-    with contextlib.ExitStack() as stack:
-
-        @functools.cache
-        def of(size, engine=""):
-            options = {"engine": engine, "towers": 8}
-            return stack.enter_context(Ranks(processes, size, **options)).joined()
-
-        yield of
-
-
-@pytest.fixture(scope="module")
-def threads(processes):
-    """A process in which ranks are threads that wait for each other in operations."""
-    environment = {0: {"TF_NUM_INTEROP_THREADS": "16"}}
-    with Ranks(processes, 1, towers=8, environment=environment) as group:
-        yield group.joined()
 
 
 def assert_alike(results, want, rtol=2e-6):

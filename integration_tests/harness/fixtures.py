@@ -1,6 +1,8 @@
 """Clusters and groups of ranks, whose processes end with the test."""
 
 import contextlib
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -41,3 +43,28 @@ def make_ranks(processes: Any) -> Any:
             return stack.enter_context(Ranks(processes, *arguments, **options))
 
         yield make
+
+
+@pytest.fixture(scope="module")
+def groups(processes: Any) -> Iterator[Any]:
+    """Starts a group of each size, and over each engine, that a test asks for."""
+    from harness.ranks import Ranks
+
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def of(size: int, engine: str = "") -> Any:
+            options: dict[str, Any] = {"engine": engine, "towers": 8}
+            return stack.enter_context(Ranks(processes, size, **options)).joined()
+
+        yield of
+
+
+@pytest.fixture(scope="module")
+def threads(processes: Any) -> Iterator[Any]:
+    """A process in which ranks are threads that wait for each other in operations."""
+    from harness.ranks import Ranks
+
+    environment = {0: {"TF_NUM_INTEROP_THREADS": "16"}}
+    with Ranks(processes, 1, towers=8, environment=environment) as group:
+        yield group.joined()
