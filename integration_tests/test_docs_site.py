@@ -163,7 +163,7 @@ def test_a_twin_has_signatures_as_python_has_them():
 def test_the_list_of_pages_is_as_its_convention_has_it():
     title, gap, summary, *rest = LIST.read_text("utf-8").splitlines()
     assert (title, gap) == ("# towers", "")
-    assert summary.startswith("> Small packages for tower-style data-parallel")
+    assert summary.startswith("> Train a Keras model, or your own TensorFlow step")
     sections = [line for line in rest if line.startswith("## ")]
     assert sections[0] == "## Start"
     assert sections[-1] == "## Optional"

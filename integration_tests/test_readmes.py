@@ -36,6 +36,25 @@ RUN = [
     for path in (*READMES, *PAGES)
     if python_blocks(path) and path not in (*DESIGN, *LAUNCHED)
 ]
+# What the README's change leaves out, and what it must not change.
+CHANGE = """
+import keras, numpy as np
+from tw_core import use_logical_cpus
+use_logical_cpus(2)
+keras.config.set_floatx("float64")
+keras.config.set_dtype_policy("float64")
+x = np.random.default_rng(0).normal(size=[99, 3])
+y = x @ [[1.0], [2.0], [3.0]]
+def make_model():
+    return keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+keras.utils.set_random_seed(0)
+{before}
+wanted, one = model.get_weights(), model
+keras.utils.set_random_seed(0)
+{after}
+np.testing.assert_allclose(model.get_weights()[0], wanted[0], rtol=1e-12)
+assert model is not one and len(model.towers) == 2
+"""
 WEIGHTS = f"w = {[0.5 + 0.5 * 0.75**4] * 3}"  # as the page works out by hand
 
 
@@ -117,6 +136,21 @@ def launches_of_ours(path, folder):
 def launched(launch, folder, run=run_forked):
     """Runs a launch line; returns its status, negative if killed, and what was said."""
     return run(launch.command, deadline_s=LAUNCH_DEADLINE_S, cwd=folder)
+
+
+@pytest.mark.timeout(LAUNCH_DEADLINE_S + 60)
+def test_the_change_that_the_readme_begins_with_keeps_the_weights(tmp_path):
+    (change,) = [block.code for block in blocks(READMES[0]) if block.info == "diff"]
+    lines = change.replace("/gpu:", "/cpu:").splitlines()
+    before, after = (
+        "\n".join(line[1:] for line in lines if not line.startswith(other))
+        for other in "+-"
+    )
+    program = tmp_path / "change.py"
+    program.write_text(CHANGE.format(before=before, after=after))
+    command = [sys.executable, str(program)]
+    status, said = run_forked(command, deadline_s=LAUNCH_DEADLINE_S, cwd=tmp_path)
+    assert status == 0, said
 
 
 @pytest.mark.parametrize("path", READMES, ids=name)
