@@ -71,9 +71,11 @@ doctest_default_flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 html_theme = "furo"
 html_title = "towers"
+html_favicon = "_static/favicon.svg"
+pygments_dark_style = "github-dark-colorblind"  # furo's own underlines names as links
 html_static_path = ["_static"]
 html_css_files = ["towers.css"]
-html_js_files = [("versions.js", {"defer": "defer"})]
+html_js_files = [(name, {"defer": "defer"}) for name in ("tables.js", "versions.js")]
 html_search_scorer = str(Path(__file__).with_name("scorer.js"))
 html_sidebars = {  # furo's own, and which version this is
     "**": [

@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 
 LIST = "versions.json"
+SCRIPT = "_static/versions.js"  # which asks for the list where there is one
 BRANCH = "main"
 _RELEASE = re.compile(r"(tw-[a-z]+)-v(\d+(?:\.\d+)*)")
 _START = """\
@@ -36,6 +37,10 @@ def publish(site: Path, pages: Path, version: str) -> None:
         raise ValueError(f"publish: {site} holds no site; nox -s docs builds one.")
     shutil.rmtree(pages / version, ignore_errors=True)
     shutil.copytree(site, pages / version)
+    script = pages / version / SCRIPT
+    script.write_text(
+        script.read_text().replace("PUBLISHED = false", "PUBLISHED = true")
+    )
     folders = [path.parent.name for path in pages.glob("*/index.html")]
     versions = [{"folder": name, "name": _shown(name)} for name in in_order(folders)]
     (pages / LIST).write_text(json.dumps(versions, indent=1) + "\n")

@@ -6,6 +6,7 @@ https://llmstxt.org has it: a title, what the project is, and a link and a line 
 page, in the sections of the site's own table of contents.
 """
 
+import html
 import re
 from pathlib import Path
 
@@ -86,11 +87,13 @@ def _first_sentence(text):
 
 
 def name_twin(app, pagename, templatename, context, doctree):
-    """Has a page's HTML name the same page in Markdown."""
+    """Has a page's HTML name the same page in Markdown, and say what it is about."""
     if doctree is not None:
         twin = f"{pagename.rpartition('/')[2]}.md"
         link = f'<link rel="alternate" type="text/markdown" href="{twin}">'
-        context["metatags"] = context.get("metatags", "") + link
+        about = html.escape(_first_sentence(_first_paragraph(doctree)))
+        described = f'<meta name="description" content="{about}">' if about else ""
+        context["metatags"] = context.get("metatags", "") + link + described
 
 
 def setup(app):

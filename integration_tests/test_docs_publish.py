@@ -8,6 +8,7 @@ import pytest
 from docs_blocks import ROOT
 
 PUBLISH = ROOT / "docs" / "publish.py"
+VERSIONS = ROOT / "docs" / "_static" / "versions.js"
 
 
 def publish(site, pages, version):
@@ -20,6 +21,8 @@ def site(tmp_path):
     (tmp_path / "site" / "howto").mkdir(parents=True)
     (tmp_path / "site" / "index.html").write_text("first")
     (tmp_path / "site" / "howto" / "core.html").write_text("how")
+    (tmp_path / "site" / "_static").mkdir()
+    (tmp_path / "site" / "_static" / "versions.js").write_text(VERSIONS.read_text())
     return tmp_path / "site"
 
 
@@ -43,6 +46,8 @@ def test_versions_are_listed_the_branch_first_then_the_newest_of_each_package(
         {"folder": "tw-reduce-v0.2.0", "name": "tw-reduce 0.2.0"},
     ]
     assert 'url=main/"' in (pages / "index.html").read_text()
+    script = (pages / "main" / "_static" / "versions.js").read_text()
+    assert "PUBLISHED = true;" in script  # only then is the list asked for
     assert (pages / "tw-core-v0.9.0" / "howto" / "core.html").read_text() == "how"
     assert (pages / ".git").exists()
 

@@ -1,6 +1,8 @@
 // Offers the other versions of the documentation, which docs/publish.py lists beside them.
-// Where there is no list, as in a site that was built and opened here, nothing is shown.
+// A site that was only built has no list, so that none is asked for: publish.py says otherwise.
+const PUBLISHED = false;
 (async () => {
+  if (!PUBLISHED) return;
   const root = new URL(document.documentElement.dataset.content_root, location.href);
   const here = location.href.slice(root.href.length);
   const list = new URL("../versions.json", root);
