@@ -26,6 +26,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.doctest",
     "sphinx.ext.napoleon",
+    "sphinx_reredirects",
     "twins",
 ]
 templates_path = ["_templates"]
@@ -88,6 +89,14 @@ html_sidebars = {  # furo's own, and which version this is
     ]
 }
 html_copy_source = False
+# Messages had a page a package; an address of one still leads to it.
+redirects = {
+    f"errors/{package}": "messages.html"
+    for package in (
+        *("ampopt", "builders", "core", "doctor", "horovod", "keras", "launch"),
+        *("ranks", "reduce", "rlload", "syncrep"),
+    )
+}
 html_domain_indices = False
 html_show_sphinx = False
 

@@ -1,8 +1,8 @@
-"""Pages of errors: a heading for each message of a package, read from its source.
+"""The page of messages: those whose cause they cannot say, by their first words.
 
-A message is a heading, so that the site's search finds its words. ``causes.toml`` has
-the cause, where the message cannot say it; a message and a cause meet by the words that
-they share, so that a message may be reworded.
+``causes.toml`` has the causes. Messages are read from the packages' source; each is a
+heading, so that the site's search finds its words. A message and a cause meet by the
+words that they share, so that a message may be reworded.
 """
 
 import ast
@@ -14,10 +14,11 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+PAGE = "errors/messages"
 CAUSES = ROOT / "docs" / "errors" / "causes.toml"
 HOLE = "…"  # stands for what differs: a name, a number
 MIN_WORDS = 4
-MIN_SHARED = 0.6  # of a cause's words, or no message has it
+MIN_SHARED = 0.7  # of a cause's words, or no message has it
 _VERBS = (
     "add answer ask build call cast change check compile compose compute convert "
     "correct cut do drop encode end enter evaluate export fill freeze give have hand "
@@ -39,18 +40,12 @@ class Message:
     # does not say, as for a part of a message
     kind: str
     text: str  # on one line, with ``…`` for what is filled in
-    path: Path  # of its file in the package's folder of modules
+    package: str  # ``tw-core``
 
     @property
     def is_shown(self) -> bool:
         """Whether it is a message, or a part that says what to do."""
         return bool(self.kind or _REMEDY.search(self.text))
-
-    @property
-    def room(self) -> str:
-        """Names the folder or module that refuses, as a heading."""
-        name = Path(self.path.parts[0]).stem.strip("_")
-        return "The package" if name == "init" else name.replace("_", " ").capitalize()
 
     @property
     def words(self) -> set[str]:
@@ -81,28 +76,27 @@ def find_causes(messages: list[Message]) -> tuple[dict[str, str], list[str]]:
     return found, lost
 
 
-def render(package: Path) -> str:
-    """Returns the sections of a package's page: for each message, kind and cause."""
-    messages = find_messages(package)
-    packages = sorted(package.parent.glob("tw-*"))
-    causes, _ = find_causes([m for other in packages for m in find_messages(other)])
-    rooms = {}
-    for title, message in titled(messages):
-        entry = [f"### {_code(title)}", _rest(title, message)]
-        if message.text in causes:
-            entry.append(causes[message.text])
-        rooms.setdefault(message.room, []).extend(entry)
-    parts = [part for room, of in rooms.items() for part in (f"## {room}", *of)]
-    return "\n\n".join(parts) + "\n"
+def find_explained() -> dict[str, tuple[Message, str]]:
+    """Finds the messages of all packages that have a cause, in order of their words.
 
-
-def titled(messages: list[Message]) -> list[tuple[str, Message]]:
-    """Gives each message of a package its heading: its statement, or else all of it."""
-    found: dict[str, Message] = {}
+    Returns a message's heading, its statement -> the message and its cause.
+    """
+    packages = sorted(ROOT.glob("packages/tw-*"))
+    messages = [message for package in packages for message in find_messages(package)]
+    causes, _ = find_causes(messages)
+    found = {}
     for message in messages:
-        title = _title(message.text)
-        found[message.text if title in found else title] = message
-    return list(found.items())
+        if message.text in causes:
+            found.setdefault(_title(message.text), (message, causes[message.text]))
+    return dict(sorted(found.items(), key=lambda item: _first_words(item[0])))
+
+
+def render() -> str:
+    """Returns the sections of the page: for each message, kind and cause."""
+    parts = []
+    for title, (message, cause) in find_explained().items():
+        parts += [f"## {_code(title)}", _rest(title, message), cause]
+    return "\n\n".join(parts) + "\n"
 
 
 @cache  # all packages are read for the causes of each one's page
@@ -114,7 +108,7 @@ def _read(package: Path) -> tuple[Message, ...]:
         for kind, text in _strings(ast.parse(path.read_text("utf-8")), ""):
             line = " ".join(text.split())
             if len(text.split()) >= MIN_WORDS:
-                found.setdefault(line, Message(kind, line, path.relative_to(modules)))
+                found.setdefault(line, Message(kind, line, package.name))
     return tuple(found.values())
 
 
@@ -130,12 +124,17 @@ def _rest(title: str, message: Message) -> str:
     kind = message.kind[:1].upper() + message.kind[1:] or "Part of a message"
     before, _, after = message.text.partition(title)
     refuses, advice = before.rstrip(" :").strip(HOLE), after.lstrip(" ;.")
-    of = f" of {_code(refuses)}" if refuses else ""
-    return f"**{kind}**{of}" + (f": {_code(advice)}" if advice else "")
+    home = f" of {message.package}" + (f", {_code(refuses)}" if refuses else "")
+    return f"**{kind}**{home}" + (f": {_code(advice)}" if advice else "")
 
 
 def _code(text: str) -> str:
     return f"`` {text} ``" if "`" in text else f"`{text}`"
+
+
+def _first_words(title: str) -> str:
+    """Returns the letters by which a message is looked up: not a name or a number."""
+    return " ".join(re.findall(r"\w+", title)).casefold()
 
 
 def _words(text: str) -> set[str]:
@@ -143,16 +142,15 @@ def _words(text: str) -> set[str]:
 
 
 def add_messages(app, docname, source):
-    """Adds the messages to the page of a package."""
-    package = ROOT / "packages" / f"tw-{docname.removeprefix('errors/')}"
-    if docname.startswith("errors/") and package.is_dir():
+    """Adds the messages to their page."""
+    if docname == PAGE:
         for path in (CAUSES, *ROOT.glob("packages/*/src/**/*.py")):
             app.env.note_dependency(str(path))
-        source[0] += "\n" + render(package)
+        source[0] += "\n" + render()
 
 
 def setup(app):
-    """Writes the pages as Sphinx reads them."""
+    """Writes the page as Sphinx reads it."""
     app.connect("source-read", add_messages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 

@@ -9,11 +9,11 @@ import json
 from pathlib import Path
 
 from docutils import nodes
-from error_pages import ROOT, find_messages, titled
+from error_pages import PAGE, find_explained
 from sphinx import addnodes
 
 MESSAGES = "_static/messages.js"
-PASTED = ("errors/index", "search")  # pages that take a message
+PASTED = ("errors/index", PAGE, "search")  # pages that take a message
 SUBJECTS = {
     "which-package": "install, installation, pip install, requirements",
     "tutorials/tour": (
@@ -25,12 +25,20 @@ SUBJECTS = {
         "mixed precision, mixed_precision, float16, fp16, bfloat16, loss scale, "
         "loss scaling, gradient accumulation, micro-batches, nan, inf"
     ),
-    "howto/reduce": "all-reduce, allreduce, nccl, gradient compression",
-    "howto/builders": "parameter server, sharded, zero, fsdp",
-    "howto/fit-over-processes": "multiple machines, several machines, multi-node",
+    "howto/core": "slow first step, first step, tracing, slow start",
+    "howto/keras": "savedmodel, export savedmodel, export, save model, tflite",
+    "howto/reduce": "all-reduce, allreduce, nccl",
+    "howto/builders": (
+        "parameter server, sharded, fsdp, checkpoint, save checkpoint resume, "
+        "resume training"
+    ),
+    "howto/fit-over-processes": (
+        "multiple machines, several machines, multi-node, zero, zero-1, deepspeed"
+    ),
     "howto/send-less": (
-        "powersgd, top-k, int8, signsgd, error feedback, communication hook, "
-        "local sgd, post-local sgd, diloco, no_sync, slow network, bandwidth"
+        "gradient compression, powersgd, top-k, int8, signsgd, error feedback, "
+        "communication hook, local sgd, post-local sgd, diloco, no_sync, slow network, "
+        "bandwidth"
     ),
     "howto/slow-step": "slow, profile, profiler, timeline, performance",
     "howto/hangs": "hang, hangs, deadlock, stuck, timeout",
@@ -38,6 +46,9 @@ SUBJECTS = {
     "migration/horovod": "horovod, horovodrun",
     "migration/tensorpack": "tensorpack",
     "migration/mirrored_strategy": "mirroredstrategy, tf.distribute, distribute",
+    "migration/multi_worker": (
+        "ddp, distributeddataparallel, pytorch, multiworkermirroredstrategy"
+    ),
     "migration/rllib": "rllib, ray",
     "migration/stylegan2": "stylegan, stylegan2",
     "benchmarks": "benchmark, speed, how fast",
@@ -56,24 +67,18 @@ def add_subjects(app, doctree):
 
 
 def write_messages(app, exception):
-    """Writes title, address and text of each message of the pages of errors."""
+    """Writes title, address and text of each message of the page of messages."""
     if exception or app.builder.format != "html":
         return
     found = []
-    for name in sorted(app.env.found_docs):
-        if name.startswith("errors/") and name != "errors/index":
-            found += _messages(app.env.get_doctree(name), f"{name}.html")
+    explained = find_explained()
+    for section in app.env.get_doctree(PAGE).findall(nodes.section):
+        title = section.next_node(nodes.title).astext()
+        if title in explained:
+            address = f"{PAGE}.html#{section['ids'][0]}"
+            found.append([title, address, explained[title][0].text])
     script = f"const MESSAGES = {json.dumps(found, ensure_ascii=False, indent=0)};\n"
     Path(app.outdir, MESSAGES).write_text(script, encoding="utf-8")
-
-
-def _messages(doctree, page):
-    package = ROOT / "packages" / f"tw-{Path(page).stem}"
-    texts = {title: one.text for title, one in titled(find_messages(package))}
-    for section in doctree.findall(nodes.section):
-        title = section.next_node(nodes.title).astext()
-        if title in texts:
-            yield [title, f"{page}#{section['ids'][0]}", texts[title]]
 
 
 def find_errors(app, pagename, templatename, context, doctree):

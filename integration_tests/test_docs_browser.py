@@ -188,7 +188,7 @@ PASTED = (
     "RuntimeError: use_logical_cpus: TensorFlow has already started with 1 logical "
     "CPUs; asked for 4. Call it before the first tensor, variable or session."
 )
-HEADING = "errors/core.html#tensorflow-has-already-started-with-logical-cpus"
+HEADING = "errors/messages.html#tensorflow-has-already-started-with-logical-cpus"
 
 
 def test_a_message_that_is_pasted_leads_to_its_explanation(page, address):
@@ -202,7 +202,7 @@ def test_a_message_that_is_pasted_leads_to_its_explanation(page, address):
     page.wait_for_url(f"{address}{HEADING}")
     page.go_back()
     page.get_by_label("Paste a message").fill("something else entirely")
-    page.get_by_text("No message has these words").wait_for()
+    page.get_by_text("No cause is listed for this message").wait_for()
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,12 @@
-// Leads from a message that is pasted to its explanation: on the page of errors from a field of
-// its own, on the page of the search from what was searched for.
+// Leads from a message that is pasted to its explanation: on the pages of errors from a field of
+// their own, on the page of the search from what was searched for.
 (() => {
   const root = document.documentElement.dataset.content_root;
   const links = (message) =>
     rankErrors(message).map(({ title, address }) => {
       const [item, link] = [document.createElement("li"), document.createElement("a")];
       [link.href, link.textContent] = [new URL(root + address, location.href), title];
-      item.append(link, ` (tw-${address.match(/\w+(?=\.html)/)})`);
+      item.append(link);
       return item;
     });
 
@@ -30,7 +30,7 @@
   const [message, list] = [form.querySelector("textarea"), form.querySelector("ul")];
   message.addEventListener("input", () => {
     const found = links(message.value);
-    const none = message.value.trim() ? ["No message has these words."] : [];
+    const none = message.value.trim() ? ["No cause is listed for this message: it says what to do."] : [];
     list.replaceChildren(...(found.length ? found : none));
   });
 })();

@@ -339,6 +339,9 @@ def _connect(
                 return after_signal(number)
         if time.monotonic() >= end:
             where = join_address(host, port)
-            said = f"node rank 0 cannot be reached at {where} ({fault})"
-            return Over(CANNOT_START, f"{said}; start it, or open the port to here")
+            told = (
+                f"node rank 0 cannot be reached at {where} ({fault}); start it, or "
+                "open the port to here"
+            )
+            return Over(CANNOT_START, told)
         retry_s = min(2 * retry_s, _LAST_RETRY_S)
