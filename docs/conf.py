@@ -1,9 +1,7 @@
 """Settings of the site: ``nox -s docs`` builds it into ``out/docs``."""
 
 import doctest
-import inspect
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -22,6 +20,7 @@ extensions = [
     "error_pages",
     "myst_parser",
     "notebooks",
+    "reference",
     "searching",
     "sphinx.ext.autodoc",
     "sphinx.ext.doctest",
@@ -102,25 +101,7 @@ html_show_sphinx = False
 
 
 def setup(app):
-    app.connect("builder-inited", show_constructors)
-    app.connect("autodoc-process-docstring", part_plurals)
     app.connect("doctree-resolved", link_pictures)
-
-
-def show_constructors(app):
-    """Restores the signatures that those of Keras's ``__new__`` hide."""
-    from tw_horovod import SyncBatchNormalization
-    from tw_keras import TowerModel
-
-    for shown in (TowerModel, SyncBatchNormalization):
-        own = inspect.signature(shown.__init__)
-        _, *parameters = own.parameters.values()
-        shown.__signature__ = own.replace(parameters=parameters)
-
-
-def part_plurals(app, what, name, obj, options, lines):
-    """Sets plurals, as in ``tf.function``s, off from their code word for docutils."""
-    lines[:] = [re.sub(r"``(\S[^`]*)``(?=s\b)", r"``\1``\\ ", line) for line in lines]
 
 
 def link_pictures(app, doctree, docname):

@@ -62,7 +62,9 @@ def test_every_public_name_is_in_the_reference():
     assert sorted(pages) == sorted(
         p.parent.name for p in ROOT.glob("packages/*/api.txt")
     )
-    described = set(re.findall(r'id="[\w.]+\.(\w+)"', "".join(pages.values())))
+    # Some classes have pages of their own.
+    text = "".join(path.read_text("utf-8") for path in SITE.glob("api/tw*.html"))
+    described = set(re.findall(r'id="[\w.]+\.(\w+)"', text))
     for package, page in pages.items():
         interface = (ROOT / "packages" / package / "api.txt").read_text("utf-8")
         for module, names in find_names(interface).items():
@@ -81,7 +83,7 @@ def read_entries():
         r'(?P<text>.*?)(?=<dt class="sig sig-object py" id|\Z)',
         re.DOTALL,
     )
-    for path in SITE.glob("api/tw-*.html"):
+    for path in SITE.glob("api/tw*.html"):
         for found in entry.finditer(path.read_text("utf-8")):
             words = [unescape(re.sub("<.*?>", "", part)) for part in found.groups()[1:]]
             yield found["name"], *words
@@ -127,6 +129,34 @@ def test_every_argument_is_in_a_signature_and_every_constructors_is_described():
             if kind == "class" and not word.search(text + inherited):
                 lacking.append(f"{name}: {argument} is not described")
     assert not lacking
+
+
+def test_types_have_names_and_arguments_are_described_in_place():
+    entries = {name: text for name, _, text in read_entries()}
+    assert "reducer (Reducer | None)" in entries["tw_keras.TowerModel"]
+    assert "devices (Devices)" in entries["tw_keras.TowerModel"]
+    assert "measured (Measured | None)" in entries["tw_reduce.auto"]
+    assert (
+        "dense gradients of fewer bytes travel packed"
+        in entries["tw_reduce.all_reduce"]
+    )
+    elsewhere = ("get_variable", "session.run")  # TensorFlow's
+    for name, text in entries.items():
+        sent = set(re.findall(r"\) . as for ([\w.]+?)\.?\n", text)) - {*elsewhere}
+        assert not sent, f"{name}: say what {sent} say"
+
+
+def test_a_method_that_hands_its_arguments_to_keras_shows_them():
+    signatures = {name: signature for name, signature, _ in read_entries()}
+    assert "(x=None, y=None, batch_size=None" in signatures["tw_keras.TowerModel.fit"]
+    assert "(" not in signatures["tw_core.OptimizerLike"]  # a protocol is not made
+
+
+def test_every_page_says_what_it_is_about():
+    for name in NAMES:
+        if name not in ("glossary",):
+            page = (SITE / f"{name}.html").read_text("utf-8")
+            assert '<meta name="description" content="' in page, name
 
 
 def test_a_twin_has_its_pages_code():

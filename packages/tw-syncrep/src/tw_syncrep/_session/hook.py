@@ -56,7 +56,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         Args:
           optimizer: the ``SyncReplicasOptimizer`` that the hook belongs to.
           is_chief: whether this replica runs the rounds.
-          num_tokens: as for ``get_init_tokens_op``.
+          num_tokens: as for ``SyncReplicasOptimizer.get_init_tokens_op``.
           ends_all: whether the run ends when this replica leaves.
           min_replicas: fewest replicas of an elastic run; None if a run ends when it
             loses a replica.
