@@ -12,9 +12,18 @@ from harness.processes import Program, wait_until
 
 PATH = Path(__file__).parent / "benchmarks" / "run.py"
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
-spec = importlib.util.spec_from_file_location("benchmarks_run", PATH)
-run = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(run)
+PICTURE = PAGE.parent / "pictures" / "benchmarks.svg"
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(f"a_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where a dataclass looks for it
+    spec.loader.exec_module(module)
+    return module
+
+
+run = load(PATH)
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +41,17 @@ def test_a_benchmark_lists_its_options(name, capsys):
         f"--{option.replace('_', '-')} " in shown
         for option in run.parse(name, []).__dict__
     )
+
+
+def test_the_picture_has_the_figures_of_the_page(tmp_path):
+    pictures, text = load(PICTURE.with_suffix(".py")), PAGE.read_text("utf-8")
+    rows = pictures.read_rows(text)
+    table = text.partition("## ")[0]
+    assert len(rows) == table.count("\n| ") - 1 > 15  # without its head
+    assert sum(row.missed for row in rows) == table.count(" (missed) |") > 0
+    pictures.draw(rows, tmp_path / "again.svg")
+    again = (tmp_path / "again.svg").read_text("utf-8")
+    assert PICTURE.read_text("utf-8") == again, f"run {PICTURE.with_suffix('.py')}"
 
 
 def test_the_page_lists_every_benchmark():

@@ -6,6 +6,7 @@ costs. What the reduction costs is the distance to that bound.
 """
 
 import contextlib
+import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -129,14 +130,17 @@ def print_rows(rows: list[Row]) -> None:
         )
 
 
-def draw(rows: list[Row], path: Path) -> None:
-    """Draws images per second, beside those of as many that do not reduce."""
+def draw(rows: list[Row], path: Path, *, cores: int) -> None:
+    """Draws images per second, beside those of as many that do not reduce.
+
+    Small, so that the text can be read where the picture is as wide as a phone.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(8.4, 4.2), layout="constrained")
+    figure, axis = plt.subplots(figsize=(5.0, 4.6), layout="constrained")
     for kind, color in {"towers": "#2a6f97", "processes": "#c8553d"}.items():
         own = [row for row in rows if row.kind == kind]
         counts = [row.count for row in own]
@@ -152,9 +156,10 @@ def draw(rows: list[Row], path: Path) -> None:
     axis.set_xscale("log", base=2)
     axis.set_xticks(counts, [str(count) for count in counts])
     axis.grid(alpha=0.25)
-    axis.legend(loc="lower right")
-    axis.set_title("Weak scaling: a fixed network and batch per tower", loc="left")
-    figure.savefig(path, dpi=180)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9.5)
+    title = f"Weak scaling on {cores} CPU cores:\none network and batch size per tower"
+    axis.set_title(title, loc="left")
+    figure.savefig(path, dpi=240)
     plt.close(figure)
 
 
@@ -171,5 +176,6 @@ def main(options: Any, _: object) -> None:
     print_rows(rows)
     kept = [asdict(row) for row in rows]
     path = save("scaling", size=asdict(CPU_SIZE), rows=kept, anchors=ANCHORS)
-    draw(rows, path.with_suffix(".png"))
+    cores = len(os.sched_getaffinity(0))
+    draw(rows, path.with_suffix(".png"), cores=cores)
     print(f"Wrote {path} and {path.with_suffix('.png')}")
