@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 import sys
 import tempfile
 import time
@@ -21,7 +22,7 @@ import tw_core
 import tw_doctor
 from tw_core.testing import CPUS
 from tw_doctor import StepRecorder, explained, merge_traces
-from tw_doctor._timeline import pace
+from tw_doctor._timeline import drawing, pace
 
 v1 = tf.compat.v1
 A, B = (tw_core.devices.canonical_device(device) for device in CPUS[:2])
@@ -291,6 +292,30 @@ def test_a_picture_cuts_no_text_and_names_every_colour(recorded, tmp_path, monke
     bars = axes.collections
     assert bars
     assert {tuple(color) for own in bars for color in own.get_facecolor()} <= named
+
+
+def test_bars_fill_as_much_of_a_band_as_its_percentage_says(
+    recorded, tmp_path, monkeypatch
+):
+    drawn = []
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *_, **__: drawn.append(figure)
+    )
+    recorded.draw(tmp_path / "x.png")
+    [axes] = drawn[0].axes
+    heads = [own for own in axes.texts if own.get_text().endswith("% busy")]
+    heads += [own for own in axes.texts if "% busy;" in own.get_text()]
+    assert len(heads) == 2
+    (_, step), colored = axes.get_xlim(), axes.collections
+    for head in heads:
+        filled = 0.0
+        for bars in (own for own in colored if own.get_hatch() is None):
+            for path in bars.get_paths():
+                (left, low), (right, high) = path.vertices.min(0), path.vertices.max(0)
+                if 0 < head.get_position()[1] - low < 0.7:  # in the band below the head
+                    filled += (right - left) * (high - low)
+        busy = int(re.search(r"(\d+)% busy", head.get_text())[1]) / 100
+        assert filled / (drawing._HEIGHT * step) == pytest.approx(busy, abs=0.006)
 
 
 def test_drawing_says_what_is_missing(recorded, tmp_path, monkeypatch):

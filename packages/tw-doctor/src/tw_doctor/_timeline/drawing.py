@@ -11,21 +11,26 @@ from tw_doctor._timeline.parts import PARTS, cargo_of, producer_of
 from tw_doctor._timeline.summary import WAIT
 from tw_doctor._timeline.waits import short_device, waits
 
+_Box = tuple[float, float, float, float]  # start, end, bottom, height: of a band of 1
+
+# Neighbours differ in lightness, too: some readers do not see hues.
 _COLORS = {
-    "input": "#8a5a9e",
-    "forward": "#2a6f97",
-    "backward": "#61a5c2",
-    "reduce": "#c8553d",
-    "apply": "#588157",
-    "move": "#e0a458",
-    "other": "#8d99ae",
+    "input": "#d17fb5",
+    "forward": "#0b4f7d",
+    "backward": "#7cc4ee",
+    "reduce": "#d1432b",
+    "apply": "#2c9163",
+    "move": "#f2b705",
+    "other": "#8a8a8a",
     WAIT: "#f0f0f0",
 }
 _BETWEEN, _CALL = "between steps: input, Python", "the step's call"
-_PROGRAM = {_BETWEEN: _COLORS["input"], _CALL: "#4a5568"}
+_PROGRAM = {_BETWEEN: "#6f3b94", _CALL: "#4a5568"}
 _LEAST_SHOWN = 50_000  # bytes that a device takes of one kind from another
 _LEAST_NOTED = 0.025  # of a step: a wait with room for the number of a note
-_FINE = 1500  # spans shorter than 1 / _FINE of a step are drawn that long
+_FINE = (
+    1000  # spans shorter than 1 / _FINE of a step are drawn together, as shares of it
+)
 _HEIGHT = 0.55  # of a band; bands are 1 apart, with their text between
 _SMALL = 8.5  # points
 _WIDE, _BAND, _LINE = 8.4, 0.78, 0.17  # inches: the picture, a band, a line of text
@@ -87,26 +92,21 @@ class _Picture:
         self.notes: list[str] = []
 
     def draw_device(self, device: str, row: int) -> None:
-        """Draws parts that run at once above each other, each in its slice."""
+        """Draws a band: coloured where the device is busy, by its parts."""
         step = self._step
         own = step.on(device)
-        fine = step.seconds / _FINE
-        bars: dict[tuple[str, float, float], list[Span]] = defaultdict(list)
         for wait in waits(step, device):
-            if wait.end - wait.start >= fine:
-                bars[WAIT, 0.0, 1.0].append((wait.start, wait.end))
-                self._label(wait.why or "unknown", (wait.start, wait.end), row)
+            self._label(wait.why or "unknown", (wait.start, wait.end), row)
+        self._bars(_COLORS[WAIT], [(step.begin, step.end, 0.0, 1.0)], row)
         spans = {
-            part: _merged([(o.start, o.end) for o in own if o.part == part], fine)
+            part: union([(o.start, o.end) for o in own if o.part == part])
             for part in PARTS
         }
-        for start, end, at_once in _stretches(spans):
-            for slot, part in enumerate(at_once):
-                share = 1 / len(at_once)
-                bars[part, slot * share, share].append((start, end))
-        for (part, bottom, height), places in bars.items():
-            low = row + _HEIGHT * (bottom - 0.5)
-            self._bars(_COLORS[part], places, low, _HEIGHT * height, part == WAIT)
+        boxes: dict[str, list[_Box]] = defaultdict(list)
+        for part, box in _boxes(spans, step.begin, step.seconds / _FINE):
+            boxes[part].append(box)
+        for part, places in boxes.items():
+            self._bars(_COLORS[part], places, row)
         towers = _towers_on(own)
         for one in own:
             if one.tower is not None and len(towers) > 1 and one.part != "move":
@@ -131,7 +131,7 @@ class _Picture:
             (_CALL, (step.start, step.end)),
         ):
             if span[1] > span[0]:
-                self._bars(_PROGRAM[told], [span], row - _HEIGHT / 2, _HEIGHT)
+                self._bars(_PROGRAM[told], [(*span, 0.0, 1.0)], row)
                 self._label(told, span, row, color="white", noted=False)
 
     def _head(self, text: str, row: int) -> None:
@@ -139,19 +139,19 @@ class _Picture:
         high = row + _HEIGHT / 2 + 0.06
         self.axes.text(0, high, text, va="bottom", fontsize=_SMALL)
 
-    def _bars(
-        self,
-        color: str,
-        places: list[Span],
-        low: float,
-        height: float,
-        hatched: bool = False,
-    ) -> None:
+    def _bars(self, color: str, boxes: list[_Box], row: int) -> None:
+        from matplotlib.collections import PolyCollection
+
         style: dict[str, Any] = {"facecolor": color, "linewidth": 0}
-        if hatched:
+        if color == _COLORS[WAIT]:
             style |= {"hatch": "////", "edgecolor": "#d4d4d4"}
-        boxes = [(1e3 * (a - self._step.begin), 1e3 * (b - a)) for a, b in places]
-        self.axes.broken_barh(boxes, (low, height), **style)
+        shapes = []
+        for start, end, bottom, height in boxes:
+            left, right = (1e3 * (time - self._step.begin) for time in (start, end))
+            low = row + _HEIGHT * (bottom - 0.5)
+            high = low + _HEIGHT * height
+            shapes.append([(left, low), (left, high), (right, high), (right, low)])
+        self.axes.add_collection(PolyCollection(shapes, **style))
 
     def _label(
         self,
@@ -182,10 +182,32 @@ def _width(text: str) -> float:
     return float(TextPath((0, 0), text, size=_SMALL).get_extents().width)
 
 
-def _merged(spans: list[Span], fine: float) -> list[Span]:
-    """Joins spans too close to tell apart in a picture, and widens too short ones."""
-    wide = union([(start, max(end, start + fine)) for start, end in spans])
-    return [(start, end) for start, end in wide if end > start]
+def _boxes(
+    spans: Mapping[str, list[Span]], begin: float, fine: float
+) -> Iterator[tuple[str, _Box]]:
+    """Yields boxes with their parts, whose area is the time that the parts take.
+
+    Parts that run at once are above each other. Stretches too short to tell apart in a
+    picture are added up in slots of ``fine`` seconds, whose height they fill in part.
+    """
+    slots: dict[int, Counter[str]] = defaultdict(Counter)
+    for start, end, at_once in _stretches(spans):
+        share = 1 / len(at_once)
+        if end - start >= fine:
+            for place, part in enumerate(at_once):
+                yield part, (start, end, place * share, share)
+            continue
+        slot = int((start - begin) / fine)
+        edge = min(end, begin + (slot + 1) * fine)  # where the next slot may begin
+        for part in at_once:
+            slots[slot][part] += (edge - start) * share / fine
+            slots[slot + 1][part] += (end - edge) * share / fine
+    for slot, shares in slots.items():
+        bottom, start = 0.0, begin + slot * fine
+        for part in PARTS:
+            if shares[part]:
+                yield part, (start, start + fine, bottom, shares[part])
+                bottom += shares[part]
 
 
 def _stretches(
