@@ -1,5 +1,7 @@
 """The two pictures of a training run: its curves, and what lives and moves where."""
 
+import textwrap
+
 import matplotlib
 
 matplotlib.use("Agg")
@@ -16,15 +18,17 @@ def draw_curves(history, *, path):
     """Draws loss and test accuracy over epochs."""
     epochs = range(1, len(history["loss"]) + 1)
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-    left.plot(epochs, history["loss"], color=_BLUE)
+    left.plot(epochs, history["loss"], color=_BLUE, label="loss per image")
     left.set(title="Training loss", xlabel="epoch", ylabel="cross-entropy (nats)")
     left.set_yscale("log")
-    right.plot(epochs, history["accuracy"], color=_ORANGE)
-    right.axhline(0.97, color=_GREY, linewidth=0.8, linestyle=":")
+    right.plot(epochs, history["accuracy"], color=_ORANGE, label="accuracy")
+    right.axhline(0.97, color=_GREY, linestyle=":", label="97 %")
     right.set(title="Test accuracy", xlabel="epoch", ylabel="share of images right")
     right.set_ylim(min([0.9, *history["accuracy"]]) - 0.01, 1.0)
     for axes in (left, right):
         axes.grid(alpha=0.3)
+        axes.legend()
+        axes.xaxis.get_major_locator().set_params(integer=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
@@ -35,15 +39,17 @@ def draw_placement(placed, towers, *, title, path, owned=False):
     With ``owned`` each variable is applied by one device and copied by the others.
     """
     devices = _devices(placed, towers)
+    width = max(6.0, 1.0 + 2.8 * len(devices))  # inches
     figure, (boxes, moves) = plt.subplots(
         1,
         2,
-        figsize=(3.6 + 2.8 * len(devices), 5.0),
-        width_ratios=[2.2 * len(devices), 2 + len(devices)],
+        figsize=(width, 4.6),
+        width_ratios=[1.8 * len(devices), 1.0 + len(devices)],
         layout="constrained",
     )
-    figure.suptitle(f"Where variables live and what moves in one step: {title}")
-    figure.supxlabel(_story(devices, placed, owned), fontsize=10)
+    figure.suptitle(f"{title}: where variables live, what moves in a step")
+    story = textwrap.fill(_story(devices, placed, owned), int(13 * width))
+    figure.supxlabel(story, fontsize=10)
     _draw_boxes(boxes, devices, placed, towers)
     _draw_moves(moves, devices, placed)
     figure.savefig(path, dpi=130)
@@ -57,18 +63,18 @@ def _story(devices, placed, owned):
     if owned:
         return (
             "Every device holds the whole model and computes the gradients of its "
-            "shard.\nEach variable's gradients are added up and applied by one device, "
+            "shard. Each variable's gradients are added up and applied by one device, "
             "its owner, which has the optimizer's state; the others copy the new value."
         )
     if len(holders) == len(devices):
         return (
             "Every device holds the whole model and computes the gradients of its "
-            "shard.\nEach gradient is added up on one device, whose sum all others "
+            "shard. Each gradient is added up on one device, whose sum all others "
             "fetch and apply."
         )
     return (
         f"The variables live on {', '.join(map(_short, holders))}; the towers fetch "
-        "them and compute the gradients of their shards.\nThe gradients travel back "
+        "them and compute the gradients of their shards. The gradients travel back "
         "to be added up and applied once."
     )
 
@@ -85,9 +91,9 @@ def _draw_boxes(axes, devices, placed, towers):
         sizes = placed.variables.get(device, {})
         axes.add_patch(
             FancyBboxPatch(
-                (i + 0.05, 0.04),
-                0.9,
-                0.9,
+                (i + 0.03, 0.01),
+                0.94,
+                0.98,
                 boxstyle="round,pad=0,rounding_size=0.04",
                 facecolor="#eef4f8" if sizes else "#f6f6f6",
                 edgecolor=_BLUE,
@@ -99,11 +105,11 @@ def _draw_boxes(axes, devices, placed, towers):
             if tw_core.devices.canonical_device(t.device) == device
         ]
         head = f"{_short(device)}\n{', '.join(names) or 'no tower'}"
-        axes.text(i + 0.5, 0.86, head, ha="center", va="center", weight="bold")
-        axes.text(i + 0.5, 0.77, _inventory(device, placed), **_LIST)
+        axes.text(i + 0.5, 0.96, head, ha="center", va="top", weight="bold")
+        axes.text(i + 0.5, 0.81, _inventory(device, placed), **_LIST)
 
 
-_LIST = {"ha": "center", "va": "top", "fontsize": 7.5, "linespacing": 1.5}
+_LIST = {"ha": "center", "va": "top", "fontsize": 9, "linespacing": 1.4}
 _MOST_LINES = 8
 
 
@@ -132,14 +138,15 @@ def _draw_moves(axes, devices, placed):
             grid[row][column] = move.num_bytes
             tensors = f"{move.tensors} tensor" + "s" * (move.tensors != 1)
             labels[row, column] = f"{_bytes(move.num_bytes)}\n{tensors}"
-    axes.imshow(grid, cmap="Oranges", vmin=0, vmax=max(map(max, grid)) * 1.6 or 1)
+    most = max(map(max, grid)) * 1.6 or 1
+    axes.imshow(grid, cmap="Oranges", vmin=0, vmax=most, aspect="auto")
     for row in range(len(devices)):
         for column in range(len(devices)):
             text = labels.get((row, column), "stays" if row == column else "-")
-            axes.text(column, row, text, ha="center", va="center", fontsize=7.5)
+            axes.text(column, row, text, ha="center", va="center", fontsize=9)
     ticks, names = range(len(devices)), [_short(device) for device in devices]
-    axes.set_xticks(ticks, names, fontsize=8)
-    axes.set_yticks(ticks, names, fontsize=8)
+    axes.set_xticks(ticks, names, fontsize=9)
+    axes.set_yticks(ticks, names, fontsize=9)
     axes.set(xlabel="to", ylabel="from")
 
 
