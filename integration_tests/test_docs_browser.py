@@ -97,11 +97,12 @@ def page(request, browser):
     opened.set_default_timeout(WAIT_MS)
     faults = []
     opened.on("pageerror", lambda error: faults.append(str(error)))
-    # A page that is left at once does not wait for the list of versions.
+    # A page that is left at once does not wait for what it asked for.
     opened.on(
         "requestfailed",
-        lambda asked: "versions.json" in asked.url or faults.append(asked.url),
+        lambda asked: "ERR_ABORTED" in asked.failure or faults.append(asked.url),
     )
+    opened.on("response", lambda got: got.status < 400 or faults.append(got.url))
     yield opened
     opened.close()
     assert not faults
@@ -120,6 +121,51 @@ def test_every_page_loads_and_fits_the_width(page, address):
         if needed > room:
             too_wide[name] = needed
     assert not too_wide, f"wider than {room} pixels: {too_wide}"
+
+
+def test_nothing_on_a_phone_is_scrolled_sideways(browser, address):
+    page = browser.new_page(viewport=PHONE)
+    page.set_default_timeout(WAIT_MS)
+    scrolled = {}
+    for name in PAGES:
+        page.goto(address + name)
+        wide = page.evaluate(
+            "[...document.querySelectorAll('article *')].filter(e =>"
+            " e.scrollWidth > e.clientWidth + 1 &&"
+            " ['auto', 'scroll'].includes(getComputedStyle(e).overflowX)"
+            ").map(e => e.innerText.slice(0, 60))"
+        )
+        if wide:
+            scrolled[name] = wide
+    page.close()
+    assert not scrolled
+
+
+def test_a_table_of_two_columns_is_a_list_on_a_phone(page, address):
+    page.goto(address + "errors/index.html")
+    row = page.locator("article table tbody tr").first
+    [one, other] = [cell.bounding_box() for cell in row.locator("td").all()]
+    stacked = page.viewport_size == PHONE
+    assert (other["y"] >= one["y"] + one["height"]) is stacked
+    page.goto(address + "tested.html")
+    label = "getComputedStyle(document.querySelectorAll('td')[1], '::before').content"
+    assert ("attr" in page.evaluate(label) or '"' in page.evaluate(label)) is stacked
+
+
+def test_an_address_of_a_former_page_of_errors_leads_to_its_message(page, address):
+    page.goto(address + HEADING.replace("messages", "core"))
+    page.wait_for_url(address + HEADING)
+
+
+def test_names_in_code_look_unlike_links_in_dark_mode(browser, address):
+    page = browser.new_page(viewport=DESK, color_scheme="dark")
+    page.goto(address)
+    lines = page.evaluate(
+        "[...document.querySelectorAll('pre span')].filter(s => !s.closest('a'))"
+        ".map(s => getComputedStyle(s).textDecorationLine)"
+    )
+    page.close()
+    assert set(lines) == {"none"}
 
 
 def test_every_picture_is_shown_and_has_a_text_alternative(page, address):
