@@ -243,7 +243,7 @@ def compiling(loss: Any = "mse", **options: Any) -> Any:
     return lambda: {"loss": loss, **options}
 
 
-_SEEDED = threading.Lock()  # for ranks that are threads
+MAKING = threading.Lock()  # for ranks that are threads
 # A program compiles a model and fits it, once or several times.
 SHARED: dict[str, dict[str, Any]] = {
     "metrics": {
@@ -453,7 +453,7 @@ def seeded(make: Any, seed: int) -> Any:
 
 def made(group: Any, make: Any, towers: int, **options: Any) -> Any:
     """Makes a model, on each rank with values and names of its own to begin with."""
-    with _SEEDED:
+    with MAKING:
         if group is None:
             return seeded(make, 0)()
         make = seeded(make, group.rank)
@@ -472,7 +472,7 @@ def train(
     own = {"data": "own" if name in OWN else "shared", **case.get("towers", {})}
     try:
         model = made(group, case.get("make", dense), towers, **own, **options)
-        with _SEEDED:
+        with MAKING:
             keras.utils.set_random_seed(3)
         place = (0, 1) if group is None else (group.rank, group.size)
         return run(model, case, folder, place if name in OWN else None)

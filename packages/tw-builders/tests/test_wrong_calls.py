@@ -11,7 +11,7 @@ import tensorflow as tf
 from one_rank import Alone
 from wrong_calls import Interface, Late, WrongCalls
 
-from tw_builders import AsyncRunner, ModelAverager
+from tw_builders import AsyncRunner, ModelAverager, RankShardedOptimizer
 from tw_core import towers
 from tw_core.testing import CPUS
 
@@ -66,12 +66,20 @@ def averager():
     return ModelAverager([[weight()]], group=Alone(), steps=2)
 
 
+def rank_sharded():
+    sgd = keras.optimizers.SGD(0.1)
+    return RankShardedOptimizer(OURS, [[weight()], [weight()]], sgd, group=Alone())
+
+
 GIVEN = {
     "variables": lambda: [[weight()]],
     "group": Alone,
     "ModelAverager": averager,
     "ModelAverager.steps": lambda: 2,
     "ModelAverager.average.steps": lambda: 2,
+    "RankShardedOptimizer": rank_sharded,
+    "RankShardedOptimizer.optimizer": keras.optimizers.SGD,
+    "whole": lambda: rank_sharded().gather(),
     "weight": lambda: 1,
     "towers": lambda: TWO,
     "devices": lambda: TWO,
@@ -103,7 +111,10 @@ GIVEN = {
     "inputs": lambda: np.ones([2]),
     "red_axis": lambda: [0],
     "sync_statistics": lambda: "nccl",
-    **{f"{name}.towers": lambda: OURS for name in [*OF_REPLICAS, "per_tower"]},
+    **{
+        f"{name}.towers": lambda: OURS
+        for name in [*OF_REPLICAS, "per_tower", "RankShardedOptimizer"]
+    },
 }
 NAMED = {
     ".towers": "towers|devices",

@@ -2,6 +2,7 @@ from ._apply import apply_gradients as apply_gradients
 from ._apply import apply_shared_gradients as apply_shared_gradients
 from ._apply import make_optimizers as make_optimizers
 from ._local_steps.averager import ModelAverager as ModelAverager
+from ._over_ranks.optimizer import RankShardedOptimizer as RankShardedOptimizer
 from ._per_tower import per_tower as per_tower
 from ._runner import AsyncRunner as AsyncRunner
 from ._runner import TowerError as TowerError

@@ -24,18 +24,13 @@ from tw_builders._owners import (
     owned,
     state_as_of,
 )
-from tw_builders._sharded_optimizer import for_owners, own_variables
+from tw_builders._sharded_optimizer import for_owners, read_with_none
 from tw_core import Tower
-from tw_core.gradients import merge_grad_list
 from tw_core.internal import (
-    Gradients,
     apply_pairs,
-    check_any_gradient,
     check_flag,
-    check_nested,
     check_optimizer,
     orders_effects,
-    read_pairs,
     record_variables,
     tf_variable,
     tower_build,
@@ -136,7 +131,7 @@ def apply_at_owners(
     check_one_per_tower(towers, grads=grads, replicas=replicas)
     check_flag(jit_compile=jit_compile)
     check_optimizer(optimizer)
-    packed = with_flat(_read_reduced(towers, grads, replicas))
+    packed = with_flat(read_with_none(towers, grads, replicas))
     variables = packed.variables
     grad_of = {id(variable): grad for own in packed.pairs for grad, variable in own}
     pairs = [(grad_of[id(own)], own) for own in owned(variables, optimizer)]
@@ -151,27 +146,6 @@ def apply_at_owners(
         optimizer,
         jit_compile=jit_compile,
     )
-
-
-def _read_reduced(
-    towers: Sequence[Tower], grads: Sequence[Sequence[Any]], replicas: Sequence[Any]
-) -> Gradients:
-    """Reads [K][N] reduced gradients; one may be None, but then in all towers."""
-    check_nested(grads=grads, of="gradients")
-    variables = own_variables(towers, replicas)
-    read = read_pairs(merge_grad_list(grads, variables), allow_none=True)
-    check_any_gradient([g for own in grads for g in own], variables[0])
-    partly = [
-        variable.name
-        for variable, *column in zip(variables[0], *grads, strict=True)
-        if len({grad is None for grad in column}) > 1
-    ]
-    if partly:
-        raise ValueError(
-            "A variable has a gradient in every tower or in none; got None in some "
-            f"towers for {', '.join(partly)}."
-        )
-    return read
 
 
 def apply_and_copy(

@@ -19,13 +19,17 @@ from tw_builders._apply import (
 )
 from tw_builders._owners import check_homes, owned
 from tw_core import Tower
-from tw_core.gradients import check_grad_list
+from tw_core.gradients import check_grad_list, merge_grad_list
 from tw_core.internal import (
+    Gradients,
     OptimizerKind,
+    check_any_gradient,
     check_function,
+    check_nested,
     create_slots,
     kind_of,
     orders_effects,
+    read_pairs,
     shared_variables,
     tf_variable,
 )
@@ -118,6 +122,27 @@ def own_variables(towers: Sequence[Tower], replicas: Sequence[Any]) -> list[list
         )
     check_homes(towers, variables)
     return variables
+
+
+def read_with_none(
+    towers: Sequence[Tower], grads: Sequence[Sequence[Any]], replicas: Sequence[Any]
+) -> Gradients:
+    """Reads [K][N] gradients; one may be None, but then in all towers."""
+    check_nested(grads=grads, of="gradients")
+    variables = own_variables(towers, replicas)
+    read = read_pairs(merge_grad_list(grads, variables), allow_none=True)
+    check_any_gradient([g for own in grads for g in own], variables[0])
+    partly = [
+        variable.name
+        for variable, *column in zip(variables[0], *grads, strict=True)
+        if len({grad is None for grad in column}) > 1
+    ]
+    if partly:
+        raise ValueError(
+            "A variable has a gradient in every tower or in none; got None in some "
+            f"towers for {', '.join(partly)}."
+        )
+    return read
 
 
 @contextmanager

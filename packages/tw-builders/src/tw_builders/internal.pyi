@@ -1,4 +1,5 @@
 from ._over_ranks.shards import RankShards as RankShards
+from ._over_ranks.shards import check_holds_none as check_holds_none
 from ._over_ranks.shards import with_inner as with_inner
 from ._over_ranks.state import as_whole as as_whole
 from ._over_ranks.state import gather as gather

@@ -15,6 +15,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -28,6 +29,7 @@ from tw_core.internal import (
     create_slots,
     cut_flat,
     join_flat,
+    map_values,
     reduce_scatter,
     tf_variable,
     updates_elementwise,
@@ -53,6 +55,7 @@ class RankShards:
     ) -> None:
         """Takes [K][N] copies; all ranks do, with as many towers."""
         self.group, self.columns, self.optimizer = group, columns, optimizer
+        self._device = towers[0].device
         variables = [tf_variable(own) for own in columns[0]]
         self.shapes = [tuple(own.shape.as_list()) for own in variables]
         self._places = {id(own): n for n, own in enumerate(variables)}
@@ -63,10 +66,10 @@ class RankShards:
                 _variable_of(s, columns[s.tower][s.variable], towers) for s in self.own
             ]
             # A rank without any shard counts updates like the others.
-            with tf.device(towers[0].device):
+            with tf.device(self._device):
                 idle = _like(columns[0][0], tf.zeros([1]), "no_variable")
             self.variables = [*made, idle]
-            with tf.device(towers[0].device):
+            with tf.device(self._device):
                 create_slots(optimizer, self.variables)
         _exclude_alike(optimizer, self)
 
@@ -85,18 +88,22 @@ class RankShards:
     ) -> tuple[list[Any], tf.Tensor | None]:
         """Adds gradients over the ranks; returns those of this rank's shards.
 
-        ``grads`` are [N], dense or None. ``told`` is [T] of float32, of which all ranks
-        get the sum, too.
+        ``grads`` are [N]: dense; sparse, which are sums over the ranks already; or
+        None. ``told`` is [T] of float32, of which all ranks get the sum, too.
         """
-        dtypes = list(dict.fromkeys(g.dtype for g in grads if g is not None))
+        dense = [None if isinstance(g, tf.IndexedSlices) else g for g in grads]
+        dtypes = list(dict.fromkeys(g.dtype for g in dense if g is not None))
         if told is not None and not dtypes:
             dtypes = [told.dtype]
         found, total = dict[Shard, Any](), None
         for n, dtype in enumerate(dtypes):
             beside = told if n == 0 else None
-            own, last = self._reduce(grads, beside, dtype, f"{name}, {dtype.name}")
+            own, last = self._reduce(dense, beside, dtype, f"{name}, {dtype.name}")
             found |= own
             total = total if last is None else last
+        for shard in self.own:
+            if isinstance(grads[shard.variable], tf.IndexedSlices):
+                found[shard] = self._rows_of(grads[shard.variable], shard)
         return [found.get(shard) for shard in self.own], total
 
     def _reduce(
@@ -118,27 +125,46 @@ class RankShards:
         last = None if told is None else tf.cast(sums.pop(), told.dtype)
         return dict(zip(mine, sums, strict=True)), last
 
-    def part_of(self, grad: Any, shard: Shard) -> Any:
-        """Returns the part of a whole gradient, dense or sparse, that is a shard's."""
+    def _rows_of(self, grad: tf.IndexedSlices, shard: Shard) -> tf.IndexedSlices:
+        """Returns the part of a whole sparse gradient that is a shard's."""
+        shape = tf.constant(shard.shape(self.shapes[shard.variable]))
         if shard.rows is None:
-            return grad
+            return tf.IndexedSlices(grad.values, grad.indices, shape)
         first, last = shard.rows
-        if not isinstance(grad, tf.IndexedSlices):
-            return grad[first:last]
         kept = tf.logical_and(grad.indices >= first, grad.indices < last)
         return tf.IndexedSlices(
             tf.boolean_mask(grad.values, kept),
             tf.boolean_mask(grad.indices, kept) - first,
-            tf.constant(shard.shape(self.shapes[shard.variable])),
+            shape,
         )
 
-    def apply(
-        self, grads: Sequence[Any], *, name: str, jit_compile: bool = False
+    def divided(self, sums: Sequence[Any], divisor: Any = None) -> list[Any]:
+        """Divides reduced gradients, by 0 to 0, and gives them their shards' dtypes."""
+
+        def divide(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+            if divisor is not None:
+                by = tf.cast(divisor, values.dtype)
+                values = tf.math.divide_no_nan(values, by)
+            return tf.cast(values, dtype)
+
+        dtypes = [tf_variable(own).dtype for own in self.variables]
+        return [
+            g if g is None else map_values(partial(divide, dtype=dtype), g)
+            for g, dtype in zip(sums, dtypes, strict=False)
+        ]
+
+    def update(
+        self,
+        grads: Sequence[Any],
+        places: Sequence[int],
+        *,
+        name: str,
+        jit_compile: bool = False,
     ) -> None:
         """Updates this rank's shards, and gives the values to all towers of all ranks.
 
         ``grads`` are of the shards, reduced, or None: of a variable in all of its
-        shards or in none, on all ranks alike.
+        shards or in none, on all ranks alike. Variables at ``places`` have some.
         """
         self.refresh()
         pairs = [
@@ -149,8 +175,21 @@ class RankShards:
         if not pairs:
             pairs = [(tf.zeros([1]), self.variables[-1])]
         is_whole = exchanges_in_update(self.optimizer)
-        with _seeing_all_gradients(self.optimizer, self.group, name):
+        with (
+            _seeing_all_gradients(self.optimizer, self.group, name),
+            tf.device(self._device),
+        ):
             apply_pairs(self.optimizer, pairs, jit_compile=jit_compile and not is_whole)
+        if getattr(with_inner(self.optimizer)[-1], "ema_overwrite_frequency", None):
+            places = range(len(self.shapes))
+        self.give(places, name=f"variables, {name}")
+
+    def finalize(self, finalize_values: Callable[[Sequence[Any]], None]) -> None:
+        """Has Keras finalize values, such as averages, of shards, and gives them."""
+        self.refresh()
+        finalize_values(self.variables)
+        if getattr(with_inner(self.optimizer)[-1], "use_ema", False):
+            self.give(range(len(self.shapes)), name="averages")
 
     def refresh(self) -> None:
         """Gives shards that are rows the values of the copies."""
@@ -169,7 +208,7 @@ class RankShards:
         """
         self.refresh()
         fresh = type(self.optimizer).from_config(self.optimizer.get_config())
-        with tf.device(tf_variable(self.variables[-1]).device):
+        with tf.device(self._device):
             create_slots(fresh, self.variables)
         for own, new in zip(self.optimizer.variables, fresh.variables, strict=True):
             if own.shape and own.shape == new.shape:  # but counts, rates and scales
@@ -245,6 +284,17 @@ def with_inner(optimizer: Any) -> list[Any]:
     """Lists an optimizer and the one in it, if it scales the losses of another."""
     inner = getattr(optimizer, "inner_optimizer", None)
     return [optimizer] if inner is None else [optimizer, inner]
+
+
+def check_holds_none(optimizer: Any) -> None:
+    """Refuses an optimizer that holds several others."""
+    inner = with_inner(optimizer)[-1]
+    if hasattr(inner, "optimizers") and not hasattr(inner, "check_finite"):
+        raise ValueError(
+            f"{type(inner).__name__} holds optimizers of some variables each, of which "
+            "a rank may have none; with state in shards over ranks use one optimizer "
+            "for all variables."
+        )
 
 
 def _variable_of(shard: Shard, copy: Any, towers: Sequence[Tower]) -> Any:

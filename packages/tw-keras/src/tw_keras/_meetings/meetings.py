@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from tw_builders.internal import owned, with_inner
+from tw_builders.internal import owned
 from tw_core.internal import (
     is_same_in_towers,
     join_rows,
@@ -183,12 +183,8 @@ class Meetings:
         """Applies the reduced gradients of this rank's shards, and gives the values."""
         shards, name = exchange.shards, f"update {exchange.place}"
         by_xla = self._copies.compiled_by_xla and not tf.executing_eagerly()
-        with keep_repeated_rows(), tf.device(self._copies.towers[0].device):
-            shards.apply(grads, name=name, jit_compile=by_xla)
-        inner = with_inner(shards.optimizer)[-1]
-        overwrites = getattr(inner, "ema_overwrite_frequency", None)
-        places = range(len(shards.shapes)) if overwrites else exchange.places
-        shards.give(places, name=f"variables, {name}")
+        with keep_repeated_rows():
+            shards.update(grads, exchange.places, name=name, jit_compile=by_xla)
 
     def _update_alone(
         self, n: int, brought: Sequence[Brought], *, averages: bool

@@ -173,26 +173,6 @@ def for_towers(
     return [Brought(grads, own.variables) for grads, own in pairs]
 
 
-def for_shards(
-    dense: Sequence[Any], sparse: Sequence[Any], exchange: ShardedExchange
-) -> list[Any]:
-    """Returns the gradients of this rank's shards, of reduced ones; None for none.
-
-    ``dense`` are of the shards, ``sparse`` of whole variables at ``exchange.used``.
-    """
-    shards, found = exchange.shards, list(dense)
-    of = dict(
-        zip(exchange.places, zip(exchange.variables, sparse, strict=True), strict=True)
-    )
-    for n, shard in enumerate(shards.own):
-        variable, whole = of.get(shard.variable, (None, None))
-        if whole is not None:
-            found[n] = shards.part_of(_as_of(variable, whole), shard)
-        elif found[n] is not None:
-            found[n] = _as_of(variable, found[n])
-    return found
-
-
 def _as_of(variable: Any, grad: Any) -> Any:
     """Gives a gradient the dtype and, where it is sparse, the shape of a variable."""
     values = tf.cast(values_of(grad), tf.as_dtype(variable.dtype))

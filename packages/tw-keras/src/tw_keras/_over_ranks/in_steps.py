@@ -198,16 +198,11 @@ class InSteps:
         whole = travel.joined(reduced, own.counts, own.unique)
         grads: list[Any] = [None] * len(own.shards.shapes)
         for n, grad in zip(own.places, whole, strict=True):
-            grads[n] = None if isinstance(grad, tf.IndexedSlices) else grad
+            grads[n] = grad
         name = f"gradients, update {own.place}"
-        dense, told = own.shards.reduce(grads, told, name=name)
+        sums, told = own.shards.reduce(grads, told, name=name)
         told = self._noted(told)
-        sparse = [g if isinstance(g, tf.IndexedSlices) else None for g in whole]
-        found = travel.for_shards(dense, sparse, own)
-        if own.averages:
-            weight = told[_WEIGHT]
-            found = [g if g is None else travel.divided(g, weight) for g in found]
-        return found
+        return own.shards.divided(sums, told[_WEIGHT] if own.averages else None)
 
     def _noted(self, told: Any) -> Any:
         """Keeps what all ranks told, and compares their batches."""

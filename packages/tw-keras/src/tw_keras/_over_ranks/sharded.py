@@ -16,6 +16,7 @@ import tensorflow as tf
 from tw_builders.internal import (
     RankShards,
     as_whole,
+    check_holds_none,
     gather,
     make_whole,
     scatter,
@@ -103,13 +104,8 @@ class ShardedStates:
         """Forgets all others; refuses those that hold several others."""
         known = {id(own): self._known.get(id(own)) for own in optimizers}
         self._known = {key: own for key, own in known.items() if own is not None}
-        several = [o for o in optimizers if _holds_others(o)]
-        if several:
-            raise ValueError(
-                f"TowerModel: {type(several[0]).__name__} holds optimizers of some "
-                "variables each, of which a rank may have none; with "
-                "variables='sharded' and a group use one optimizer for all."
-            )
+        for own in optimizers:
+            check_holds_none(own)
 
     def of(self, optimizer: Any, columns: Sequence[Sequence[Any]]) -> RankShards:
         """Returns an optimizer's shards; builds it for them if it is not.
@@ -215,10 +211,7 @@ class ShardedStates:
             if shards is None:
                 plain(var_list)
                 return
-            shards.refresh()
-            plain(shards.variables)
-            if getattr(with_inner(optimizer)[-1], "use_ema", False):
-                shards.give(range(len(shards.shapes)), name="averages")
+            shards.finalize(plain)
 
         optimizer.finalize_variable_values = finalize
         try:
@@ -228,11 +221,6 @@ class ShardedStates:
 
 
 _NOT_READ = -1  # updates
-
-
-def _holds_others(optimizer: Any) -> bool:
-    inner = with_inner(optimizer)[-1]
-    return hasattr(inner, "optimizers") and not hasattr(inner, "check_finite")
 
 
 def _taken_apart(optimizer: Any) -> Any:
