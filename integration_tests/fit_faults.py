@@ -23,7 +23,7 @@ from tw_keras import TowerModel
 EPOCHS, ROWS, BUSY_S = 60, 24, 4.0
 PLACES = (
     *("step", "validation", "epoch's end", "idle", "idle itself", "evaluate"),
-    "alone",
+    *("alone", "sharded"),
 )
 HARMS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
 
@@ -39,9 +39,10 @@ class Happens(keras.callbacks.Callback):
         self._epoch, self._batch = epoch, 0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if self._place in ("step", "alone") and (self._epoch, batch) == (1, 2):
+        now = self._epoch, batch
+        if self._place in ("step", "alone", "sharded") and now == (1, 2):
             self._harm(later_s=random.uniform(0.0, 0.01))
-        if self._place == "idle" and (self._epoch, batch) == (1, 4):
+        if self._place == "idle" and now == (1, 4):
             self._harm(later_s=random.uniform(0.0, 0.1))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -86,8 +87,9 @@ def harmed(group: Any, place: str, rank: int, what: str, file: str) -> None:
     """Trains; one rank is harmed at a place."""
     rows = 4 * batches_of(place, is_harmed=group.rank == rank)
     x = np.random.default_rng(0).normal(size=(rows, 4)).astype("float32")
-    local = {"local_steps": 4} if place == "alone" else {}
-    model = TowerModel(seeded(dense, 0), CPUS[:1], group=group, **local)
+    own_ways = {"alone": {"local_steps": 4}, "sharded": {"variables": "sharded"}}
+    way = own_ways.get(place, {})
+    model = TowerModel(seeded(dense, 0), CPUS[:1], group=group, **way)
     model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
     harm = partial(harm_by, HARMS[what], file)
     own = [Happens(place, harm)] if group.rank == rank else []

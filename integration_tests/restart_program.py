@@ -3,7 +3,8 @@
     tw-launch --ps 0 --workers 2 --restart group --max-restarts 3 -- \\
         python restart_program.py fit FOLDER --kill 0:1:2:0.4
 
-It trains by Keras's ``fit`` with a backup, or handwritten digits by a loop ("keras",
+It trains by Keras's ``fit`` with a backup ("sharded": with the optimizer's state in
+shards), or handwritten digits by a loop ("keras",
 "session") whose checkpoint rank 0 writes and reads; the others get everything from rank
 0. ``--kill START:RANK:NUMBER:SECONDS`` has SIGKILL end the process of that rank so long
 after it has begun that epoch (of ``fit``; -1 is its beginning) or that step, or one
@@ -111,7 +112,8 @@ def fit(group: Any, options: argparse.Namespace, progress: Progress) -> list[Any
     keras.utils.set_random_seed(group.rank)
     what, whom = options.fault or ("", "-1")
     fault = what if int(whom) == group.rank else ""
-    model = TowerModel(make_model, ["/cpu:0"] * 2, group=group)
+    kind = "sharded" if options.mode == "sharded" else "replicated"
+    model = TowerModel(make_model, ["/cpu:0"] * 2, group=group, variables=kind)
     model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
     for own in model.towers:
         own.fails = fault == "train step"
@@ -249,12 +251,13 @@ def loop(
     return program.read()[1]
 
 
+FITS = ("fit", "sharded")
 LOOPS = {"keras": keras_program, "session": session_program}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("mode", choices=["fit", *LOOPS])
+    parser.add_argument("mode", choices=[*FITS, *LOOPS])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--save-freq", choices=["epoch", "2"], default="epoch")
@@ -271,7 +274,7 @@ def main() -> None:
     else:
         group = tw_ranks.join(timeout_s=30.0)
     progress = Progress(group.rank, options.kill)
-    if options.mode == "fit":
+    if options.mode in FITS:
         variables = fit(group, options, progress)
     else:
         variables = loop(LOOPS[options.mode], group, options, progress)

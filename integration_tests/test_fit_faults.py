@@ -23,7 +23,10 @@ def ranks(make_ranks):
     return make_ranks(RANKS, timeout_s=TIMEOUT_S).joined()
 
 
-@pytest.mark.full("killed-1-idle itself", "stopped-1-validation", "killed-0-alone")
+@pytest.mark.full(
+    *("killed-1-idle itself", "stopped-1-validation", "killed-0-alone"),
+    "killed-1-sharded",
+)
 @pytest.mark.parametrize("place", fit_faults.PLACES)
 @pytest.mark.parametrize("lost", [0, 1])
 @pytest.mark.parametrize("what", fit_faults.HARMS)
