@@ -164,8 +164,10 @@ class _Picture:
     ) -> None:
         """Writes a text into a bar that has room for it, or else a note's number."""
         share = (span[1] - span[0]) / self._step.seconds
+        if share < _LEAST_NOTED:  # most are, and to measure a text takes long
+            return
         if _width(text) > share * _ROOM - 4:
-            if not noted or share < _LEAST_NOTED:
+            if not noted:
                 return
             if text not in self.notes:
                 self.notes.append(text)
