@@ -90,10 +90,10 @@ QUERIES = {
     "Towers 0 and 1 got the same Adam object; every tower needs an "
     "optimizer of its own, or the replicas drift apart. Make a new one in each call of "
     "get_opt_fn.": "errors/messages.html#towers-and-got-the-same-object",
-    "ValueError: Every tower must bring the same number of gradients; "
+    "ValueError: Every tower must have the same number of gradients; "
     "got [2, 1] from towers 0..1. A tower falls short when a variable's gradient is "
     "None: drop it, or fill it with zeros, everywhere.": (
-        "errors/messages.html#every-tower-must-bring-the-same-number-of-gradients"
+        "errors/messages.html#every-tower-must-have-the-same-number-of-gradients"
     ),
     "RuntimeError: use_logical_cpus: TensorFlow has already started with 1 logical "
     "CPUs; asked for 4. Call it before the first tensor, variable or session.": (

@@ -36,7 +36,7 @@ NO_ADDRESS = ["", "a", ":1", "[]:1", "::1:22", "a:0", "a:65536", "a:-1", "a:x"]
 
 @pytest.mark.parametrize("text", [*NO_ADDRESS, "[::1:1", "[a:1"])
 def test_what_is_no_address_is_refused(text):
-    with pytest.raises(ValueError, match=r"has no port|is no host:port"):
+    with pytest.raises(ValueError, match=r"has no port|is not host:port"):
         split_address(text)
 
 
@@ -74,7 +74,7 @@ def test_a_port_that_is_held_is_found_by_nobody_else():
 
 
 def test_a_host_elsewhere_is_refused_unless_told_where_to_listen(monkeypatch):
-    with pytest.raises(OSError, match=r"192\.0\.2\.1 is no address") as raised:
+    with pytest.raises(OSError, match=r"192\.0\.2\.1 is not an address") as raised:
         listen("192.0.2.1", 0)
     assert raised.value.errno == errno.EADDRNOTAVAIL
     assert not may_pass(raised.value)

@@ -91,6 +91,6 @@ def test_a_link_that_goes_down_ends_both_machines_in_time(launches):
     for process, other in zip(
         processes, ("node 1 (10.77.0.2)", "node 0 (10.77.0.1)"), strict=True
     ):
-        said = f"{other} is lost: nothing was heard of its launcher for 2 s"
+        said = f"{other} is lost: its launcher has sent nothing for 2 s"
         assert said in process.err
     wait_until(lambda: not any(map(is_alive, pids)))

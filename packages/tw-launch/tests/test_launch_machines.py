@@ -164,7 +164,7 @@ def test_a_launcher_that_is_stopped_ends_the_others_in_time(launches, hit):
     others = [process for process in processes if process is not processes[hit]]
     assert launches.finish(*others) == [1, 1]
     for other in others:
-        said = f"node {hit} (127.0.0.{hit + 1}) is lost: nothing was heard of its"
+        said = f"node {hit} (127.0.0.{hit + 1}) is lost: its launcher has sent noth"
         assert said in other.err
     assert not is_alive(pids[2])
     processes[hit].send_signal(signal.SIGCONT)
@@ -204,7 +204,7 @@ def test_a_hello_of_another_version_is_refused_in_words(launches):
     launches.start(0, "pass", "--start-timeout", "5")
     node_1 = launches.start(1, "pass", launcher=launcher)
     assert launches.finish(node_1) == [2]
-    said = "node 0 takes this for no tw-launch of its version: what came is no message"
+    said = "node 0 does not know this version of tw-launch: expected a message"
     assert said in node_1.err
 
 
@@ -275,8 +275,8 @@ def test_what_is_no_launcher_is_turned_away_and_the_run_begins(launches):
         node_1 = launches.start(1, "pass")
         assert launches.finish() == [0, 0]
     err = node_0.err
-    assert err.count("turned away a client that is no tw-launch") == 5
-    assert "what came is no message: b'GET / HTTP/1.1" in err
+    assert err.count("rejected a client that is not a tw-launch") == 5
+    assert "expected a message, got b'GET / HTTP/1.1" in err
     assert "Traceback" not in err + node_1.err
 
 
@@ -376,7 +376,7 @@ def test_a_coordinator_that_is_no_launcher_is_reported(launches):
         with connection:
             connection.sendall(b"220 smtp.example.org\r\n")
             assert launches.finish() == [2]
-    said = "is not understood: what came is no message: b'220 smtp.example.org"
+    said = "is not understood: expected a message, got b'220 smtp.example.org"
     assert said in node_1.err
 
 

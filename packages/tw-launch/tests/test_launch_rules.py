@@ -202,7 +202,7 @@ def test_a_message_is_read_as_it_was_sent(message):
     ids=range(13),
 )
 def test_what_is_no_message_is_refused(line):
-    with pytest.raises(ValueError, match="what came is no message"):
+    with pytest.raises(ValueError, match="expected a message, got"):
         decode(line)
 
 

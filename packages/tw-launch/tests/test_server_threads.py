@@ -58,5 +58,5 @@ def test_a_session_sees_the_servers_and_its_own_task_only():
 
 def test_an_evaluator_has_no_server():
     task = tw_launch.TaskConfig({"worker": ("a:1",)}, "evaluator", 0)
-    with pytest.raises(ValueError, match="evaluator 0 is no part of the cluster"):
+    with pytest.raises(ValueError, match="evaluator 0 is not part of the cluster"):
         tw_launch.start_server(task)

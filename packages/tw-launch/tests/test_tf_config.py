@@ -45,7 +45,7 @@ def test_the_old_name_of_the_chief_is_understood():
     "text, message",
     [
         ("", "TF_CONFIG is not set"),
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[]", "must be a JSON object"),
         ('{"cluster": {"ps": "a:1"}}', "lists of 'host:port'"),
         (config(index=2), "task is worker 2, but the cluster has 2 of worker"),
@@ -57,8 +57,8 @@ def test_the_old_name_of_the_chief_is_understood():
         ('{"cluster": {"worker": ["a:1"]}}', "'task' must have 'type' and 'index'"),
         (config({"worker": ["a:1"], "boss": ["b:1"]}), "job 'boss' is unknown"),
         (config({"worker": ["a:1"], "ps": ["a:1"]}), "a:1 is given to worker 0 and ps"),
-        (config({"worker": ["a"]}), "worker 0 has 'a', which is no host:port"),
-        (config({"worker": ["::1:22"]}), "worker 0 has '::1:22', which is no host"),
+        (config({"worker": ["a"]}), "worker 0 has 'a', which is not host:port"),
+        (config({"worker": ["::1:22"]}), "worker 0 has '::1:22', which is not host"),
         (config({"ps": ["a:1"]}, "ps"), "neither a chief nor a worker"),
         (config({"chief": ["a:1", "b:1"]}, "chief"), "one chief is possible; got 2"),
     ],
@@ -73,7 +73,7 @@ def test_all_faults_are_named_at_once():
     cluster = {"worker": ["a:1", "a:1"], "boss": ["x"]}
     with pytest.raises(ValueError) as raised:
         read_tf_config(config(cluster, index=5))
-    for part in ("a:1 is given to worker 0 and worker 1", "'boss'", "no host:port"):
+    for part in ("a:1 is given to worker 0 and worker 1", "'boss'", "not host:port"):
         assert part in str(raised.value)
 
 

@@ -64,7 +64,7 @@ OTHERS = {
     "TaskConfig": [
         ({"addresses": {"worker": "a:1"}}, TypeError, ADDRESS_MAP),
         ({"addresses": {"worker": [1]}}, TypeError, ADDRESS_MAP),
-        ({"addresses": {"worker": ["a"]}}, ValueError, "'a', which is no host:por"),
+        ({"addresses": {"worker": ["a"]}}, ValueError, "'a', which is not host:por"),
         ({"addresses": {}}, ValueError, "there is neither a chief nor a worker"),
         ({"job": "boss"}, ValueError, "task type 'boss' is unknown"),
         ({"index": -1}, ValueError, "index must be 0 or more; got -1"),

@@ -263,8 +263,8 @@ def test_thousands_of_connections_keep_no_rank_out():
         (of_run(0, task="x"), "p0 and x both are rank 0", False),
         (of_run(7), "rank must be 0 to 1", False),
         (of_run(1, size=3), "rank 0 expects 2 ranks", False),
-        (of_run(1, address="x"), "takes this for no rank of its tw-ranks", False),
-        (of_run(1, task="a\n"), "takes this for no rank of its tw-ranks", False),
+        (of_run(1, address="x"), "does not recognise this as one of its ranks", False),
+        (of_run(1, task="a\n"), "does not recognise this as one of its ranks", False),
     ],
 )
 def test_who_does_not_belong_here_is_refused_and_the_others_meet(comer, says, again):
@@ -391,8 +391,8 @@ def test_an_agreement_has_a_deadline_though_rank_0_only_beats(channel, caplog):
         agreement.result()
     assert living[1].missing == {0: "has not answered for 1 s"}
     assert re.search(
-        r"rank 1 of 4 reports a stall: rank 0 \(h0, process 1\) has not come to "
-        r"'a sum' for 0\..* s, to which rank 1 has; it is outside, "
+        r"rank 1 of 4 reports a stall: rank 0 \(h0, process 1\) has not "
+        r"reached 'a sum' after 0\..* s; rank 1 is waiting there; it is outside, "
         r".* waited for up to 30 s\.",
         caplog.text,
     )

@@ -218,8 +218,8 @@ def test_a_coordinator_elsewhere_is_refused(make_ranks):
     with pytest.raises(Raised) as raised:
         ranks.all[0].hear()
     said = (
-        "join: rank 0 cannot listen at 192.0.2.1:1234: 192.0.2.1 is no address of this "
-        "machine; correct the host, or, "
+        "join: rank 0 cannot listen at 192.0.2.1:1234: 192.0.2.1 is not an address of "
+        "this machine; correct the host, or, "
     )
     assert raised.value.kind == "ValueError"
     assert said in raised.value.text

@@ -69,7 +69,7 @@ def test_making_a_session_anew_counts_against_the_bound_of_the_step(
         assert "though a probe finds all of them" in message
     else:
         assert kind == "SyncTimeoutError"
-        assert "has lost its session and made it anew" in message
+        assert "has lost its session and recreated it" in message
         assert "though all parameter servers answer" in message
     assert f"do not reach this task, worker 0, at {tasks.addresses['worker'][0]}" in (
         message

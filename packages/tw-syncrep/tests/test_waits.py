@@ -653,7 +653,7 @@ def test_making_a_session_anew_is_bounded_though_servers_answer():
     watch.at(23.0)
     faults.clear()
     watch.at(24.0, 28.9)  # A server that restarts has the whole timeout for the rest.
-    says = r"lost its session and made it anew.* for 5.0 s"
+    says = r"lost its session and recreated it.* for 5.0 s"
     with pytest.raises(SyncTimeoutError, match=says) as raised:
         watch.at(29.0)
     assert "they do not reach worker 0 at h:2: look at its port" in str(raised.value)

@@ -2,7 +2,7 @@
 
 The names that most programs need are here; the rest are in the sub-modules
 ``contexts``, ``devices``, ``flat_variables``, ``gradients``, ``ranks``,
-``synchronized`` and ``variables``. What only the packages on top need is in
+``synchronized`` and ``variables``. Names that only the packages on top need are in
 ``internal``. Importing this package does not import TensorFlow: the names that
 ``__init__.pyi`` lists are loaded when they are first used (PEP 562).
 """

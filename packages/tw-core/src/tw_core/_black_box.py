@@ -252,7 +252,7 @@ def report(wait: Wait, recorder: Recorder, *, message: str = "") -> str:
         try:
             told = tell()
         except Exception as error:  # The other parts are still reported.
-            told = [f"could not be told: {error!r}"]
+            told = [f"could not be described: {error!r}"]
         if told:
             lines += ["", title, *(f"  {line}" for line in told)]
     return "\n".join(lines) + "\n"

@@ -5,8 +5,8 @@ cost no more than one. The caller, who knows the cost of a copy, decides which t
 to join; ``PackPlan`` holds the decision as plain data.
 
 Parts of a flat tensor that are joined again are that tensor: so a pack that was joined
-in one function and is cut in another travels between them as it is, whoever takes its
-parts in hand. What cut it is left without use, and removed by TensorFlow.
+in one function and is cut in another travels between them as it is, even where its
+parts are used. The operations that cut it are then unused, and TensorFlow removes them.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -274,7 +274,8 @@ def whole_of_parts(
 def _places(parts: Sequence[Any]) -> list[tuple[int, ...] | None]:
     """Returns [N]: which flat tensor, which part of it and how large; else None.
 
-    None for what is no part, and where other parts of its flat tensor are missing.
+    None for a tensor that is not a part, and where other parts of its flat tensor are
+    missing.
     """
     used: dict[tf.Operation, set[int]] = {}
     for part in parts:

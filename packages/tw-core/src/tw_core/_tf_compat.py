@@ -102,8 +102,8 @@ def function_of_part(
 
     ``operations`` are in the order of building, ``inputs`` tensors of others that they
     use; ``effects`` run in every call. They keep their names, devices and stack traces.
-    Control inputs from operations outside the part are removed for good. What the
-    function returns cannot be differentiated.
+    Control inputs from operations outside the part are removed for good. The
+    function's results cannot be differentiated.
     """
     own = set(operations)
     for op in operations:
@@ -135,7 +135,7 @@ def function_of_part(
 
 @contextmanager
 def _optimized_by_caller() -> Iterator[None]:
-    """Keeps the runtime from optimizing a called function on every device anew.
+    """Keeps the runtime from optimizing a called function again on every device.
 
     Grappler optimizes the functions that a function calls together with the caller,
     once. A call that is not inlined has its function optimized again when it first
@@ -337,7 +337,7 @@ def _around(own: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..
 
 @contextmanager
 def apart_from_other_traces() -> Iterator[None]:
-    """Has functions traced anew that were traced elsewhere for the same arguments.
+    """Has functions traced again that were traced elsewhere for the same arguments.
 
     TensorFlow keeps traces apart where a device function is open.
     """

@@ -57,7 +57,7 @@ class RankGroup(Protocol):
         """Notes on rank 0 that something is done, and waits for nobody."""
 
     def wait_for(self, what: str) -> None:
-        """Waits on another rank until rank 0 has told ``what`` once more."""
+        """Waits on another rank until rank 0 has announced ``what`` once more."""
 
 
 @runtime_checkable

@@ -288,7 +288,7 @@ def build_different(*names):
 OTHER_LAYERS = [
     (["bn", "head"], r"tower0 has come to 'stem' .*tower1 to 'bn'"),
     (["stem"], r"tower1 has not come to \['bn'\] of tower0"),
-    (["stem", "bn", "more"], r"tower0 not to \['more'\] of tower1"),
+    (["stem", "bn", "more"], r"tower0 has not reached \['more'\] of tower1"),
     (["bn", "stem"], r"tower0 has come to 'stem' .*tower1 to 'bn'"),
     ([], r"tower1 has not come to \['stem', 'bn'\] of tower0"),
 ]

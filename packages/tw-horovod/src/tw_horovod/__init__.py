@@ -5,8 +5,8 @@
     import tw_horovod as hvd
 
 Processes that ``tw-launch`` starts are its ranks. Names, arguments and meaning are
-those of Horovod 0.28. What is not supported (process sets, Adasum, the elastic module,
-timelines) is refused by name, with a ``NotImplementedError``. Functions that need the
+those of Horovod 0.28. Unsupported names (process sets, Adasum, the elastic module,
+timelines) raise a ``NotImplementedError`` that says so. Functions that need the
 ranks raise ``ValueError`` before ``init``, and ``RankTimeoutError`` if a rank is
 missing.
 """

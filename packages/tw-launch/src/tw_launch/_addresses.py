@@ -21,7 +21,7 @@ def split_address(address: str) -> tuple[str, int]:
     bare = host.removeprefix("[").removesuffix("]")
     is_bare = bare == host and ":" not in host
     if not bare or not (is_bare or host == f"[{bare}]"):
-        raise ValueError(f"{address!r} is no host:port or [IPv6 host]:port")
+        raise ValueError(f"{address!r} is not host:port or [IPv6 host]:port")
     if not (port.isdecimal() and 0 < int(port) < 65536):
         raise ValueError(f"{address!r} has no port of 1 to 65535")
     return bare, int(port)
@@ -55,7 +55,7 @@ def listen(host: str, port: int) -> socket.socket:
         elsewhere = " and ".join(dict.fromkeys(str(place[4][0]) for place in places))
         raise OSError(
             fault.errno,
-            f"{elsewhere} is no address of this machine; correct the host, or, where "
+            f"{elsewhere} is not an address of this machine; correct the host, or, if "
             "others reach this machine by an address that it does not have itself, set "
             "TW_LISTEN to one at which to listen (0.0.0.0 is all), and keep the port "
             "closed to others by a firewall or a network policy",

@@ -29,7 +29,7 @@ def parse_line(line: bytes) -> Any:
     try:
         return json.loads(line, parse_constant=_parse_finite, parse_float=_parse_finite)
     except (ValueError, RecursionError):
-        raise ValueError(f"what came is no message: {line[:60]!r}") from None
+        raise ValueError(f"expected a message, got {line[:60]!r}") from None
 
 
 def write_line(message: dict[str, Any]) -> bytes:
@@ -62,7 +62,7 @@ def read_as(hint: Any, value: Any) -> Any:
     wanted, got = getattr(hint, "__name__", hint), type(value).__name__
     if isinstance(value, int | float | str):
         got = repr(value)[:60]
-    raise ValueError(f"what came is no {wanted}: {got}")
+    raise ValueError(f"expected {wanted}, got {got}")
 
 
 class LineSocket:
@@ -116,7 +116,7 @@ class LineSocket:
         messages = [parse_line(line) for line in lines]
         for line, message in zip(lines, messages, strict=True):
             if not isinstance(message, dict) or type(message.get("do")) is not str:
-                raise ValueError(f"what came is no message: {line[:60]!r}")
+                raise ValueError(f"expected a message, got {line[:60]!r}")
         return messages
 
     def receive_lines(self) -> list[bytes] | None:

@@ -58,7 +58,7 @@ def start_server(
     check_flag(keep_memory=keep_memory)
     if task.address is None:
         raise ValueError(
-            f"start_server: {task.job} {task.index} is no part of the cluster "
+            f"start_server: {task.job} {task.index} is not part of the cluster "
             f"{dict(task.addresses)}; it needs no server: evaluate checkpoints."
         )
     server = _start(task, task.address, config, keep_memory=keep_memory)

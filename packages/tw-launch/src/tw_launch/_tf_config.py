@@ -165,7 +165,7 @@ def _parse(text: str) -> dict[str, Any]:
         config = json.loads(text)
     except ValueError as error:
         raise ValueError(
-            f"read_tf_config: TF_CONFIG is no JSON ({error}); got {text!r}."
+            f"read_tf_config: TF_CONFIG is not JSON ({error}); got {text!r}."
         ) from None
     if not isinstance(config, dict):
         raise ValueError(
@@ -197,7 +197,7 @@ def _faults_of_cluster(addresses: Mapping[str, tuple[str, ...]]) -> list[str]:
         for index, address in enumerate(tasks):
             owners.setdefault(address, []).append(f"{job} {index}")
             if not _is_address(address):
-                faults.append(f"{job} {index} has {address!r}, which is no host:port")
+                faults.append(f"{job} {index} has {address!r}, which is not host:port")
     for address, tasks_there in owners.items():
         if len(tasks_there) > 1:
             faults.append(f"{address} is given to {' and '.join(tasks_there)}")

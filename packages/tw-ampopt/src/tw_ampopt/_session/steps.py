@@ -157,7 +157,7 @@ class Registered:
         if self._by_device and weighs != (weight is not None):
             came, before = ("one", "none") if weight is not None else ("none", "some")
             raise ValueError(
-                f"Every registration brings a weight, or none does; got {came} after "
+                f"Every registration must have a weight, or none may; got {came} after "
                 f"{before}."
             )
 

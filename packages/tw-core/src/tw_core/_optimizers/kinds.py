@@ -65,7 +65,7 @@ class TowerOptimizerLike(Protocol):
         weights: Sequence[Any] | None = None,
         jit_compile: bool = False,
     ) -> Any:
-        """Applies [K][N] gradients of scaled losses; tower k weighs ``weights[k]``."""
+        """Applies [K][N] gradients of scaled losses, weighted by ``weights[k]``."""
         ...
 
 
@@ -190,7 +190,7 @@ def _why_not_elementwise(optimizer: Any, *, by_name: bool = True) -> str | None:
 def updates_elementwise(optimizer: Any) -> bool:
     """Returns whether an optimizer is known to treat each element by itself.
 
-    A class of one's own may do anything with a whole variable, and so is not.
+    Your own class may do anything with a whole variable, and so is not.
     """
     own = type(optimizer)
     is_known = own.__module__.partition(".")[0] in ("keras", "tensorflow", "tf_keras")

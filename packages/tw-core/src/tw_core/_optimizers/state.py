@@ -108,7 +108,7 @@ def _state_of(optimizer: Any) -> list[Any]:
 
 
 def _settings_of(optimizer: Any) -> Any:
-    """Returns what an update depends on besides state; objects stand for themselves."""
+    """Returns what an update depends on apart from state; objects as themselves."""
     settings = {name: _setting(value) for name, value in vars(optimizer).items()}
     for name in ("name", "_name"):
         settings.pop(name, None)

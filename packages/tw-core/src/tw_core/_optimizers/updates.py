@@ -38,7 +38,7 @@ def apply_pairs(
     For a Keras 3 optimizer, rows that share an index are summed first, since most of
     these square each row or the like; in a session graph it is called in a function.
     All others get ``tf.Variable`` objects. Gradients that were made outside of the
-    branch or loop being built are brought into it, where Keras requires that. Where
+    branch or loop being built are copied into it, where Keras requires that. Where
     effects are not ordered, as in a session graph, nothing is updated before all
     gradients are computed: until then some may still have to read the variables.
 
@@ -175,8 +175,8 @@ def _updates_where_variables_are(
 
     By itself it computes all updates on the device that it is called on, to which
     variables, slots and gradients would be copied from other devices, and reads the
-    count of updates for every variable. What they share, that and the learning rate,
-    is read once and copied to each device.
+    count of updates for every variable. The shared values, this count and the
+    learning rate, are read once and copied to each device.
     """
     if len(_devices_of(variables)) == 1 and not traces_function():
         yield

@@ -2,7 +2,7 @@
 
 The initializer takes many forms: None, a class, a function or object called with a
 shape and a dtype, a function without arguments, or a value. As in TensorFlow
-(``get_variable``'s documentation), a value or a function without arguments brings
+(``get_variable``'s documentation), a value or a function without arguments has
 its own dtype and shape.
 """
 

@@ -46,7 +46,7 @@ class _Tower:
     def note_losses(self) -> None:
         """Assigns regularization losses to the variable that was asked for before.
 
-        TensorFlow and Keras add them at once, and name their ops alike.
+        TensorFlow and Keras add them at once, and give their ops the same names.
         """
         items = self.graph.get_collection(_REGULARIZATION)
         new = [own for own in items[self.seen :] if "/Regularizer/" in _name_of(own)]

@@ -94,7 +94,7 @@ def _renumbered(names: Sequence[Sequence[str]]) -> list[str]:
     unlike = any(set(tower) != set(names[0]) for tower in names)
     advice = (
         "only numbers differ, which Keras gives to layers without a name: name your "
-        "layers alike in every tower, e.g. Dense(4, name='hidden')"
+        "layers equally in every tower, e.g. Dense(4, name='hidden')"
     )
     return [*problems, advice] if problems and unlike else []
 

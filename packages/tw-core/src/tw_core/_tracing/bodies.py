@@ -25,7 +25,7 @@ from tw_core._tracing.trace import Trace, current_trace, meet, trace_function
 
 @dataclass(frozen=True, eq=False)
 class Conditional:
-    """The place of a meeting for a ``tf.cond``; a predicate is brought first."""
+    """The place of a meeting for a ``tf.cond``; the predicate is its first value."""
 
     branches: Sequence[Trace]
 

@@ -62,7 +62,7 @@ def call_once(
         variables; anything else must be equal in all towers.
       scopes: [K] functions that return the context of a tower's calls, which places
         them on its device.
-      combine: takes the place of a meeting and the [K] values brought there; returns
+      combine: takes the place of a meeting and the [K] values passed there; returns
         [K] answers. None for a function without meetings.
       written_once: variables that several towers share and tower 0 alone assigns; the
         others see what they would have assigned until the next meeting.
@@ -142,7 +142,7 @@ class _Calls:
     stand_ins: StandIns = field(default_factory=StandIns)
 
     def run(self, trace: Trace, towers: Sequence["_Tower"]) -> list[Any]:
-        """Calls all parts for all towers; returns what these bring in the end."""
+        """Calls all parts for all towers; returns the towers' results."""
         _check_captured(trace, self.copies, self.arguments, self.may_write)
         seeded = seeded_operations(trace) if len(towers) > 1 else frozenset()
         elsewhere = _elsewhere(trace, towers) if self.jit_compile else []
@@ -289,7 +289,7 @@ class _Tower:
         return {t.name: own for t, own in zip(wanted, read, strict=True)}
 
     def brought(self, meeting: Meeting) -> Any:
-        """Returns what this tower brings to a meeting."""
+        """Returns the value that this tower passes to a meeting."""
         for pack, own in meeting.packs:
             with self.scope():
                 parts = cut_flat(self.values[pack.name], [part.shape for part in own])

@@ -26,10 +26,10 @@ def components(leaf: Any) -> list[tf.Tensor]:
 
 @dataclass(eq=False)
 class Meeting:
-    """A place where all towers bring something, and go on with an answer."""
+    """A place where all towers pass a value, wait, and go on with an answer."""
 
     place: Any
-    brought: Any  # nest of tensors of the trace, and of whatever else was brought
+    brought: Any  # nest of tensors of the trace, and of other objects
     given: list[tf.Tensor]  # placeholders of the answer
     position: int  # the number of operations that the trace had
     waits: bool  # whether the towers wait for the answer
@@ -37,7 +37,7 @@ class Meeting:
     packs: Sequence[tuple[tf.Tensor, list[tf.Tensor]]] = ()  # what travels as one
 
     def tensors(self) -> list[tf.Tensor]:
-        """Lists the tensors that travel: what was brought, by components, and packs."""
+        """Lists the tensors that are sent: the values' components, and packs."""
         leaves = tf.nest.flatten(self.brought)
         packed = {id(tensor) for _, own in self.packs for tensor in own}
         parts = [part for leaf in leaves for part in components(leaf)]
@@ -131,7 +131,7 @@ class Trace:
 def _packs(
     brought: Any, together: Mapping[int, str], devices: Sequence[str]
 ) -> list[tuple[tf.Tensor, list[tf.Tensor]]]:
-    """Joins what was brought in small dense tensors, but for what came from outside."""
+    """Joins values that are small dense tensors, except those from outside."""
     leaves = {id(leaf): leaf for leaf in tf.nest.flatten(brought)}.values()
     small = [
         leaf
@@ -200,16 +200,16 @@ def meet(
     is_same: bool = False,
     together: Mapping[int, str] | None = None,
 ) -> Any:
-    """Brings something to a place where all towers meet; returns what they agree on.
+    """Passes a value to a place where all towers meet; returns the common answer.
 
-    Called while a tower is traced. What is built after an answer runs when all towers
-    have brought theirs. Without one the towers go on, unless they wait, and what they
-    brought is combined when they are next waited for.
+    Called while a tower is traced. Operations built after an answer run when all towers
+    have passed theirs. Without one the towers go on, unless they wait, and their values
+    are combined when they are next waited for.
 
     Args:
       place: names the meeting for the ``combine`` of ``call_once``.
-      brought: nest of tensors, and of variables or other objects, which are replaced
-        by each tower's own.
+      brought: the value: nest of tensors, and of variables or other objects, which
+        are replaced by each tower's own.
       answer: nest of ``tf.TensorSpec``: what ``combine`` will return for a tower.
       waits: whether to wait for all towers where there is no answer.
       is_same: whether all towers get the same answer.

@@ -99,7 +99,7 @@ class LeastLoadedDeviceSetter:
         """Returns the device of ``op``; an op that has one keeps it.
 
         Raises:
-          TypeError, ValueError: ``op`` is no operation, or is a reference variable.
+          TypeError, ValueError: ``op`` is not an operation, or is a reference variable.
         """
         check_operation(op)
         refuse_reference_op(op)

@@ -137,7 +137,7 @@ def session_config(
 
     Returns:
       A fresh ``ConfigProto``: memory pass off, GPU memory taken as needed, GPUs
-      visible and divided as ``tf.config`` was told.
+      visible and divided as set in ``tf.config``.
 
     Raises:
       ValueError: ``num_cpus`` is below 1.
@@ -238,7 +238,7 @@ def _configure_cpus(count: int) -> None:
 
 
 def _use_gpus_of_this_process(config: tf.compat.v1.ConfigProto) -> None:
-    """Gives a session the GPUs, whole or divided, that ``tf.config`` was told of."""
+    """Gives a session the GPUs, whole or divided, that are set in ``tf.config``."""
     gpus = tf.config.list_physical_devices("GPU")
     visible = [gpu for gpu in gpus if gpu in tf.config.get_visible_devices("GPU")]
     divided = [tf.config.get_logical_device_configuration(gpu) for gpu in visible]

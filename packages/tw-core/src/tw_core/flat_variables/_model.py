@@ -157,7 +157,7 @@ def _check_model(model: Any, trained: list[Any], flat: FlatVariables) -> None:
     if elsewhere:
         raise ValueError(
             f"flatten: {', '.join(elsewhere)} were made before; make_model must make "
-            "the model and its variables anew."
+            "a new model with new variables."
         )
     constrained = [
         v.name

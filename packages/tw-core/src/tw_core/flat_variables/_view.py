@@ -20,7 +20,7 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
 
     Has the variable's name, shape and dtype; reading it gives its part of the flat
     variable. In a session graph a step reads it once (``value()``); ``read_value()``
-    reads it anew. An optimizer cannot update it: it updates the flat variable.
+    reads it again. An optimizer cannot update it: it updates the flat variable.
     """
 
     _save_slice_info = None

@@ -28,8 +28,8 @@ class Gradients(list[list[Any]]):
     """[K][N] gradients that were read: of one shape and dtype over all towers.
 
     A function that takes a list of gradients, or of pairs, takes this instead without
-    checking it again. ``read_pairs`` and ``read_gradients`` make it; whoever reduces
-    or packs makes the next one from it.
+    checking it again. ``read_pairs`` and ``read_gradients`` make it; functions that
+    reduce or pack make the next one from it.
 
     Args:
       grads: [K][N] gradients.
@@ -229,7 +229,7 @@ def check_gradients(grads: Sequence[Sequence[Any]]) -> None:
     lengths = [len(tower) for tower in grads]
     if len(set(lengths)) > 1:
         raise ValueError(
-            f"Every tower must bring the same number of gradients; got {lengths} from "
+            f"Every tower must have the same number of gradients; got {lengths} from "
             f"towers 0..{len(grads) - 1}. A tower falls short when a variable's "
             "gradient is None: drop it, or fill it with zeros, everywhere."
         )
@@ -298,7 +298,7 @@ def _refuse(problems: Sequence[str]) -> None:
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems)
         raise ValueError(
-            "Every tower must bring one gradient per variable, with the same "
+            "Every tower must have one gradient per variable, with the same "
             f"variables, shapes and dtypes in the same order; got:\n{listed}"
         )
 

@@ -174,10 +174,10 @@ class JoinedTowers:
         more = [one.name for one in every if 0 not in one.parts and index in one.parts]
         if missing or more:
             raise ValueError(
-                "sum_over_towers: every tower must come to the same sums; "
-                f"tower{index} has not come to {missing} of tower0, and tower0 not to "
-                f"{more} of tower{index}. Build the same synchronised layers in every "
-                "tower, in one order, and differentiate all towers alike."
+                "sum_over_towers: every tower must reach the same sums; "
+                f"tower{index} has not reached {missing} of tower0, and tower0 has "
+                f"not reached {more} of tower{index}. Build the same layers in "
+                "every tower, in one order, and differentiate all in the same way."
             )
 
 
@@ -275,8 +275,8 @@ class _Sum:
         if fit and not self._is_another(name, sums):
             return
         raise ValueError(
-            f"sum_over_towers: towers must come to the same sums in the same order; "
-            f"tower{self.begun_by} has come to {self.name!r} ({_described(begun)}), "
+            f"sum_over_towers: towers must reach the same sums in the same order; "
+            f"tower{self.begun_by} has reached {self.name!r} ({_described(begun)}), "
             f"tower{index} to {name!r} ({_described(tensors)}). Build the same layers "
             "in every tower, in one order."
         )
@@ -390,7 +390,7 @@ def call_towers_once(
       scopes: [K] functions that return the context of a tower's calls.
       combine: answers meetings that are not sums; None where there are none.
       counted: [K] booleans: whether sums have a tower's part, such as of rows that
-        were only lent to it; None for all.
+        only fill it up; None for all.
       written_once: variables that several towers share and tower 0 alone assigns;
         moving averages of ``batch_normalization`` are added to them.
       kept_equal: as for ``call_once``.

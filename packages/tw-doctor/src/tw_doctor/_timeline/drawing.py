@@ -45,7 +45,7 @@ def draw_step(step: RecordedStep, path: str | Path) -> None:
     except ImportError as error:
         raise ImportError(
             "draw: drawing needs matplotlib, which is not installed: pip install "
-            "matplotlib. The extra `draw` of tw-doctor brings it."
+            "matplotlib. The extra `draw` of tw-doctor installs it."
         ) from error
     devices = step.devices
     figure = Figure()

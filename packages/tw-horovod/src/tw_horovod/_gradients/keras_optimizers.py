@@ -95,7 +95,7 @@ class _Reduced:
     is_used: bool = False  # In a graph inside of it, such as one branch of several.
 
     def is_around(self, graphs: Sequence[Any]) -> bool:
-        """Returns whether it is one of these graphs, of which None is no graph."""
+        """Returns whether it is one of these graphs; None is not a graph."""
         graph = None if self.graph is None else self.graph()
         return graph in graphs and (graph is not None or self.graph is None)
 

@@ -93,8 +93,8 @@ def init(
       NotImplementedError: a communicator, or process sets.
       StartTimeoutError: ranks did not join; they are named.
       RuntimeError: TensorFlow has been used already, or ``shutdown`` was called.
-      ValueError: ``TF_CONFIG`` is not a cluster of workers only, what the launcher
-        says is no group, or a time is not a positive number.
+      ValueError: ``TF_CONFIG`` is not a cluster of workers only, the launcher's
+        variables do not describe a group, or a time is not a positive number.
     """
     global _group
     if comm is not None and comm != []:

@@ -77,7 +77,7 @@ class Link:
                 if not isinstance(message, Beat):
                     hear(self, message)
         except TimeoutError:
-            why = f"nothing was heard of its launcher for {self._silence_s:g} s"
+            why = f"its launcher has sent nothing for {self._silence_s:g} s"
         except OSError:
             why = "its launcher has ended or was killed"
             self.drop()

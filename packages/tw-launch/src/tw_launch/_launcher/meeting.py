@@ -95,7 +95,7 @@ class Reception:
         self._inbox, self._silence_s = inbox, silence_s
         # A connection holds one of the places until its first message was read.
         self._places = threading.Semaphore(_GREETED_AT_ONCE)
-        self._silent: set[socket.socket] = set()  # connected, and nothing heard yet
+        self._silent: set[socket.socket] = set()  # connected, but have sent nothing yet
         self._strangers = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -132,16 +132,16 @@ class Reception:
             hello = link.receive(_HELLO_S)
             self._silent.discard(connection)
             if not isinstance(hello, Hello):
-                raise ValueError("it said no hello")
+                raise ValueError("it sent no greeting")
             self._inbox.put(Arrived(link, hello))
         except (OSError, ValueError) as error:
             self._strangers += 1
             why = str(error) or type(error).__name__
             if self._strangers <= _STRANGERS_SAID:
-                announce(f"turned away a client that is no tw-launch: {why}")
+                announce(f"rejected a client that is not a tw-launch: {why}")
             if link is not None:
                 # It may be a tw-launch of a version with another Hello.
-                said = f"node 0 takes this for no tw-launch of its version: {why}"
+                said = f"node 0 does not know this version of tw-launch: {why}"
                 link.send(Over(CANNOT_START, said))
                 link.drop()
         finally:
@@ -306,7 +306,7 @@ def _welcome(
     else:
         members[hello.node] = member
         link.attend(lambda link, message: inbox.put(Heard(link, message)))
-        announce(f"{member.name} has come; {len(members)} of {num_nodes} are here")
+        announce(f"{member.name} has joined; {len(members)} of {num_nodes} are here")
 
 
 def turn_away(member: Node, why: str) -> None:

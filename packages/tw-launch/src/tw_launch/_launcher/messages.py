@@ -113,5 +113,5 @@ def decode(line: bytes) -> Message:
         kind, fields = parse_line(line)
         message: Message = read_as(_KINDS[kind], fields)
     except (ValueError, TypeError, KeyError):
-        raise ValueError(f"what came is no message: {line[:60]!r}") from None
+        raise ValueError(f"expected a message, got {line[:60]!r}") from None
     return message

@@ -237,7 +237,7 @@ class Coordinator:
         try:
             comer = _read_introduction(message)
         except ValueError as error:
-            refusal = f"rank 0 takes this for no rank of its tw-ranks: {error}"
+            refusal = f"rank 0 does not recognise this as one of its ranks: {error}"
         else:
             may_come_again = self._may_come_again(comer)
             refusal = self._find_refusal(comer)
@@ -487,8 +487,8 @@ class Coordinator:
             if now_s - since_s >= limit_s:
                 kind = next(iter(kinds.values()))
                 return {
-                    rank: f"has not come to {kind!r} for {now_s - since_s:.1f} s, to "
-                    f"which rank {min(kinds)} has"
+                    rank: f"has not reached {kind!r} after {now_s - since_s:.1f} s; "
+                    f"rank {min(kinds)} is waiting there"
                     for rank in range(self.size)
                     if rank not in kinds
                 }
@@ -525,7 +525,7 @@ def _read_introduction(message: dict[str, Any]) -> Introduction:
         split_address(comer.address)
     for text in (comer.task, comer.machine, comer.run, *comer.versions.values()):
         if len(text) > _LONGEST_TEXT or not text.isprintable():
-            raise ValueError(f"what came is no name: {text[:60]!r}")
+            raise ValueError(f"expected a name, got {text[:60]!r}")
     return comer
 
 

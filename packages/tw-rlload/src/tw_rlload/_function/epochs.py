@@ -83,7 +83,7 @@ class EpochFunction:
             tower with its own model; ``"each"``: it is traced for every tower, for
             models whose Python code differs. As for ``tw_core.map_towers``.
           jit_compile: whether XLA compiles each tower's loss and gradients, and each
-            optimizer's clipping and update, for every number of rows anew; an
+            optimizer's clipping and update, again for every number of rows; an
             ``apply_fn`` is called as it is. Needs ``trace="once"``.
 
         Raises:

@@ -228,7 +228,7 @@ def _gradients_of(tower_loss: Any, optimizer: Any) -> Pairs:
     loss = loss_of(tower_loss)
     if loss is None:
         raise TypeError(
-            f"{who} takes a loss besides the optimizer, and {kind} has no scalar "
+            f"{who} takes a loss as well as the optimizer, and {kind} has no scalar "
             "tensor `loss` (or `_loss`) to give it."
         )
     return list_pairs(result, gradients(optimizer, loss))

@@ -44,7 +44,7 @@ class SessionCalls(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     TensorFlow would make a session for it again: two of one replica. So this is the
     first of the hooks.
 
-    TensorFlow makes a session anew inside of a call, as often as it fails. One that
+    TensorFlow recreates a session inside of a call whenever it fails. One that
     fails again soon has not been made: the time counts from the first loss.
     """
 

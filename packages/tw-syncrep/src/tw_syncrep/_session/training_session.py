@@ -76,7 +76,7 @@ def training_session(
       save_graph_def: as TensorFlow's.
       cluster: tasks and their addresses; by default TF_CONFIG's.
       wait_timeout_s: how long parameter servers may be silent, not reach each other,
-        or let no session be made anew; by default the hook's, else 600. No bound if
+        or let no session be recreated; by default the hook's, else 600. No bound if
         the hook has None. In an elastic run, a replica that no server answers waits
         for ``start_timeout_s`` more.
       start_timeout_s: how long creating the session may take; by default the

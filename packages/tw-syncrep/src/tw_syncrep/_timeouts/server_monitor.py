@@ -224,7 +224,7 @@ class ServerMonitor:
         )
 
     def _check_remaking(self) -> None:
-        """Raises if the session has been made anew for too long, though all answer."""
+        """Raises if recreating the session has taken too long, though all answer."""
         since = self.remade_since()
         if since is None or self.timeout_s is None or self.limit_s is not None:
             return
@@ -232,7 +232,7 @@ class ServerMonitor:
         if remade_s < self.timeout_s:
             return
         error = SyncTimeoutError(
-            f"training_session: {self.doing} has lost its session and made it anew, "
+            f"training_session: {self.doing} has lost its session and recreated it, "
             f"again and again or without an end, for {remade_s:.1f} s (wait_timeout_s "
             f"is {self.timeout_s:g}), though all parameter servers answer. Either they "
             f"do not reach {self.own}: look at its port and its firewall, and whether "

@@ -253,7 +253,7 @@ class Watchdog:
     ) -> Sequence[Any] | None:
         """Runs a small fetch; returns None if the server does not answer in time."""
         options = tf.compat.v1.RunOptions(timeout_in_ms=int(timeout_s * 1000))
-        # A heartbeat brings nothing back. It gets through to servers that do not reach
+        # A heartbeat returns nothing. It gets through to servers that do not reach
         # this task too, where a step waits for ever and no other question is answered.
         answers_none = fetches is self.ops.heartbeat and self._asked_at is not None
         self._asked_at = self._asked_at or self.clock()
