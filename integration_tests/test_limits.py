@@ -105,6 +105,26 @@ FAULTS = {
         {f"{LOW}/_work.py": SECTIONS},
         "_work.py:1 _work is private: one line",
     ),
+    "wording of a page": (
+        {"docs/a.md": "# A\n\n`is no code`. A rank\nbrings it.\n\n```\nalike\n```\n"},
+        '^docs/a.md:4 "brings": write [^\n]*$',
+    ),
+    "what as a subject": (
+        {"README.md": "A rank is late. What it sends is not added.\n"},
+        'README.md:1 "What it sends is not added.": write a noun as the subject',
+    ),
+    "wording of a docstring": (
+        {f"{LOW}/_work.py": '"""Works.\n\nThis is no tensor.\n"""\n'},
+        '_work.py:3 "is no tensor": write "is not a"',
+    ),
+    "wording of a message": (
+        {f"{LOW}/_work.py": 'alike = "alike"\nraise Error(f"{alike} come alike")\n'},
+        '^[^\n]*_work.py:2 "alike": write [^\n]*$',
+    ),
+    "wording of a comment": (
+        {f"{LOW}/_work.py": "x = 1  # Besides, it is late.\n"},
+        '_work.py:1 "Besides": write',
+    ),
     "forgotten package": (
         {"packages/tw-new/pyproject.toml": PROJECT.format("tw-new", "[]")},
         r"layers must have \['tw_new'\] too(?s:.)*budgets must have \['tw-new'\] too",
@@ -130,6 +150,13 @@ def test_a_tree_without_faults_is_not(tmp_path):
     assert said_of(tmp_path, {}) == ""
     narrow = PROJECT.format("tw-high", ["tw-low>=1.2.0rc1,<1.3"])
     assert said_of(tmp_path, {**INTERNAL, HIGH_TOML: narrow}) == ""
+
+
+def test_a_wording_passes_where_it_is_allowed_or_right(tmp_path):
+    allowed = '[tool.towers]\nallowed_words = ["docs/a.md: is no word"]\n[tool.towers.b'
+    root = ROOT_TOML.replace("[tool.towers.b", allowed)
+    page = "What is late? There is no rank; this is no word.\n"
+    assert said_of(tmp_path, {"pyproject.toml": root, "docs/a.md": page}) == ""
 
 
 def test_the_examples_hold():

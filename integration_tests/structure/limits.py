@@ -21,6 +21,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from structure.docstrings import find_private_sections
+from structure.words import find_tics
 
 ROOT = Path(__file__).parents[2]
 GRACE = 1.03
@@ -283,6 +284,7 @@ RULES: tuple[Callable[[Path], Iterator[str]], ...] = (
     find_wrong_bounds,
     find_arrows_up,
     find_private_sections,
+    find_tics,
 )
 
 
