@@ -27,7 +27,7 @@ TICS = {
     ),
     r"\b(?:has|have|had) (?:not )?come\b(?! from)": '"has arrived", "has joined"',
     r"\btaken for\b": '"treated as", "read as"',
-    r"\b(?:hears?|heard)\b(?! from| \d| \{)": '"receives", "learns"',
+    r"\b(?:hears?|heard)\b(?! from| \d| *\Z)": '"receives", "learns"',
     r"\b(?:lends?|lent)\b": '"borrows", "passes"',
     r"\bweigh(?:s|ed|ing)?\b": '"weight", "multiply by"',
     r"\b(?:brings?|brought|bringing)\b": '"sends", "has", "contributes"',

@@ -166,5 +166,5 @@ def test_towers_with_other_layers_are_refused_by_name():
                 x = batch_normalization(x, training=True, name=name)
             return x
 
-        with pytest.raises(ValueError, match=r"tower1 has not come to .*bn1"):
+        with pytest.raises(ValueError, match=r"tower1 has not reached .*bn1"):
             builder.call_for_each_tower(tower)

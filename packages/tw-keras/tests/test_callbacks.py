@@ -334,7 +334,7 @@ def test_losses_that_cannot_be_combined_are_refused():
         compiled(mlp, loss=loss("none"))
     model = compiled(lambda: Own(mlp().layers), loss=loss("sum"))
     x, _ = data_for("mlp")
-    with pytest.raises(ValueError, match="cannot be told from the regularizers"):
+    with pytest.raises(ValueError, match="cannot be told apart from the regularizers"):
         model.fit(x, x[:, :3], verbose=0)
 
 

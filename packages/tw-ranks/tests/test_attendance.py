@@ -339,7 +339,7 @@ def test_a_finished_rank_is_missing_where_all_are_needed():
     found.hear(0, Report(entered=2, needing_all=1), 1.0)
     [(missing, why)] = found.find_missing(1.0).items()
     assert missing == 1
-    assert "rank 0 has come to a collective, which needs all ranks" in why
+    assert "rank 0 has reached a collective, which needs all ranks" in why
 
 
 @example([(n % 4, 1 + n % 3) for n in range(500)])  # Of which it forgets.

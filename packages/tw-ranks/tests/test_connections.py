@@ -146,7 +146,7 @@ def test_of_a_rank_that_gave_up_in_an_outage_this_is_told():
         members[1]._give_up_rank_0(1.0)
         network.heal()
         told = members[0].wait_for_missing(20.0)[1]
-    assert "has given up, as it heard nothing from rank 0 for 1.0 s" in told
+    assert "has given up, as rank 0 has sent nothing for 1.0 s" in told
     assert "it was silent for " in told
 
 

@@ -110,7 +110,7 @@ def test_who_does_not_come_is_named(make_ranks):
         assert "ranks 1, 3 did not come within 2 s" in raised.value.text
         assert raised.value.missing == [1, 3]
         assert "arrived   rank 0, rank 2\n" in raised.value.report
-        assert "missing   rank 3: has not come" in raised.value.report
+        assert "missing   rank 3: has not joined" in raised.value.report
 
 
 def test_rank_0_that_does_not_come_is_named(make_ranks):

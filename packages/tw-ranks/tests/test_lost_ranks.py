@@ -98,7 +98,7 @@ def test_who_never_comes_is_missing_after_the_first_steps_deadline(make_ranks):
     ranks = make_ranks(2, timeout_s=TIMEOUT_S, first_timeout_s=first_s).joined()
     began_s = time.monotonic()
     ranks.all[0].say("trace_for", 0.0, 0.0)
-    with pytest.raises(Raised, match=r"rank 1 \(.* has not come to 'the sum") as raised:
+    with pytest.raises(Raised, match=r"rank 1 \(.* has not reached 'the sum") as raised:
         ranks.all[0].hear(30)
     assert raised.value.missing == [1]
     assert raised.value.at_s - began_s >= first_s

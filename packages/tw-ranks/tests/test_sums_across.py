@@ -340,7 +340,7 @@ SAME, KERNEL = ("bias", "float32", [4]), ("kernel", "float32", [3, 4])
         ([SAME, ("kernel", "float32", [3, 5])], "kernel float32 [3, 5] on rank 1"),
         ([SAME, ("kernel", "float64", [3, 4])], "kernel float64 [3, 4] on rank 1"),
         ([SAME, ("weight", "float32", [3, 4])], "weight float32 [3, 4] on rank 1"),
-        ([SAME], "rank 0 brings 2 tensors"),
+        ([SAME], "rank 0 passes 2 tensors"),
     ],
 )
 def test_other_gradients_than_another_rank_has_are_refused(ranks, theirs, says):

@@ -100,11 +100,11 @@ def test_what_a_rank_without_data_cannot_take_part_in_ends_at_once(make_ranks, m
     is_compared = mode in ("new", "eager")  # eager broadcasts are, each time
     what = "'a broadcast'" if is_compared else "a collective"
     named = (
-        rf"rank 1 \(.*\) has no more data \(finish, hvd.join\) .*; rank 0 has come to "
+        rf"rank 1 \(.*\) has no more data \(finish, hvd.join\) .*; rank 0 has reached "
         rf"{what}, which needs all ranks"
     )
     with pytest.raises(Raised, match=named):
         group.all[0].hear(30)
-    own = "finish: other ranks have come to 'a broadcast'" if is_compared else named
+    own = "finish: other ranks have reached 'a broadcast'" if is_compared else named
     with pytest.raises(Raised, match=own):
         group.all[1].hear(30)

@@ -102,7 +102,7 @@ def test_the_tower_that_does_not_come_is_named_and_those_that_wait_for_it(mode, 
     assert told in str(error)
     assert f"  arrived   {come}\n" in error.report
     assert missing_in(error.report) == [
-        f"{named[victim]}: has not brought its gradients"
+        f"{named[victim]}: has not passed its gradients"
     ]
     assert f"{named[victim]}: is before sum_collective" in error.report
     with pytest.raises(RuntimeError, match=r"an earlier call of .* was left behind"):

@@ -333,7 +333,7 @@ def test_a_checkpoint_restores_memory_for_any_number_of_towers(
                 np.testing.assert_array_equal(own, same)
         elif name == "momentum":
             lines = [own.getMessage() for own in caplog.records]
-            assert ["begins anew" in own for own in lines] == [True]
+            assert ["starts from zero" in own for own in lines] == [True]
         else:
             total = sum(own[0].numpy() for own in kept)
             np.testing.assert_allclose(total, sum(own[0] for own in before), atol=1e-6)

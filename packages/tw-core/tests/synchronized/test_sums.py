@@ -286,11 +286,11 @@ def build_different(*names):
 
 
 OTHER_LAYERS = [
-    (["bn", "head"], r"tower0 has come to 'stem' .*tower1 to 'bn'"),
-    (["stem"], r"tower1 has not come to \['bn'\] of tower0"),
+    (["bn", "head"], r"tower0 has reached 'stem' .*tower1 to 'bn'"),
+    (["stem"], r"tower1 has not reached \['bn'\] of tower0"),
     (["stem", "bn", "more"], r"tower0 has not reached \['more'\] of tower1"),
-    (["bn", "stem"], r"tower0 has come to 'stem' .*tower1 to 'bn'"),
-    ([], r"tower1 has not come to \['stem', 'bn'\] of tower0"),
+    (["bn", "stem"], r"tower0 has reached 'stem' .*tower1 to 'bn'"),
+    ([], r"tower1 has not reached \['stem', 'bn'\] of tower0"),
 ]
 
 
@@ -325,7 +325,7 @@ def test_a_tower_that_is_not_differentiated_is_refused(run):
             return total
         return tf.gradients(total, x)[0]
 
-    with pytest.raises(ValueError, match=r"tower1 has not come to \['bn \(gradient\)'"):
+    with pytest.raises(ValueError, match=r"tower1 has not reached \['bn \(gradient\)'"):
         run(lambda x: map_towers(tower_fn, ours(2), [x, x]), X)
 
 

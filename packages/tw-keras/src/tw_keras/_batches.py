@@ -55,7 +55,7 @@ def checked_sizes(data: Any, num_parts: int) -> Any:
 
 
 def lent_rows(sizes: Sequence[Any]) -> Any:
-    """Returns how many towers have no rows but one that is lent; None if none can."""
+    """Returns how many towers have only a filled-in row; None if none can."""
     if isinstance(sizes[0], int):
         return sizes.count(0) or None
     return len(sizes) - tf.math.count_nonzero(tf.stack(sizes), dtype=tf.int32)
@@ -73,9 +73,9 @@ def join(
 ) -> Any:
     """Joins K nests of tensors along their rows, in the towers' order.
 
-    The last ``lent`` of them are left out. A tower may bring more rows than it got,
+    The last ``lent`` of them are left out. A tower may return more rows than it got,
     such as one per token. Scalars are averaged by the ``sizes`` of the parts; of those
-    that are no fractions the first is taken.
+    that are not fractions the first is taken.
     """
 
     def join_leaf(*pieces: Any) -> Any:

@@ -103,7 +103,7 @@ def has_metrics_built(model: Any, data: Any) -> bool:
 def build_variables(batch: Any, model: Any) -> None:
     """Calls a model on symbols, unless it is built or only has a ``train_step``.
 
-    A ``train_step`` of one's own may take other batches than ``(x, y, sample_weight)``,
+    A model's own ``train_step`` may take other batches than ``(x, y, sample_weight)``,
     and call the model or its parts otherwise: then it is traced.
     """
     own_step = has_own_step(model)

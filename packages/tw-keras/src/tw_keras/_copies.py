@@ -333,7 +333,7 @@ class Copies:
         return [v for v in every if not _building.is_random(v)]
 
     def beside_models(self) -> list[tuple[Any, ...]]:
-        """Returns [K] what each tower has that a step may use, besides its model."""
+        """Returns [K] what each tower has that a step may use, apart from its model."""
         flats = () if self.flat is None else self.flat.flats
         states = [own for own in map(self.states.known, self.appliers) if own]
         seeds, unlisted = _building.global_seeds(), self.unlisted()
@@ -405,7 +405,7 @@ class Copies:
             synchronized = self.ranks_in_steps is not None
             synchronized &= bool(_checks.synchronized_layers_of(self.main))
             self.ranks.take_state(state, of_last=synchronized)
-            # A rank whose data has ended has not heard of these.
+            # A rank whose data has ended has not received these.
             eager = getattr(self.main, "run_eagerly", False)
             eager = eager and self.ranks_in_steps is not None
             assigned = self.kept_equal() if eager else self.assigned

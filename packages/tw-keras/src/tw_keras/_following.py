@@ -1,6 +1,6 @@
 """Callbacks: those of each rank, and after which towers follow tower 0.
 
-A callback of one's own may set weights, the optimizer's state or a layer's variables at
+A user's callback may set weights, the optimizer's state or a layer's variables at
 any time; those of Keras that train on do so as well, such as ``SwapEMAWeights``.
 """
 
@@ -52,7 +52,7 @@ class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
             self._copies.ranks.begin_epoch(self.model._epoch_iterator)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Brings what ranks remember to rank 0, as the model may be saved now."""
+        """Gathers the ranks' memory on rank 0, as the model may be saved now."""
         if self._copies.memory is not None:
             self._copies.memory.gather(self._copies.appliers)
 
@@ -200,7 +200,7 @@ def on_rank_0(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
     """Makes ``TowerModel.fit`` run a callback on rank 0 alone.
 
     Keras's callbacks that write files or show progress do so without it; one of your
-    own runs on every rank. What runs on one rank must not change the model, or call
+    own runs on every rank. A callback on one rank must not change the model, or call
     what all ranks call, such as ``evaluate``; asking to stop training is fine.
 
     Args:

@@ -191,7 +191,7 @@ class TowerModel(AsTower0):
 
     @property
     def stop_training(self) -> bool:
-        """Whether ``fit`` ends; with a ``group``, once all ranks have heard of it."""
+        """Whether ``fit`` ends; with a ``group``, once all ranks know."""
         ranks = self._ranks
         return self._stops if ranks is None else ranks.stops
 
@@ -545,7 +545,7 @@ class TowerModel(AsTower0):
 
         An optimizer over towers, such as ``tw_ampopt.TowerOptimizer``, is not saved
         with it; ``tf.train.Checkpoint`` saves that. With a ``group``, as
-        ``save_weights``. What a reducer with memory remembers is written beside it.
+        ``save_weights``. A reducer's memory is written beside it.
         """
         self._save(self._own.main.save, filepath, *args, **kwargs)
 

@@ -66,7 +66,7 @@ class Steps:
             share=share,
         )
         meetings = Meetings(step)
-        # The moments of all rows have no part of what is lent.
+        # Filled-in rows do not count in the moments of all rows.
         counted = _batches.have_rows(sizes) if synchronized else None
         with meetings.held(), flat.training() if flat else nullcontext():
             logs = self._run(method, parts, meetings, counted)
@@ -108,7 +108,7 @@ class Steps:
     def _cut(self, method: str, data: Any) -> Any:
         """Cuts a batch into the towers' parts, and builds the models by the first.
 
-        Returns the parts' sizes, the parts, and how many have a row that is lent.
+        Returns the parts' sizes, the parts, and how many have only a filled-in row.
         """
         data, towers = _batches.tensors(data), self._own.towers
         count, own = self._own_parts(method)

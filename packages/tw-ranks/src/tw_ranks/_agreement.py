@@ -128,7 +128,7 @@ def _compare(first: Exchange, other: Exchange, one: str, two: str) -> str:
     longer = max(first.tensors, other.tensors, key=len)
     extra = longer[min(len(first.tensors), len(other.tensors))]
     return (
-        f"{one} brings {len(first.tensors)} tensors to {_title(first)}, {two} "
+        f"{one} passes {len(first.tensors)} tensors to {_title(first)}, {two} "
         f"{len(other.tensors)}; the first that only one has is {extra}"
     )
 

@@ -227,19 +227,19 @@ class ProcessGroup:
         """Tells all ranks that rank 0 has done something, and waits for nobody.
 
         Args:
-          what: was done. What is told several times can be waited for as often.
+          what: the event's name; each announcement satisfies one wait.
         """
         if self._member is not None:
             self._member.tell(what)
 
     def wait_for(self, what: str) -> None:
-        """Waits until rank 0 has told something, once for each call.
+        """Waits until rank 0 has announced an event, once for each call.
 
         Args:
-          what: was told.
+          what: the event's name.
 
         Raises:
-          RankTimeoutError: a rank is missing, or rank 0 has told nothing within
+          RankTimeoutError: a rank is missing, or rank 0 has announced nothing within
             ``stall_timeout_s``.
         """
         self._endpoint.reports.wait_for(what)

@@ -30,7 +30,7 @@ ALGORITHMS = (
 # Where the timed sums end up: left where they were added, or copied to every tower.
 KEPT, COPIED = "auto", "all_reduce"
 _AS_GOOD = 1.02
-_AGAIN = "Write it anew with `tw-doctor --json FILE`"
+_AGAIN = "Write it again with `tw-doctor --json FILE`"
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ class ModelAverager:
           stops: whether it asks all ranks to stop.
 
         Returns:
-          What all ranks have told: ``is_last``, where no rank has more steps or one
+          The ranks' reports, combined: ``is_last``, where no rank has more steps or one
           asks to stop; ``stops``, where one does; ``shares`` and ``has_steps``.
 
         Raises:

@@ -164,7 +164,7 @@ class RankShards:
         """Updates this rank's shards, and gives the values to all towers of all ranks.
 
         ``grads`` are of the shards, reduced, or None: of a variable in all of its
-        shards or in none, on all ranks alike. Variables at ``places`` have some.
+        shards or in none, the same on all ranks. Variables at ``places`` have some.
         """
         self.refresh()
         pairs = [

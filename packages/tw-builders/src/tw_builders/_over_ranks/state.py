@@ -79,7 +79,7 @@ def gather(shards: RankShards) -> Any:
 def scatter(shards: RankShards, whole: Any) -> None:
     """Gives all ranks the state of rank 0's whole optimizer; all ranks call it.
 
-    Other ranks' ``whole`` does not count. What an optimizer has once is not given.
+    Other ranks' ``whole`` does not count. An optimizer's scalars are not given.
     """
     is_first, every = shards.group.rank == 0, range(shards.group.size)
     known = {r: _whole_slots(shards, whole, r) for r in every} if is_first else {}

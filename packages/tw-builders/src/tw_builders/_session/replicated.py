@@ -63,7 +63,7 @@ class SyncMultiGPUReplicatedBuilder(CopiesBuilder):
           mode: a reducer of ``tw_reduce`` that adds (with ``average`` this class
             divides), or one of the older names ``"cpu"``, ``"gpu"``,
             ``"nccl"``, ``"hierarchical"``, ``"collective"``; None for
-            ``tw_reduce.all_reduce``. What a reducer with memory remembers is in global
+            ``tw_reduce.all_reduce``. A reducer's memory is in global
             variables, which savers save.
           flat_below_bytes: as for ``DataParallelBuilder``.
           flat_group: as for ``DataParallelBuilder``.

@@ -61,7 +61,7 @@ def originals_by_name(
     A copy is local and has a ``tower<k>`` part, k >= 1, in its name. Its original is
     global and has the same name without that part, or is the only one that has the
     same name without any ``tower<k>``. A copy without an original is mapped to itself.
-    Where no local variable is a copy, global ones with such names are taken for copies
+    Where no local variable is a copy, global ones with such names are treated as copies
     without an original.
 
     >>> originals_by_name(["w", "tower1/w"], ["tower1/w_1", "tower1/tower1/w"])

@@ -1,6 +1,6 @@
 """tensorpack's ``BatchNorm(sync_statistics="nccl")`` over our towers, on any device.
 
-tensorpack adds the towers' moments with NCCL, which weighs all towers equally, and its
+tensorpack adds the towers' moments with NCCL, which weights all towers equally, and its
 own source warns of wrong results from TensorFlow 1.15 on.
 """
 

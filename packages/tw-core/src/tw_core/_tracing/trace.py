@@ -208,7 +208,7 @@ def meet(
 
     Args:
       place: names the meeting for the ``combine`` of ``call_once``.
-      brought: the value: nest of tensors, and of variables or other objects, which
+      brought: the value; a nest of tensors, and of variables or other objects, which
         are replaced by each tower's own.
       answer: nest of ``tf.TensorSpec``: what ``combine`` will return for a tower.
       waits: whether to wait for all towers where there is no answer.

@@ -4,7 +4,7 @@ A tower's loss is a mean over its own rows, and gradients are averaged by rows a
 are reduced. Some losses need a factor first: those that an optimizer scales, as means
 over a tower's own rows have K times one device's gradients, and overflow sooner; those
 that pass synchronised layers, whose gradients are added over towers; and those with a
-reduction that is no mean over rows, beside others.
+reduction that is not a mean over rows, beside others.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ class Losses:
         )
 
     def weighing(self, n: int, scale_loss: Callable[[Any], Any]) -> Callable[..., Any]:
-        """Returns a ``scale_loss``, of optimizer ``n``, that weighs losses first."""
+        """Returns a ``scale_loss``, of optimizer ``n``, that weights losses first."""
 
         def method(loss: Any) -> Any:
             if may_meet() and self.of_tower:
@@ -78,8 +78,8 @@ class Losses:
         """Refuses regularizers where a step adds their losses by itself."""
         if not (self._has_parted or self._step.is_whole):
             raise ValueError(
-                "TowerModel: a loss that is added over rows cannot be told from the "
-                "regularizers' losses, which every tower has; have your train_step "
+                "TowerModel: a loss that is added over rows cannot be told apart from "
+                "the regularizers' losses, which every tower has; have your train_step "
                 "call self.compute_loss, use the reduction 'sum_over_batch_size', or "
                 "no regularizers."
             )
@@ -142,7 +142,7 @@ class Losses:
         """Returns gradients, their weights, and whether they are to be averaged.
 
         Those of losses that had their weights are added. An optimizer over towers
-        weighs them itself, over several batches too.
+        weights them itself, over several batches too.
         """
         step, weights = self._step, self._step.weights
         if n not in self._weighed:
@@ -160,13 +160,13 @@ class Losses:
             raise ValueError(
                 "TowerModel: a train_step scales a loss with one optimizer, and has "
                 f"another, {optimizer.name}, apply gradients without its "
-                "scale_loss, so whether these are weighed by rows is not known; "
+                "scale_loss, so whether these are weighted by rows is not known; "
                 "differentiate scale_loss(loss) of the optimizer that applies."
             )
         if self._step.weights is not None and self._step.synchronized:
             raise ValueError(
                 f"TowerModel: {', '.join(self._step.synchronized)} are synchronised "
-                "over towers, whose losses must be weighed by their rows; have "
+                "over towers, whose losses must be weighted by their rows; have "
                 "your train_step differentiate self.optimizer.scale_loss(loss)."
             )
 

@@ -15,7 +15,7 @@ from tw_keras._meetings.step import Step
 
 
 def updating(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns an ``update_state`` that brings its arguments to metric ``n``."""
+    """Returns an ``update_state`` that passes its arguments to metric ``n``."""
 
     def method(*arguments: Any, **named: Any) -> Any:
         if not may_meet():
@@ -44,7 +44,7 @@ def showing(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def update(step: Step, metric: Any, calls: Sequence[Any]) -> None:
-    """Updates a metric with what [K] towers have brought."""
+    """Updates a metric with the arguments of [K] towers."""
     positional = [call[0] for call in calls]
     named = [dict(call[1]) for call in calls]
     weights = [own.pop("sample_weight", None) for own in named]

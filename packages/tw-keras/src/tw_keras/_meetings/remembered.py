@@ -1,4 +1,4 @@
-"""Updates by a reducer with memory: towers, or ranks, bring shares of the mean."""
+"""Updates by a reducer with memory: towers, or ranks, pass shares of the mean."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -90,7 +90,7 @@ def _prepared(grad: Any, variable: Any, has_same_rows: bool) -> Any:
 
 
 def _none_of(grad: Any, variable: Any) -> Any:
-    """Returns what a rank without a batch brings of a variable."""
+    """Returns the zeros of a rank without a batch for a variable."""
     dtype = tf.as_dtype(variable.dtype)
     if isinstance(grad, tf.IndexedSlices):
         grad = tf.IndexedSlices(

@@ -1,6 +1,6 @@
 """What ranks exchange in a step, and how gradients travel.
 
-A rank without a batch knows the shapes and dtypes, and brings zeros.
+A rank without a batch knows the shapes and dtypes, and sends zeros.
 """
 
 import re
@@ -111,7 +111,7 @@ def describe(grad: Any) -> tuple[Any, tf.DType, tf.DType | None]:
 
 
 def make_zeros(shape: Any, dtype: tf.DType, indices: tf.DType | None) -> Any:
-    """Returns what a rank without a batch brings."""
+    """Returns what a rank without a batch sends."""
     values = tf.zeros(shape, dtype)
     if indices is None:
         return values

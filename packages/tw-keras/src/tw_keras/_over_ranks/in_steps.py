@@ -64,7 +64,7 @@ class InSteps:
         return had, stops, more
 
     def begin_epoch(self) -> None:
-        """Counts the steps of an epoch anew."""
+        """Counts the steps of an epoch from 0."""
         self._step.assign(0)
 
     def begin_step(self) -> None:
@@ -205,7 +205,7 @@ class InSteps:
         return own.shards.divided(sums, told[_WEIGHT] if own.averages else None)
 
     def _noted(self, told: Any) -> Any:
-        """Keeps what all ranks told, and compares their batches."""
+        """Keeps all ranks' reports, and compares their batches."""
         if self.shares_data:
             checks = [travel.check_all_or_none(told[_ACTIVE], self.group.size)]
             checks.append(travel.check_same(told[_CHECKSUMS:]))
@@ -235,7 +235,7 @@ class InSteps:
         return self._summed(f"gradients, update {own.place}", sums, names)
 
     def begin_sums(self, place: int) -> None:
-        """Counts the sums of an update anew, by a reducer with memory."""
+        """Counts the sums of an update, by a reducer with memory, from 0."""
         self._counts[_remembered(place)] = 0
 
     def sum_remembered(self, place: int, tensors: Sequence[Any]) -> list[Any]:

@@ -118,7 +118,7 @@ class Ranks:
         return self._left != 0 or self._batches.steps_per_execution > 1
 
     def _hear(self) -> bool:
-        """Reads what ranks told in the last step; returns whether one had a batch."""
+        """Reads the ranks' reports of the last step; whether one had a batch."""
         has_batch, stops, has_more = self.in_steps.heard()
         self.stops = self.stops or stops
         self._is_over = has_batch and not has_more

@@ -54,7 +54,7 @@ class Results:
     def merge_logs(
         self, method: str, logs: Any, results: dict[str, Any]
     ) -> tuple[Any, list[str]]:
-        """Averages what is no metric over the ranks that had a batch.
+        """Averages what is not a metric over the ranks that had a batch.
 
         Returns the logs, and the names of those that are ``results`` of metrics: a step
         may return some metrics and not others.

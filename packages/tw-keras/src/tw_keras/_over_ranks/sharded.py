@@ -76,7 +76,7 @@ class ApartGroup:
         self._group.tell(what)
 
     def wait_for(self, what: str) -> None:
-        """Waits until rank 0 has told something."""
+        """Waits until rank 0 has announced an event."""
         self._group.wait_for(what)
 
     def _run(

@@ -138,8 +138,8 @@ def _show_state(optimizer: Any, shown: Any, model: FlatModel[Any]) -> None:
     if left:
         raise TypeError(
             f"TowerModel: {type(optimizer).__name__} keeps {', '.join(left)} neither "
-            "by itself nor in a list with one item per variable, so that it cannot be "
-            "told whose part is whose; train without flat variables "
+            "by itself nor in a list with one item per variable, so their "
+            "parts cannot be assigned to variables; train without flat variables "
             "(flat_below_bytes=0)."
         )
 

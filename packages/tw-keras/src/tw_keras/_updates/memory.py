@@ -95,7 +95,7 @@ class Memory:
                 file.write(written.getvalue())
 
     def load(self, filepath: Any, places: Sequence[Any]) -> None:
-        """Takes what is beside a model's file; without that, begins anew."""
+        """Reads the memory beside a model's file; without one, starts from zero."""
         self._loaded, self._of_ranks = {}, {}
         companion = companion_of(filepath)
         if tf.io.gfile.exists(companion):
@@ -107,7 +107,7 @@ class Memory:
                     self._loaded.setdefault(int(n), {})[own] = arrays[name]
         elif self._made:
             _log.warning(
-                "TowerModel: there is no %s: the reducer's memory begins anew.",
+                "TowerModel: there is no %s: the reducer's memory starts from zero.",
                 companion,
             )
         for n, optimizer in enumerate(places):
@@ -132,8 +132,8 @@ class Memory:
             if not optimizer.built:
                 _log.warning(
                     "TowerModel: %s has no variables yet, so what its reducer "
-                    "remembered begins anew; load after the model and its optimizer "
-                    "are built.",
+                    "remembered starts from zero; load after the model and its "
+                    "optimizer are built.",
                     type(optimizer).__name__,
                 )
                 continue
@@ -143,7 +143,7 @@ class Memory:
             holder.load_own_variables(of_ranks, total=group.size, first=group.rank)
 
     def gather(self, places: Sequence[Any]) -> None:
-        """Brings what all ranks remember to rank 0, to be saved; all ranks call it."""
+        """Gathers all ranks' memory on rank 0, to be saved; all ranks call it."""
         group = self._group
         if group is None or self._of_ranks:
             return

@@ -1,4 +1,4 @@
-"""The gradients that towers bring to an update, and what is known of it."""
+"""The gradients that towers pass to an update, and what is known of it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def places_of_gradients(brought: Sequence[Brought]) -> list[int]:
 def divisor_of(
     brought: Sequence[Brought], weights: Sequence[Any] | None, *, averages: bool
 ) -> Any:
-    """Returns what the sum of a rank's weighed gradients is divided by."""
+    """Returns the divisor of the sum of a rank's weighted gradients."""
     if weights is None:
         return len(brought) if averages else 1
     return tf.add_n([tf.cast(own, tf.float64) for own in weights])
@@ -82,7 +82,7 @@ def times(brought: Sequence[Brought], factors: Sequence[Any]) -> list[Brought]:
 def with_rows_added(
     brought: Sequence[Brought], weights: Sequence[Any] | None
 ) -> Sequence[Brought]:
-    """Adds up sparse gradients for the same rows, of which one tower brings the sum.
+    """Adds up sparse gradients for the same rows, of which one tower has the sum.
 
     A table of relative positions is read at the same places in every tower, at some of
     them twice. Left apart, the rows would repeat more often than on one device; rows

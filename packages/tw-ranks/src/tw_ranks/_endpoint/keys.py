@@ -62,7 +62,7 @@ class Keys:
                 count = num_keys if key is None else 0
                 found = self.agree(exchange, count, by_name=by_name)
                 key = found if key is None else key
-                told = self._with_paths(exchange)  # Rank 0 may have told others.
+                told = self._with_paths(exchange)  # Rank 0 may have sent others.
                 known = known if is_compared else told
                 self._keys[known, place, by_name] = key
                 self._progress.note_agreed(key, told)
@@ -136,7 +136,7 @@ class Keys:
         return len(self._keys)
 
     def _with_paths(self, exchange: Exchange) -> Exchange:
-        """Describes variables by rank 0's paths, as far as it has told others."""
+        """Describes variables by rank 0's paths, as far as it has sent them."""
         if not self._paths:
             return exchange
         tensors = (

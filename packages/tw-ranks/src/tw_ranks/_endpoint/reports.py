@@ -86,7 +86,7 @@ class Reports:
         self.member = None
 
     def wait_for(self, what: str) -> None:
-        """Waits until rank 0 has told something."""
+        """Waits until rank 0 has announced an event."""
         if self.member is None:
             return
         with self.waiting(f"rank 0 to tell {what!r}"):

@@ -105,7 +105,7 @@ class MpiEngine:
         self._base = self._make_communicator(_TAG)
 
     def _find_communicator(self) -> Any:
-        """Returns this exchange's, which is made once all ranks have come to it."""
+        """Returns this exchange's, which is made once all ranks have reached it."""
         key = self._running.key
         if (known := self._communicators.get(key)) is not None:
             return known

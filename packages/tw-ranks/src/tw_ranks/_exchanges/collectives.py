@@ -134,7 +134,7 @@ def add_narrow(
     """Adds [R], R >= 1, that travels narrow: each rank adds a part in float32.
 
     Gradients times their ``weights``, by rank, may overflow the narrow dtype, so they
-    are weighed in float32, too. Takes the first of two keys.
+    are weighted in float32, too. Takes the first of two keys.
     """
     size, sent = endpoint.size, tf.cast(flat, wire)
     count = flat.shape.num_elements() or tf.size(flat)
@@ -249,7 +249,7 @@ def compare_shapes(
     differs = tf.reduce_any(compared != compared[tf.argmax(sizes)], axis=1)
     if skips_empty:
         differs &= sizes > 0
-    says = f"all ranks must bring one shape to {to!r}; by rank they bring"
+    says = f"all ranks must pass one shape to {to!r}; by rank they pass"
     with tf.device("/cpu:0"):
         known = shapes[:, 1 : 1 + tf.reduce_max(shapes[:, 0])]
         alike = tf.logical_not(tf.reduce_any(differs))

@@ -45,7 +45,7 @@ class Manner:
 
     wire_dtype: str | None = None  # Narrow, in which wider floats travel.
     divides: bool = False  # Sums are divided by the number of ranks.
-    weighs: bool = False  # Narrow gradients are weighed where they are added.
+    weighs: bool = False  # Narrow gradients are weighted where they are added.
 
     @property
     def gathers_weights(self) -> bool:
@@ -171,7 +171,7 @@ def _exchange_parts(
 
 
 def _divide_narrow(grad: Any, weight: tf.Tensor, wire: str | None) -> Any:
-    """Divides a narrow gradient by the weight of its sum; others were not weighed."""
+    """Divides a narrow gradient by the weight of its sum; others were not weighted."""
 
     def divide(values: tf.Tensor) -> tf.Tensor:
         if narrow_dtype(values.dtype, wire) is None:
@@ -231,7 +231,7 @@ def follow_exchange(exchange: Exchange, endpoint: Endpoint, graph: tf.Graph) -> 
     """
     if exchange.kind != GRADIENTS:
         raise RuntimeError(
-            f"finish: other ranks have come to {exchange.kind!r}, in which a rank "
+            f"finish: other ranks have reached {exchange.kind!r}, in which a rank "
             "without data cannot take part; have all ranks do it before their first "
             "batch, or end the run for all with until_first_end."
         )
@@ -268,7 +268,7 @@ def _body(
     if plan.manner.gathers_weights:
         *dense, weight = dense
         weights = gather(weight, endpoint, keys[num_packed - 1])
-        # Not reduce_sum, which starts from 0.0: a rank that is done weighs -0.0.
+        # Not reduce_sum, which starts from 0.0: a rank that is done has weight -0.0.
         total = [tf.add_n(tf.split(weights, endpoint.size))]
         if plan.manner.weighs:
             shares = tf.unstack(_in_units(weights, total[0]), endpoint.size)

@@ -80,8 +80,8 @@ def mean_over_ranks(
     """Averages the gradients of all ranks; see ``mean_across`` and ``mean_of_ranks``.
 
     A rank's gradients are multiplied by its weight, and the sum is divided by the sum
-    of all weights. But those that are added in float32 after they have travelled are
-    weighed there, which yields their mean: before it they might overflow.
+    of all weights. But those that are added in float32 after they were sent are
+    weighted there, which yields their mean: before it they might overflow.
     """
     wire = _check(grads, sum_towers, wire_dtype, names)
     if weight is not None and weights is not None:
@@ -142,7 +142,7 @@ def _check(
 def _weigh_towers(
     grads: Grads, weights: Sequence[Any], are_narrow: Sequence[bool]
 ) -> tuple[Grads, tf.Tensor]:
-    """Weighs each tower's gradients; returns them and the weight of the rank.
+    """Weights each tower's gradients; returns them and the weight of the rank.
 
     Narrow ones get the tower's share of that, and become this rank's mean.
     """

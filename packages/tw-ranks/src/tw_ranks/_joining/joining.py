@@ -335,7 +335,7 @@ def _as_start_error(
         waited_s=start_timeout_s,
         deadline_s=start_timeout_s,
         arrived=[f"rank {rank}" for rank in arrived],
-        missing={f"rank {rank}": "has not come" for rank in error.ranks},
+        missing={f"rank {rank}": "has not joined" for rank in error.ranks},
     )
     host, port = seat.coordinator
     facts = {"coordinator": join_address(host, port)}

@@ -241,7 +241,7 @@ _DETECTORS = (
 
 
 def _read(launcher: str, environment: Environment, rank: str, size: str) -> Place:
-    """Reads a rank and a size, and notes where they are no such."""
+    """Reads a rank and a size, and notes where they are not whole numbers."""
     texts = [environment.get(name, "") for name in (rank, size)]
     said = " and ".join(
         f"{name}={text}" if text else f"no {name}"

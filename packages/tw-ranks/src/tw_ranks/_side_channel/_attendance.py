@@ -25,7 +25,7 @@ from tw_ranks._side_channel._introduction import find_interval_s
 
 _MISMATCH_BEATS = 4
 _OUTAGE_S = 1.0
-"""A silence as long as this is told, in case the rank is lost soon after."""
+"""A silence as long as this is reported, in case the rank is lost soon after."""
 
 _IDLE_BYTES_PER_S = 1024.0
 
@@ -78,7 +78,7 @@ class Attendance:
     """Rank 0's record of all ranks; times are seconds of one clock."""
 
     def __init__(self, size: int, deadlines: Deadlines, now_s: float) -> None:
-        """Counts each of ``size`` ranks as heard at ``now_s``."""
+        """Counts each of ``size`` ranks as heard from at ``now_s``."""
         self.ranks = [Rank(now_s, entered_s=now_s, moved_s=now_s) for _ in range(size)]
         self.deadlines = deadlines
         # What the furthest rank has entered, and since when: each time that it grew.
@@ -442,7 +442,7 @@ def describe_finished(waiting: int, what: str) -> str:
     """Explains why a finished rank will not join the collective another waits in."""
     return (
         "has no more data (finish, hvd.join) and takes part in sums of gradients alone;"
-        f" rank {waiting} has come to {what}, which needs all ranks"
+        f" rank {waiting} has reached {what}, which needs all ranks"
     )
 
 

@@ -495,7 +495,7 @@ class Coordinator:
         return {}
 
     def _send_all(self, message: dict[str, Any]) -> None:
-        """Sends to all, last to rank 0, whose process may end by what it hears."""
+        """Sends to all, last to rank 0, whose process may end by it."""
         written = write_line(message)
         for rank in sorted(self._sockets, reverse=True):
             self._send_line(rank, written)

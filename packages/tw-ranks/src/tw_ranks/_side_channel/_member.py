@@ -179,7 +179,7 @@ class Member:
         self._say({"do": "tell", "what": what})
 
     def wait_for(self, what: str) -> None:
-        """Waits until rank 0 has told something; raises TimeoutError without a rank."""
+        """Waits for an event of rank 0; raises TimeoutError without a rank."""
         with self._changed:
             self._is_agreeing = True
             self._await(lambda: self._told[what] > 0, self._limits.stall_timeout_s)
@@ -358,7 +358,7 @@ class Member:
 
     def _give_up_rank_0(self, silent_s: float) -> None:
         """Ends this rank's waits, and tells rank 0 why if the network comes back."""
-        why = f"has given up, as it heard nothing from rank 0 for {silent_s:.1f} s"
+        why = f"has given up, as rank 0 has sent nothing for {silent_s:.1f} s"
         with contextlib.suppress(OSError):
             self._line.send({"do": "lost", "why": why}, timeout_s=0.0)
         cut_off = "it is gone, or the network to it, or this rank is cut off itself"
@@ -385,8 +385,8 @@ class Member:
     def _knock(self) -> None:
         """Reports over short connections while the one that lasts is silent.
 
-        After an outage TCP is slow to send again on an old connection. What is said
-        there comes late, but does come.
+        After an outage TCP is slow to send again on an old connection. Messages
+        there arrive late, but do arrive.
         """
         interval_s = find_interval_s(self._limits.timeout_s)
         own = asdict(self.introductions[self._own.rank])

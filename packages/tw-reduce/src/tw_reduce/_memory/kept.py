@@ -24,7 +24,7 @@ class Kept(
         tell: Callable[[int, int], None],
     ) -> None:
         super().__init__(name="memory")
-        self._tell = tell  # that it begins anew: the towers that were, and are
+        self._tell = tell  # that it starts from zero: the towers that were, and are
         self._resize: Callable[..., Any] | None = getattr(reducer, "resize", None)
         self.towers = [tf.nest.flatten(own) for own in nests]  # [K][leaves]
         # Bound, since TensorFlow wraps the dictionaries among a module's attributes.
@@ -93,7 +93,7 @@ class Kept(
 def tell_of_new_memory(count: int, wanted: int) -> None:
     """Logs that memory of other towers is lost."""
     _LOG.warning(
-        "A reducer's memory of %d towers cannot become one of %d: it begins anew. A "
-        "method resize(states, count) would divide it.",
+        "A reducer's memory of %d towers cannot become one of %d: it starts from zero. "
+        "A method resize(states, count) would divide it.",
         *(count, wanted),
     )

@@ -25,7 +25,7 @@ of several towers', the sum of their approximations.
 class StatefulReducer(Protocol):
     """A reducer with memory, which holds none itself.
 
-    Its functions change nothing. Whoever trains with it keeps the state, one per tower
+    Its functions change nothing. Its caller keeps the state, one per tower
     and variable, and replaces it where the update is made (``ReducerState``).
     """
 

@@ -48,7 +48,7 @@ class ReducerState(
     case a sum is NaN. ``tf.train.Checkpoint`` saves it, and savers of session graphs.
     Restored for another number of towers, by ``tf.train.Checkpoint`` outside of session
     graphs, the memory is divided by the reducer's method ``resize(states, count)``, or
-    begins anew with a line in the log.
+    starts from zero with a line in the log.
 
     >>> import tensorflow as tf
     >>> from tw_reduce import compression
@@ -252,7 +252,7 @@ class ReducerState(
         return _Part(self, tuple(known[id(own)] for own in wanted))
 
     def reset(self) -> None:
-        """Begins anew, outside of session graphs."""
+        """Starts from zero, outside of session graphs."""
         firsts = self._towers.call(self._reducer.init)
         for n, memory in self._memories.items():
             for variable, value in memory.pairs([own[int(n)] for own in firsts]):
@@ -266,7 +266,7 @@ class ReducerState(
         """Stores what is remembered as arrays, outside of session graphs.
 
         Args:
-          store: gets [K, ...] arrays by names of one's own.
+          store: gets [K, ...] arrays by names of its own.
 
         Raises:
           TypeError: ``store`` is not a dictionary.
@@ -286,8 +286,8 @@ class ReducerState(
         """Takes what ``save_own_variables`` stored, outside of session graphs.
 
         Args:
-          store: of as many towers as it may be; their memory is divided, or begins anew
-            with a line in the log.
+          store: of as many towers as it may be; their memory is divided, or starts from
+            zero with a line in the log.
           total: the number of memories between which it is divided; None for K.
           first: which of these is tower 0's, as those of other processes are before.
 
@@ -314,7 +314,7 @@ class ReducerState(
     def describe(self) -> str:
         """Says what a tower sends in a step, as the last one was traced.
 
-        Of tensors whose size only the run knows, the number is told.
+        Of tensors whose size only the run knows, the number is given.
         """
         return self._sent.describe()
 

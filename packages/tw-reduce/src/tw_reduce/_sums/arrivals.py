@@ -193,7 +193,7 @@ class BoundedCalls:
         else:
             wait = Wait("", "the end of the call", 0.0, 0.0)
             is_known = any(marks for _, marks in found)
-            told = "Towers have not come to any reduction."
+            told = "Towers have not reached any reduction."
             if not is_known:
                 told = (
                     "Which towers have arrived is not known: make CollectiveKeys("
@@ -254,7 +254,7 @@ def _describe(reduction: Reduction, marks: Sequence[float], now: float) -> Wait:
         else:
             last = age and f"; it last came {age} ago"
             states[name] = f"is before {reduction.what}{last}"
-            missing[name] = "has not brought its gradients"
+            missing[name] = "has not passed its gradients"
     if not missing:
         missing[_THE_SUM] = "does not end, though all towers have arrived"
     return Wait("", reduction.what, 0.0, 0.0, arrived, missing, states)

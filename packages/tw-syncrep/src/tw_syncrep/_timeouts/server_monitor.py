@@ -290,7 +290,7 @@ class ServerMonitor:
             "session needs is not there: start it, set device_filters, or raise "
             f"start_timeout_s. Or the servers do not reach {self.own}: they look for "
             "it where their own TF_CONFIG says, so a task that has moved to another "
-            "address joins only servers that are started anew.",
+            "address joins only servers that are started again.",
             waited_s=self._elapsed(),
         )
         raise self._with_report(error, _places(faults), self.limit_s)
