@@ -1,4 +1,4 @@
-"""``RankShardedOptimizer``: state in shards over ranks, in steps of one's own.
+"""``RankShardedOptimizer``: state in shards over ranks, in your own steps.
 
 The first stage of ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training
 Trillion Parameter Models", 2020).
