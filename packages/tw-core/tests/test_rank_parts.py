@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tw_core import _rank_parts
 from tw_core.internal import all_gather, reduce_scatter
+from tw_core.testing import run_in_function
 
 
 class Adding:
@@ -31,3 +33,44 @@ def test_sums_take_the_place_of_both_halves(dtype):
     assert first.dtype == second.dtype == third.dtype == dtype
     for got, want in ((first, [1, 2]), (second, [3, 4, 5]), (third, [6])):
         np.testing.assert_array_equal(tf.cast(got, "float32"), want)
+
+
+class Alike:
+    """The second of two ranks, of which the other has the same, and nothing to give."""
+
+    rank, size = 1, 2
+
+    def __init__(self):
+        self.seen = []
+
+    def sum(self, tensors, *, names=()):
+        raise NotImplementedError
+
+    broadcast = bounded = tell = wait_for = sum
+
+    def reduce_scatter(self, parts, *, name):
+        self.seen.append((name, [part.shape[0] for part in parts]))
+        return 2 * parts[1]
+
+    def all_gather(self, own, lengths, *, name):
+        self.seen.append((name, lengths))
+        return [tf.zeros(lengths[0]), own]
+
+
+@pytest.mark.parametrize("run", [lambda function: function(), run_in_function])
+def test_long_parts_travel_in_pieces(monkeypatch, run):
+    monkeypatch.setattr(_rank_parts, "_PIECE", 2)
+    group = Alike()
+
+    def exchange():
+        parts = tf.constant([1.0]), tf.range(5.0)
+        total = reduce_scatter(group, parts, name="sums")
+        return total, all_gather(group, tf.range(5.0), [1, 5], name="values")
+
+    total, (other, own) = run(exchange)
+    np.testing.assert_array_equal(total, 2 * np.arange(5))
+    np.testing.assert_array_equal(own, np.arange(5))
+    np.testing.assert_array_equal(other, [0])
+    lengths = [[1, 2], [0, 2], [0, 1]]
+    assert [own for _, own in group.seen] == 2 * lengths
+    assert len({name for name, _ in group.seen}) == 6

@@ -1,7 +1,8 @@
 """Parts of flat tensors that belong to one rank each, by any group of ranks.
 
 A group that has ``reduce_scatter`` and ``all_gather`` runs them; of others, ``sum``
-adds all parts, or each rank's among zeros.
+adds all parts, or each rank's among zeros. Long parts travel in pieces, one after the
+other: an exchange copies what it sends several times.
 """
 
 from collections.abc import Sequence
@@ -13,12 +14,20 @@ import tensorflow as tf
 from tw_core.ranks import RankGroup, ScatteringGroup
 
 _NARROW = ("float16", "bfloat16")
+_PIECE = 1 << 22  # elements of each rank
 
 
 def reduce_scatter(group: RankGroup, parts: Sequence[Any], *, name: str) -> Any:
     """Returns the sum over the ranks of their ``parts[rank]``."""
     if group.size == 1:
         return parts[0]
+    longest, sums = max(part.shape[0] for part in parts), list[Any]()
+    if longest > _PIECE:
+        for first in range(0, longest, _PIECE):
+            with tf.control_dependencies(sums[-1:]):
+                piece = [part[first : first + _PIECE] for part in parts]
+            sums.append(reduce_scatter(group, piece, name=f"{name}, from {first}"))
+        return tf.concat(sums, axis=0)
     if isinstance(group, ScatteringGroup):
         return group.reduce_scatter(parts, name=name)
     (total,) = group.sum([tf.concat(parts, axis=0)], names=[name])
@@ -32,6 +41,14 @@ def all_gather(
     """Returns [size] flat tensors, each rank's own."""
     if group.size == 1:
         return [own]
+    if (longest := max(lengths)) > _PIECE:
+        found = list[list[Any]]()
+        for first in range(0, longest, _PIECE):
+            with tf.control_dependencies(found[-1] if found else []):
+                piece = own[first : first + _PIECE]
+            left = [min(_PIECE, max(0, length - first)) for length in lengths]
+            found.append(all_gather(group, piece, left, name=f"{name}, from {first}"))
+        return [tf.concat(of_rank, axis=0) for of_rank in zip(*found, strict=True)]
     if isinstance(group, ScatteringGroup):
         return list(group.all_gather(own, lengths, name=name))
     wide = tf.float32 if own.dtype.name in _NARROW else own.dtype
