@@ -9,6 +9,7 @@ No namespace has a name, so each ends with its process and nothing is left behin
 import ctypes
 import ipaddress
 import os
+import signal
 import subprocess
 from typing import Any
 
@@ -28,7 +29,11 @@ def enter_namespace() -> None:
 
 
 def hub(pipe: Any, spec: dict[str, Any]) -> None:
-    """Holds a bridge, and plugs and unplugs tasks until the pipe closes."""
+    """Holds a bridge, and plugs and unplugs tasks until the pipe closes.
+
+    All links end with this process, so it has no other deadline.
+    """
+    signal.alarm(0)
     _unshare()
     _ip(f"link add {_BRIDGE} type bridge", f"link set {_BRIDGE} up")
     pipe.send(("bridged", None))

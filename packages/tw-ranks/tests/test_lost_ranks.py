@@ -13,6 +13,7 @@ import pytest
 from harness.rank_faults import is_linked, run_drill
 from harness.ranks import ENGINE, Raised
 from harness.task_faults import why_no_links
+from harness.tasks import Task
 
 TIMEOUT_S = 2.0
 
@@ -42,6 +43,18 @@ def test_the_missing_are_named(processes, name):
     if is_linked(drill) and (reason := why_no_links(processes)):
         pytest.skip(f"links cannot be taken down here: {reason}")
     assert not run_drill(processes, drill).failure
+
+
+def test_links_outlast_the_deadline_of_a_task(processes):
+    if reason := why_no_links(processes):
+        pytest.skip(f"links cannot be taken down here: {reason}")
+    hub = Task(processes, "hub", "hub", {}, {"limit_s": 1})
+    try:
+        hub.expect("bridged")
+        time.sleep(1.5)
+        assert hub.ask("unplug", "none") is None
+    finally:
+        hub.kill()
 
 
 @pytest.mark.parametrize("mode", ["session", "server", "monitored"])
