@@ -92,6 +92,16 @@ def test_parts_of_a_flat_tensor_are_joined_as_pieces_of_it(order, count):
         np.testing.assert_array_equal(own, 2 * values[n])
 
 
+def test_eager_tensors_are_joined_with_parts_in_a_function():
+    flat, eager = np.arange(17, dtype=np.float32), tf.constant([20.0, 21.0])
+
+    @tf.function
+    def join(flat):
+        return join_flat([eager, *cut_flat(flat, SHAPES), eager])
+
+    np.testing.assert_array_equal(join(flat), [20, 21, *flat, 20, 21])
+
+
 def test_parts_enter_as_wholes_where_towers_have_all_of_them_alike():
     with tf.Graph().as_default():
         flats = [tf.zeros([9]), tf.ones([9])]

@@ -205,14 +205,16 @@ def cut_flat(flat: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
 def _pieces(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Flattens tensors; parts of one that follow each other become a piece of it."""
     runs: list[list[tf.Tensor]] = []
+    last = None
     for tensor in tensors:
-        part, last = _part(tensor), runs[-1][-1] if runs else None
+        part = _part(tensor)
         if part is None or last is None or last.op is not part.op:
             runs.append([tensor if part is None else part])
         elif last.value_index + 1 == part.value_index:
             runs[-1].append(part)
         else:
             runs.append([part])
+        last = part
     return list(map(_piece, runs))
 
 
@@ -229,7 +231,8 @@ def _piece(run: Sequence[tf.Tensor]) -> tf.Tensor:
 
 def _part(tensor: tf.Tensor) -> Any:
     """Returns which output of a split of a flat tensor a tensor is, or None."""
-    if tf.executing_eagerly() or tensor.graph is not tf.compat.v1.get_default_graph():
+    graph = getattr(tensor, "graph", None)  # An eager tensor has none.
+    if graph is None or graph is not tf.compat.v1.get_default_graph():
         return None
     part = tensor
     if part.op.type == "Reshape" and not part.op.control_inputs:
