@@ -40,14 +40,15 @@ def test_parts_are_added_where_they_belong_and_given_to_all(ranks, in_function):
 
 
 def test_both_halves_send_what_an_all_reduce_sends(ranks):
-    """A ring sends twice all but one share of a tensor, an all-to-all that once."""
+    """A ring sends twice all but one share of a tensor, each half that once."""
     size, length = len(ranks.all), 40_000
+    shares = {"CollectiveAllToAllV2": (size - 1) / size, "CollectiveGatherV2": size - 1}
     for _, _, sent in ranks.call("exchange_parts", [length] * size, "float64", True):
         if not sent:
             pytest.skip("MPI sends outside of the graph")
-        assert {kind for kind, _ in sent} == {"CollectiveAllToAllV2"}
-        per_share = sum(number for _, number in sent) * (size - 1) / size
-        assert per_share == 2 * 8 * size * length * (size - 1) / size
+        assert {kind for kind, _ in sent} == set(shares)
+        in_all = sum(shares[kind] * number for kind, number in sent)
+        assert in_all == 2 * 8 * size * length * (size - 1) / size
 
 
 @pytest.mark.parametrize(

@@ -97,14 +97,23 @@ def add_up(
     )
 
 
-def gather(tensor: tf.Tensor, endpoint: Endpoint, key: Any) -> tf.Tensor:
-    """Concatenates all ranks' tensors, [R, ...], to [size R, ...] in rank order."""
+def gather(
+    tensor: tf.Tensor, endpoint: Endpoint, key: Any, *, has_elements: bool = False
+) -> tf.Tensor:
+    """Concatenates all ranks' tensors, [R, ...], to [size R, ...] in rank order.
+
+    With ``has_elements`` it is a matrix that is known not to be empty.
+    """
     if endpoint.mpi is not None:
         return as_tensor(endpoint.mpi.gather(_tf_compat.as_array(tensor)))
     if tensor.dtype == tf.bfloat16:  # The op does not take it, but only moves bits.
-        gathered = gather(tf.bitcast(tensor, tf.float16), endpoint, key)
+        bits = tf.bitcast(tensor, tf.float16)
+        gathered = gather(bits, endpoint, key, has_elements=has_elements)
         return tf.bitcast(gathered, tf.bfloat16)
-    return _run_with_elements(tf.raw_ops.CollectiveGatherV2, tensor, endpoint, key)
+    op = tf.raw_ops.CollectiveGatherV2
+    if has_elements:
+        return op(input=tensor, **_in_order(endpoint, key))
+    return _run_with_elements(op, tensor, endpoint, key)
 
 
 def swap(
@@ -146,10 +155,9 @@ def add_narrow(
     added = tf.add_n(wide)  # Not reduce_sum, which starts from 0.0: -0.0 would be lost.
     if divides:
         added /= size
-    # Not ``gather``, which copies large tensors slowly.
-    sums = tf.stack([tf.cast(added, wire)] * size)
-    swapped = swap(sums, endpoint, key + 1, has_elements=True)
-    summed = tf.slice(tf.reshape(swapped, [-1]), [0], [count])
+    own = tf.cast(added, wire)[tf.newaxis]
+    sums = gather(own, endpoint, key + 1, has_elements=True)
+    summed = tf.slice(tf.reshape(sums, [-1]), [0], [count])
     return tf.cast(summed, flat.dtype)
 
 
@@ -180,12 +188,12 @@ def join_of_owners(
     if endpoint.mpi is not None:
         return as_tensor(endpoint.mpi.all_gather(_tf_compat.as_array(own), lengths))
     longest, own = max(lengths), tf.ensure_shape(own, [lengths[endpoint.rank]])
-    # Not ``gather``, which copies large tensors slowly.
-    rows = tf.stack([_pad_to(own, longest)] * endpoint.size)
-    swapped = tf.unstack(swap(rows, endpoint, key, has_elements=True))
-    if set(lengths) != {longest}:
-        swapped = [row[:n] for row, n in zip(swapped, lengths, strict=True)]
-    return tf.concat(swapped, axis=0)
+    row = _pad_to(own, longest)[tf.newaxis]
+    rows = gather(row, endpoint, key, has_elements=True)
+    if set(lengths) == {longest}:
+        return tf.reshape(rows, [-1])
+    parts = zip(tf.unstack(rows, num=endpoint.size), lengths, strict=True)
+    return tf.concat([part[:n] for part, n in parts], axis=0)
 
 
 def _pad_to(flat: tf.Tensor, length: int) -> tf.Tensor:
@@ -305,7 +313,7 @@ def gather_rows(
     joined = []
     for n, tensor in enumerate(tensors):
         own_key = first + n * KEYS_PER_LENGTH
-        if _is_wide(tensor, endpoint):
+        if _is_wide(tensor):
             joined.append(_gather_wide(tensor, bucket, kept, endpoint, own_key))
         else:
             gathered = gather(pad(tensor, bucket), endpoint, own_key)
@@ -313,26 +321,21 @@ def gather_rows(
     return [*joined, counts]
 
 
-def _is_wide(tensor: tf.Tensor, endpoint: Endpoint) -> bool:
+def _is_wide(tensor: tf.Tensor) -> bool:
     width = tensor.shape[1:].num_elements() or 0
-    return width * tensor.dtype.size >= _WIDE_BYTES and endpoint.mpi is None
+    return bool(width * tensor.dtype.size >= _WIDE_BYTES)
 
 
 def _gather_wide(
     tensor: tf.Tensor, bucket: tf.Tensor, kept: tf.Tensor, endpoint: Endpoint, key: Any
 ) -> tf.Tensor:
-    """Gathers wide rows by a swap, as ``CollectiveGatherV2`` copies large ones slowly.
-
-    Where no row is missing they are neither padded nor copied once more.
-    """
+    """Gathers wide rows, which are neither padded nor copied where none is missing."""
     rows = tf.cond(
         tf.equal(tf.shape(tensor)[0], tf.gather(BUCKETS, bucket)),
         lambda: tensor,
         lambda: pad(tensor, bucket),
     )
-    sent = tf.stack([tf.reshape(rows, [-1])] * endpoint.size)
-    swapped = swap(sent, endpoint, key, has_elements=True)
-    gathered = tf.reshape(swapped, [-1, *tensor.shape[1:]])
+    gathered = gather(tf.ensure_shape(rows, [None, *tensor.shape[1:]]), endpoint, key)
     return tf.cond(
         tf.reduce_all(kept), lambda: gathered, lambda: tf.boolean_mask(gathered, kept)
     )
