@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_core.testing import CPUS
+from tw_core.testing import CPUS, run_in_function, run_in_graph
 from tw_reduce import ReducerState, broadcast, mean, packed
 from tw_reduce.compression import error_feedback, int8, power_sgd, sign, top_k
 
@@ -230,6 +230,25 @@ def test_each_step_is_that_of_a_model_in_numpy(mode, num_towers):
             assert not all(np.isfinite(own).all() for own in row)
     for n in BIG:
         np.testing.assert_array_equal(errors(states["int8"], n, value), before[n])
+
+
+@pytest.mark.parametrize("run", [run_in_graph, run_in_function])
+def test_of_many_elements_exactly_the_largest_are_sent_and_of_equal_ones_the_first(run):
+    shape, random = (256, 300), np.random.default_rng(6)
+    normal = random.standard_normal(shape).astype(F32)
+    every_61st = normal.copy()
+    every_61st.flat[::61] *= 100  # the sample is of no use
+    tensors = [normal, every_61st, np.round(normal), np.zeros(shape, F32)]
+
+    def approximations(*tensors):
+        sent = [top_k(0.02)(own) for own in tensors]
+        return [decode(*parts) for parts, decode in sent]
+
+    for got, own in zip(run(approximations, *tensors), tensors, strict=True):
+        kept = np.argsort(-np.abs(own.ravel()), kind="stable")[: own.size // 50]
+        want = np.zeros_like(own)
+        want.flat[kept] = own.flat[kept]
+        np.testing.assert_array_equal(got, want)
 
 
 def test_other_dtypes_and_shapes_known_in_the_run_conserve_too():

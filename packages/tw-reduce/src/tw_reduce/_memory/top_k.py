@@ -10,7 +10,12 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tw_core.internal import check_flag, check_number, check_whole_number
+from tw_core.internal import (
+    check_flag,
+    check_number,
+    check_whole_number,
+    compiles_with_xla,
+)
 from tw_reduce._memory.protocol import Compressor
 from tw_reduce._memory.rows import from_rows, to_row
 
@@ -55,7 +60,7 @@ def top_k(
         if sampled and k >= _FEWEST * _STRIDE:
             places, values = _above_threshold(flat, k)
         else:
-            places = tf.math.top_k(tf.abs(flat), k, sorted=False).indices
+            places = _largest(tf.abs(flat), k)
             values = tf.gather(flat, places)
         specs = [tf.TensorSpec([k], tf.float32), tf.TensorSpec([k], tf.int32)]
 
@@ -70,12 +75,39 @@ def top_k(
     return compress
 
 
+def _largest(magnitudes: tf.Tensor, k: int) -> tf.Tensor:
+    """Returns the places of the k largest, as ``tf.math.top_k``, and sorts few.
+
+    A threshold for more than k, by four standard deviations, mostly leaves enough.
+    """
+    size = magnitudes.shape[0]
+    count = k + math.isqrt(16 * _STRIDE * k)
+
+    def of_all() -> tf.Tensor:
+        return tf.math.top_k(magnitudes, k, sorted=False).indices
+
+    if k < _FEWEST * _STRIDE or 2 * count > size or compiles_with_xla():
+        return of_all()
+    found = tf.where(magnitudes >= _find_threshold(magnitudes, count))[:, 0]
+
+    def of_found() -> tf.Tensor:  # Of equal ones the first, as before.
+        largest = tf.math.top_k(tf.gather(magnitudes, found), k, sorted=False)
+        return tf.cast(tf.gather(found, largest.indices), tf.int32)
+
+    return tf.cond(tf.size(found) >= k, of_found, of_all)
+
+
+def _find_threshold(magnitudes: tf.Tensor, count: int) -> tf.Tensor:
+    """Returns what about ``count`` of the magnitudes reach, by a sample of them."""
+    sample = magnitudes[::_STRIDE]
+    wanted = count * sample.shape[0] // magnitudes.shape[0]
+    return tf.reduce_min(tf.math.top_k(sample, wanted, sorted=False).values)
+
+
 def _above_threshold(flat: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns k places, and values there; zeros where fewer reach the threshold."""
     magnitudes = tf.abs(flat)
-    sample = magnitudes[::_STRIDE]
-    wanted = k * sample.shape[0] // magnitudes.shape[0]
-    threshold = tf.reduce_min(tf.math.top_k(sample, wanted, sorted=False).values)
+    threshold = _find_threshold(magnitudes, k)
     found = tf.cast(tf.where(magnitudes >= threshold)[:k, 0], tf.int32)
     missing = [[0, k - tf.shape(found)[0]]]
     padded = tf.pad(found, missing), tf.pad(tf.gather(flat, found), missing)
