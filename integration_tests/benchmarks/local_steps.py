@@ -40,12 +40,11 @@ def main(options: Any, report: Report) -> None:
 
     context = multiprocessing.get_context("spawn")
     for work in options.works:
-        tied: dict[str, Any] = {}
-        if work == "slow":  # Beats wait behind gradients.
-            tied = {"machines": (0, 1), "linked": True, "timeout_s": 120.0}
+        is_slow = work == "slow"
+        tied: dict[str, Any] = {"machines": (0, 1), "linked": True} if is_slow else {}
         with Ranks(context, 2, run=run_rank, **tied) as ranks:
             ranks.joined()
-            if work == "slow":
+            if is_slow:
                 ranks.call("local_steps:limit")
             if work == "digits":
                 _learn(ranks, report)
