@@ -188,9 +188,9 @@ class Updater:
         global_step: tf.Variable | None,
         jit_compile: bool,
     ) -> tf.Tensor:
-        kept: list[Any] = []
+        remember: Callable[[], list[Any]] = list
         if plan is not None:
-            sums, average = self._sum_over_towers(plan, sums, average, kept)
+            sums, average, remember = self._sum_over_towers(plan, sums, average)
         if jit_compile:
             finite, norm, done = self._update_compiled(plan, sums, average)
         else:
@@ -200,13 +200,7 @@ class Updater:
             done = partial(self._apply, plan, means, norm)
 
         def update() -> tf.Tensor:
-            remembered = [
-                known
-                for own in kept
-                if self.memory is not None
-                for known in self.memory.commit(own, if_=True)
-            ]
-            return self._count([*done(), *remembered], norm, global_step)
+            return self._count([*done(), *remember()], norm, global_step)
 
         updated = tf.cond(finite, update, self._skip)
         # In parallel with the update: the rule needs to know ``finite`` only.
@@ -261,35 +255,35 @@ class Updater:
         plan: PackPlan,
         given: Sequence[Sequence[Buffer]],
         average: Average | None,
-        kept: list[Any],
-    ) -> tuple[Any, Average | None]:
-        """Returns [K][M] sums, and what is still to be done for the mean.
+    ) -> tuple[Any, Average | None, Callable[[], list[Any]]]:
+        """Returns [K][M] sums, the rest of the mean, and a function that remembers.
 
         A reducer with memory gets shares of the mean, so that what it keeps is part of
-        one; its new memory is added to ``kept``.
+        one.
         """
         reducer = self._settings.reducer
         if reducer is None:
             if len(given) == 1:
-                return given, average  # A lone tower needs none.
+                return given, average, list  # A lone tower needs none.
             reducer = tw_reduce.all_reduce(self.devices)
         if not self._sees_gradients:
-            return self._checked(given, reducer(given)), average
+            return self._checked(given, reducer(given)), average, list
         if self.memory is not None:
             given, average = self._averaged(given, average), None
 
         def unpacked(own: Sequence[Buffer]) -> list[Any]:
             return unpack_tensors(own, plan, self._shapes)
 
+        def packed(own: Sequence[Any]) -> list[Buffer]:
+            return pack_tensors(own, plan)
+
         grads = on_devices(self.devices, unpacked, given)
         if self.memory is None:
             sums = self._checked(grads, reducer(grads))
-        else:
-            kept.append(self.memory.update(grads))
-            sums = kept[0].sums
-        return on_devices(
-            self.devices, lambda own: pack_tensors(own, plan), sums
-        ), average
+            return on_devices(self.devices, packed, sums), average, list
+        reduced = self.memory.update(grads)
+        remember = partial(self.memory.commit, reduced, if_=True)
+        return on_devices(self.devices, packed, reduced.sums), average, remember
 
     def _checked(self, given: Sequence[Sequence[Buffer]], sums: Any) -> Any:
         if not _are_sums_of(given, sums):

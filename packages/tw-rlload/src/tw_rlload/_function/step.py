@@ -18,6 +18,7 @@ from tw_core.internal import (
     check_list,
     check_optimizer,
     create_slots,
+    is_elementwise,
     is_variable,
     tf_variable,
     tf_variables,
@@ -84,12 +85,13 @@ class FunctionStep:
             jit_compile=self._jit_compile,
         )
         weights = [output.weight for output in outputs if output.weight is not None]
+        is_scaled = not is_elementwise(self._update.reducer)  # It gets them unscaled.
         pairs = self._update.combine(
             [output.pairs for output in outputs],
             weights or None,
             bound=self._scaled_bound(self._optimizers[0]),
             own_variables=len({id(model) for model in self._models}) > 1,
-            loss_scale=self._scale_of(self._optimizers[0]),
+            loss_scale=self._scale_of(self._optimizers[0]) if is_scaled else None,
             finishes=not compiles_update,
         )
         if compiles_update:

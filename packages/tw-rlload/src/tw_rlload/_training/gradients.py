@@ -18,7 +18,6 @@ from tw_core.internal import (
     check_flag,
     check_function,
     check_number,
-    is_elementwise,
     map_values,
     read_pairs,
     scale,
@@ -111,7 +110,7 @@ class Update:
         *,
         bound: tf.Tensor | float | None,  # in the scale of the gradients
         own_variables: bool,
-        loss_scale: tf.Tensor | None = None,  # of the gradients
+        loss_scale: tf.Tensor | None = None,  # to reduce gradients without it
         finishes: bool = True,
     ) -> list[Pairs]:
         """Averages the towers' gradients and, unless ``finishes`` is False, clips them.
@@ -148,7 +147,7 @@ class Update:
             every = [[variable for _, variable in tower] for tower in grad_list]
             reducer = self.memory.make(every).of(read.variables[0])
         reducer = mean(reducer, weights=weights)
-        if loss_scale is None or is_elementwise(self.reducer):
+        if loss_scale is None:
             return reducer(read)
         # What is kept for the next step may meet another scale there.
         unscaled = [[_times(grad, 1.0 / loss_scale) for grad in own] for own in read]
