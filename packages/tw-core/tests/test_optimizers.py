@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import time
+from functools import partial
 
 import keras
 import numpy as np
@@ -15,6 +16,7 @@ from tw_core.devices import canonical_device
 from tw_core.internal import (
     OptimizerKind,
     apply_pairs,
+    call_once,
     check_optimizer,
     create_slots,
     keep_repeated_rows,
@@ -411,6 +413,33 @@ def test_keras_3_computes_each_update_on_its_variables_device(scales):
     roots = {canonical_device(n.device) for n in nodes if n.op == "Sqrt"}
     assert roots == {canonical_device(device) for device in CPUS[:3]}
     assert "update_step" not in vars(optimizer)
+
+
+@pytest.mark.parametrize("scales", [False, True], ids=["plain", "scales the loss"])
+def test_an_update_traced_for_all_towers_is_computed_where_each_is(scales):
+    of_towers = []
+    for device in CPUS[:2]:
+        variables = []
+        for place in (device, CPUS[5]):
+            with tf.device(place):
+                variables.append(tf.Variable([1.0, 2.0]))
+        used = keras.optimizers.Adam(0.1)
+        used = keras.optimizers.LossScaleOptimizer(used) if scales else used
+        create_slots(used, variables)
+        of_towers.append((used, variables, [tf.constant([1.0, 1.0])] * 2))
+
+    def apply(optimizer, variables, grads):
+        apply_pairs(optimizer, list(zip(grads, variables, strict=True)))
+
+    @tf.function(autograph=False)
+    def update():
+        scopes = [partial(tf.device, device) for device in CPUS[:2]]
+        call_once(apply, of_towers, scopes)
+
+    graph = update.get_concrete_function().graph.as_graph_def()
+    nodes = [own for f in graph.library.function for own in f.node_def]
+    roots = {own.device and canonical_device(own.device) for own in nodes}
+    assert roots == {"", canonical_device(CPUS[5])}
 
 
 def test_keras_3_reads_its_count_as_often_for_many_variables_as_for_two():

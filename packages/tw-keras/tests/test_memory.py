@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from tower_models import CPUS
 
+from tw_core.devices import canonical_device
 from tw_keras import TowerModel
 from tw_reduce import compression
 
@@ -93,6 +94,34 @@ def test_bytes_that_travel_are_told():
     whole = 4 * (40 * 128 + 128 * 64 + 128 + 64)
     assert f"{sent:,} bytes in 2 sums" in state.describe()
     assert f"gradients of {whole:,} bytes" in state.describe()
+
+
+@pytest.mark.parametrize("steps", [None, 2], ids=["plain", "accumulates"])
+def test_no_matrix_leaves_its_tower(steps):
+    power, graphs = compression.power_sgd(rank=2), set()
+
+    class Noting:
+        def init(self, variables):
+            return power.init(variables)
+
+        def update(self, grads, states, add):
+            graphs.add(tf.compat.v1.get_default_graph())
+            return power.update(grads, states, add)
+
+    model = TowerModel(make, CPUS[:2], reducer=Noting())
+    adam = keras.optimizers.Adam(0.01, gradient_accumulation_steps=steps)
+    model.compile(adam, "mse")
+    fit(model, 1, steps_per_epoch=1)
+    ops = [op for graph in graphs for op in graph.get_operations()]
+    large = [
+        (tensor.name, canonical_device(tensor.device), canonical_device(op.device))
+        for op in ops
+        if op.type != "If"  # whose tensors stay where they are
+        for tensor in op.inputs
+        if (tensor.shape.num_elements() or 0) >= 40 * 128
+    ]
+    assert {to for _, _, to in large} == set(map(canonical_device, CPUS[:2]))
+    assert [own for own in large if own[1] != own[2]] == []
 
 
 def test_a_lone_tower_sends_and_remembers_too():

@@ -17,7 +17,7 @@ from tw_core._modes import (
 )
 from tw_core._optimizers.kinds import OptimizerKind, check_elementwise, kind_of
 from tw_core._tf_compat import captured_from, compiled_types
-from tw_core._tracing import call_once
+from tw_core._tracing import call_once, device_in_trace
 from tw_core._variable_kinds import CALLS, tf_variable, tf_variables
 from tw_core.flat_variables import slots_like_parts
 from tw_core.gradients._values import with_unique_rows
@@ -187,7 +187,8 @@ def _updates_where_variables_are(
     def update(strategy: Any, pairs: Sequence[tuple[Any, Any]], rate: Any) -> None:
         of_device = defaultdict(list)
         for grad, variable in pairs:
-            of_device[tf_variable(variable).device].append((grad, variable))
+            device = device_in_trace(tf_variable(variable).device)
+            of_device[device].append((grad, variable))
         count, rate = tf.identity(inner._iterations), tf.convert_to_tensor(rate)
         for device, own in of_device.items():
             with tf.device(device):

@@ -9,6 +9,7 @@ from tw_core._tracing.calls import Scope, call_once
 from tw_core._tracing.stand_ins import Settle
 from tw_core._tracing.trace import (
     Combine,
+    device_in_trace,
     is_same_in_towers,
     may_meet,
     meet,
@@ -20,6 +21,7 @@ __all__ = [
     "Scope",
     "Settle",
     "call_once",
+    "device_in_trace",
     "is_same_in_towers",
     "may_meet",
     "meet",

@@ -107,6 +107,7 @@ def call_once(
             total=len(items),
             may_meet=combine is not None,
             jit_compile=jit_compile,
+            home=_device_in(scopes[0]),
             devices=list(map(_device_in, scopes)) if jit_compile else (),
             packs_results=packs_results,
         )

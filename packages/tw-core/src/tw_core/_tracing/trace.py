@@ -58,6 +58,7 @@ class Trace:
     captured: list[tuple[tf.Tensor, tf.Tensor]] = field(default_factory=list)
     must_run: set[tf.Operation] = field(default_factory=set)
     only_read: set[str] = field(default_factory=set)  # names of captured resources
+    home: str = ""  # the first tower's device
     devices: Sequence[str] = ()  # the towers', where XLA compiles it
     _met_inside: bool = field(default=False, init=False)
 
@@ -184,6 +185,17 @@ def traces_tower() -> bool:
     return _here.trace is not None and _here.trace.is_here()
 
 
+def device_in_trace(device: str) -> str:
+    """Returns a device as operations made now may name it: "" for the tower's own.
+
+    What is traced for all towers runs where each is, and not where the first one is.
+    """
+    if _here.trace is None:
+        return device
+    own, home = map(tf.DeviceSpec.from_string, (device, _here.trace.home))
+    return "" if own.make_merged_spec(home) == own else device
+
+
 def may_meet() -> bool:
     """Returns whether this thread traces or runs a tower that can meet the others."""
     if _here.trace is not None:
@@ -299,6 +311,7 @@ def trace_function(
     total: int,
     may_meet: bool = True,
     jit_compile: bool = False,
+    home: str = "",
     devices: Sequence[str] = (),
     packs_results: bool = False,
     around: Trace | None = None,
@@ -309,6 +322,7 @@ def trace_function(
     def body(*tensors: tf.Tensor) -> None:
         graph = tf.compat.v1.get_default_graph()
         trace = Trace(graph, may_meet, total, around, list(tensors))
+        trace.home = home if around is None else around.home
         trace.devices = devices if around is None else around.devices
         with _tracing(trace), tf.variable_creator_scope(_refuse_variable):
             try:

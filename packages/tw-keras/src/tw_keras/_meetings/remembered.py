@@ -80,7 +80,11 @@ def _reduce(
 
 
 def _times(scale: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
-    return lambda values: values * tf.cast(scale, values.dtype)
+    def multiply(values: tf.Tensor) -> tf.Tensor:
+        with tf.device(values.device):
+            return values * tf.cast(scale, values.dtype)
+
+    return multiply
 
 
 def _prepared(grad: Any, variable: Any, has_same_rows: bool) -> Any:

@@ -97,7 +97,8 @@ def to_travel(grad: Any, variable: Any, has_same_rows: bool) -> Any:
     if has_same_rows:  # a table that every tower and rank reads in the same order
         grad = tf.convert_to_tensor(grad)
     if tf.is_tensor(grad) and not isinstance(grad, tf.IndexedSlices):
-        grad = tf.ensure_shape(grad, variable.shape)  # which it must be without a batch
+        with tf.device(grad.device):  # It must have that shape without a batch, too.
+            grad = tf.ensure_shape(grad, variable.shape)
     if values_of(grad).dtype.name in NARROW:  # a sum times rows may overflow
         return map_values(lambda values: tf.cast(values, tf.float32), grad)
     return grad

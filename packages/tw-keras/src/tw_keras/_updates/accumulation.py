@@ -87,7 +87,7 @@ class Accumulation:
                     total.assign_add(tf.where(counts, more, tf.zeros_like(more)))
 
         def reduced() -> tf.Tensor:
-            totals = reduce([[total.read_value() for total in own] for own in held])
+            totals = reduce([list(map(_read, own)) for own in held])
             for own, new in zip(held, totals, strict=True):
                 for total, value in zip(own, new, strict=True):
                     if value is not None:
@@ -148,6 +148,11 @@ class Accumulation:
                 made = [[_zeros(own, at) for own in trained] for at in self._towers]
             self._made[id(optimizer)] = optimizer, made
         return self._made[id(optimizer)][1]
+
+
+def _read(total: tf.Variable) -> tf.Tensor:
+    with tf.device(total.device):  # which the copy that is read would else leave
+        return total.read_value()
 
 
 def _is_update(inner: Any) -> tf.Tensor:

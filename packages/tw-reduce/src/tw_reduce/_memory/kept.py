@@ -33,7 +33,7 @@ class Kept(
 
     def read(self, tower: int) -> Any:
         """Returns what a tower remembers, in its nest."""
-        return self._as_nest([own.read_value() for own in self.towers[tower]])
+        return self._as_nest(list(map(_read, self.towers[tower])))
 
     def pairs(self, nests: Sequence[Any]) -> list[tuple[tf.Variable, Any]]:
         """Returns all towers' variables, each with its new value; checks the nests."""
@@ -88,6 +88,11 @@ class Kept(
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> tf.Operation:
         return self.restore(restored)
+
+
+def _read(variable: tf.Variable) -> tf.Tensor:
+    with tf.device(variable.device):  # which the copy that is read would else leave
+        return variable.read_value()
 
 
 def tell_of_new_memory(count: int, wanted: int) -> None:
