@@ -1,5 +1,6 @@
 """What ranks do with a reducer that has memory, and what NumPy makes of the same."""
 
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -38,6 +39,36 @@ class Fails(keras.callbacks.Callback):
             raise RuntimeError("interrupted")
 
 
+class Notes(keras.callbacks.Callback):
+    """Notes what is remembered as an epoch begins."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.found: dict[str, Any] = {}
+        for holder in self.model.reducer_states:
+            holder.save_own_variables(self.found)
+
+
+def data_of(group: Any) -> tf.data.Dataset:
+    return tf.data.Dataset.from_generator(
+        lambda: batches(group.rank),
+        output_signature=(tf.TensorSpec([None, 40]), tf.TensorSpec([None, 64])),
+    )
+
+
+def without_companion(group: Any, folder: str) -> Any:
+    """Goes on from a backup that has lost its memory; returns what is remembered."""
+    reducer, notes = REDUCERS["power_sgd"], Notes()
+    model = TowerModel(make, CPUS[:1], reducer=reducer, group=group)
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    for epochs in (1, 2):
+        backup = keras.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
+        callbacks = [backup, notes]
+        model.fit(data_of(group), epochs=epochs, verbose=0, callbacks=callbacks)
+        for companion in Path(folder).glob("*.npz") if group.rank == 0 else ():
+            companion.unlink()
+    return notes.found
+
+
 def fits(group: Any, name: str, towers: int, steps: int, folder: str) -> Any:
     """Trains on uneven batches, and again with an end in between; returns weights."""
     found = []
@@ -46,13 +77,9 @@ def fits(group: Any, name: str, towers: int, steps: int, folder: str) -> Any:
         adam = keras.optimizers.Adam(0.01, gradient_accumulation_steps=steps or None)
         model.compile(adam, "mse")
         backup = keras.callbacks.BackupAndRestore(folder)
-        data = tf.data.Dataset.from_generator(
-            lambda: batches(group.rank),
-            output_signature=(tf.TensorSpec([None, 40]), tf.TensorSpec([None, 64])),
-        )
         own = [backup, *filter(None, callbacks)] if callbacks else []
         try:
-            model.fit(data, epochs=EPOCHS, verbose=0, callbacks=own)
+            model.fit(data_of(group), epochs=EPOCHS, verbose=0, callbacks=own)
         except RuntimeError:
             continue
         found.append([own.get_weights() for own in model.towers])

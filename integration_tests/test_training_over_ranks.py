@@ -167,6 +167,12 @@ def test_ranks_remember_what_they_did_not_send(groups, name, towers, steps, tmp_
         np.testing.assert_equal([resumed, second[1]], [whole, second[0]])
 
 
+def test_all_ranks_begin_anew_where_a_backup_has_no_memory(groups, tmp_path):
+    first, second = groups(2).call("rank_memory_fits:without_companion", str(tmp_path))
+    np.testing.assert_equal(first, second)  # with PowerSGD's factors, errors of zero
+    assert first and any(not own.any() for own in first.values())
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_all_ranks_stop_where_one_asks(groups, rank):
     # Asked after the second batch of four, heard with the third.

@@ -96,6 +96,22 @@ def test_bytes_that_travel_are_told():
     assert f"gradients of {whole:,} bytes" in state.describe()
 
 
+def test_memory_beside_other_weights_begins_anew(tmp_path, caplog):
+    path = tmp_path / "m.weights.h5"
+    model = made(TOP)
+    fit(model, 1)
+    model.save_weights(path)
+    model.load_weights(path)
+    assert all(own.any() for own in errors_of(model).values())
+    fit(model, 1)
+    model.towers[0].save_weights(path)  # as where a backup ends between its files
+    with caplog.at_level(logging.WARNING):
+        model.load_weights(path)
+    (line,) = (own for own in caplog.messages if "starts from zero" in own)
+    assert "m.weights.h5.reducer.npz was saved with other weights" in line
+    assert not any(own.any() for own in errors_of(model).values())
+
+
 @pytest.mark.parametrize("steps", [None, 2], ids=["plain", "accumulates"])
 def test_no_matrix_leaves_its_tower(steps):
     power, graphs = compression.power_sgd(rank=2), set()

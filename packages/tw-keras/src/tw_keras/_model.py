@@ -527,7 +527,7 @@ class TowerModel(AsTower0):
             own.main.load_weights(*args, **kwargs)
         if own.memory is not None:
             filepath = args[0] if args else kwargs["filepath"]
-            own.memory.load(filepath, own.appliers)
+            own.memory.load(filepath, own.appliers, own.main.weights)
         self.copy_to_replicas()
 
     def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
@@ -566,7 +566,8 @@ class TowerModel(AsTower0):
         if sharded is not None and not self._fits:
             sharded.forget_whole()
         if self._own.memory is not None:
-            self._own.memory.save(filepath, self._own.appliers)
+            weights = self._own.main.weights
+            self._own.memory.save(filepath, self._own.appliers, weights)
         if ranks is not None and not self._fits:
             ranks.group.tell(what)
 

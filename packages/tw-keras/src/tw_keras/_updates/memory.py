@@ -6,6 +6,7 @@ It is saved beside the model, whose file stays that of the plain model.
 import io
 import logging
 import os
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from tw_reduce import Reducer, ReducerState
 
 _log = logging.getLogger(__name__)
 _Arrays = dict[str, Any]
+_WEIGHTS = "weights"  # The checksum of those that a companion belongs to.
 
 
 def companion_of(filepath: Any) -> str:
@@ -47,6 +49,7 @@ class Memory:
         self._made: dict[int, tuple[Any, ReducerState]] = {}  # keeps their ids
         self._loaded: dict[int, _Arrays] = {}  # by optimizer, not yet taken
         self._of_ranks: dict[int, _Arrays] = {}  # [R, ...], as an epoch ended
+        self._has_read = False  # of which other ranks may know nothing
 
     def of(self, place: int, optimizer: Any) -> ReducerState:
         """Returns the holder for the n-th optimizer, which is built."""
@@ -78,8 +81,10 @@ class Memory:
         """The holders, in the order in which their optimizers applied first."""
         return [holder for _, holder in self._made.values()]
 
-    def save(self, filepath: Any, places: Sequence[Any]) -> None:
-        """Saves beside a model; ``places`` are the optimizers, in order."""
+    def save(
+        self, filepath: Any, places: Sequence[Any], weights: Sequence[Any]
+    ) -> None:
+        """Saves beside a model's weights; ``places`` are the optimizers, in order."""
         arrays = {
             f"{n}/{name}": array
             for n, optimizer in enumerate(places)
@@ -90,24 +95,30 @@ class Memory:
             tf.io.gfile.remove(companion)
         if arrays:
             written = io.BytesIO()  # GFile cannot be written out of order.
+            arrays[_WEIGHTS] = np.array(_checksum(weights))
             np.savez(written, **arrays)
             with tf.io.gfile.GFile(companion, "wb") as file:
                 file.write(written.getvalue())
 
-    def load(self, filepath: Any, places: Sequence[Any]) -> None:
-        """Reads the memory beside a model's file; without one, starts from zero."""
-        self._loaded, self._of_ranks = {}, {}
-        companion = companion_of(filepath)
+    def load(
+        self, filepath: Any, places: Sequence[Any], weights: Sequence[Any]
+    ) -> None:
+        """Reads the memory of these weights beside a file; else starts from zero."""
+        self._loaded, self._of_ranks, self._has_read = {}, {}, True
+        companion, found = companion_of(filepath), "there is no %s"
         if tf.io.gfile.exists(companion):
             with tf.io.gfile.GFile(companion, "rb") as file:
                 read = io.BytesIO(file.read())
-            with np.load(read) as arrays:
-                for name in arrays.files:
+            with np.load(read) as file:
+                arrays = dict(file)
+            found = "%s was saved with other weights"
+            if arrays.pop(_WEIGHTS, None) == _checksum(weights):
+                for name, array in arrays.items():
                     n, _, own = name.partition("/")
-                    self._loaded.setdefault(int(n), {})[own] = arrays[name]
-        elif self._made:
+                    self._loaded.setdefault(int(n), {})[own] = array
+        if not self._loaded and (self._made or found.startswith("%s")):
             _log.warning(
-                "TowerModel: there is no %s: the reducer's memory starts from zero.",
+                f"TowerModel: {found}: the reducer's memory starts from zero.",
                 companion,
             )
         for n, optimizer in enumerate(places):
@@ -119,15 +130,19 @@ class Memory:
                 holder.load_own_variables(self._loaded.pop(n))
 
     def take_of_rank_0(self, places: Sequence[Any]) -> None:
-        """Takes this rank's part of what rank 0 has loaded; all ranks call it."""
+        """Takes part of what rank 0 has loaded; all ranks call it."""
         group = self._group
         if group is None:
             return
-        has_loaded = tf.constant([float(bool(self._loaded))])
-        (total,) = group.sum([has_loaded], names=["whether memory was loaded"])
-        if not total[0] > 0:
+        told = [self._has_read, group.rank == 0 and bool(self._loaded)]
+        (told,) = group.sum([tf.cast(told, tf.float32)], names=["memory that was read"])
+        loaded, self._loaded, self._has_read = self._loaded, {}, False
+        if not told[0] > 0:
             return
-        loaded, self._loaded = self._loaded, {}
+        if not told[1] > 0:  # Rank 0 has begun anew.
+            for holder in self.holders:
+                holder.reset()
+            return
         for n, optimizer in enumerate(places):
             if not optimizer.built:
                 _log.warning(
@@ -191,3 +206,10 @@ class Memory:
         self._made[id(optimizer)][1].save_own_variables(own)
         ranks = 1 if self._group is None else self._group.size
         return {key: np.repeat(array, ranks, 0) for key, array in own.items()}
+
+
+def _checksum(weights: Sequence[Any]) -> int:
+    total = 0
+    for own in weights:
+        total = zlib.crc32(np.ascontiguousarray(own.numpy()).tobytes(), total)
+    return total
