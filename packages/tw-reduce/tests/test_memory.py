@@ -385,6 +385,44 @@ def test_savers_of_sessions_keep_memory(tmp_path):
                 np.testing.assert_array_equal(session.run(sums), wanted)
 
 
+@pytest.mark.parametrize("resizes", [True, False])
+def test_sessions_divide_memory_between_other_towers(resizes, tmp_path, caplog):
+    power = REDUCERS["power_sgd"]
+
+    class Whole:
+        init, update = power.init, power.update
+
+    found = {}
+    for num_towers in (2, 3):
+        with tf.Graph().as_default():
+            reducer = power if resizes else Whole()
+            state = ReducerState(reducer, variables(num_towers, shapes=SMALL))
+            step = state(small_gradients(num_towers, 0))
+            kept = [own.stacked() for own in state._memories.values()]
+            checkpoint = tf.train.Checkpoint(reducer=state)
+            config = tf.compat.v1.ConfigProto(device_count={"CPU": len(CPUS)})
+            with tf.compat.v1.Session(config=config) as session:
+                session.run(tf.compat.v1.global_variables_initializer())
+                if num_towers == 2:
+                    session.run(step)
+                    checkpoint.write(str(tmp_path / "objects"))
+                    found["saved"] = session.run(kept)
+                    continue
+                found["made"] = session.run(kept)
+                status = checkpoint.read(str(tmp_path / "objects"))
+                status.assert_consumed().run_restore_ops(session)
+                restored = session.run(kept)
+    lines = [line for line in caplog.messages if "starts from zero" in line]
+    assert len(lines) == (not resizes)
+    if not resizes:
+        np.testing.assert_equal(restored, found["made"])
+        return
+    for own, saved in zip(restored, found["saved"], strict=True):
+        total = saved["leaf_0"].sum(0)
+        np.testing.assert_allclose(own["leaf_0"].sum(0), total, atol=1e-6)
+        np.testing.assert_equal(own["leaf_1"], [saved["leaf_1"][0]] * 3)
+
+
 def test_compiled_by_xla_the_steps_are_the_same():
     towers = [[tf.Variable(tf.zeros(shape)) for shape in SMALL] for _ in range(2)]
     random = np.random.default_rng(0)

@@ -70,10 +70,10 @@ class Kept(
         """Takes stacked leaves, divided into ``total``: K, from ``first`` on."""
         own = [leaves[f"leaf_{i}"] for i in range(len(self.towers[0]))]
         wanted = total or len(self.towers)
-        rank = own[0].shape.rank
-        count = wanted if rank is None else own[0].shape[0]  # None in session graphs
-        unstacked = [tf.unstack(leaf, num=count) for leaf in own]
-        nests = list(map(self._as_nest, map(list, zip(*unstacked, strict=True))))
+        if own[0].shape.rank is None:  # in a session graph
+            own = self._divided_in_run(own, wanted)
+        count = own[0].shape[0]
+        nests = self._unstacked(own)
         if count != wanted:
             if self._resize is None:
                 self._tell(count, wanted)
@@ -82,6 +82,34 @@ class Kept(
         pairs = self.pairs(nests[first : first + len(self.towers)])
         done = [variable.assign(new, read_value=False) for variable, new in pairs]
         return tf.group(*[own for own in done if own is not None])
+
+    def _unstacked(self, leaves: Sequence[tf.Tensor]) -> list[Any]:
+        columns = zip(*map(tf.unstack, leaves), strict=True)
+        return [self._as_nest(list(own)) for own in columns]
+
+    def _divided_in_run(
+        self, leaves: Sequence[tf.Tensor], wanted: int
+    ) -> list[tf.Tensor]:
+        """Returns [wanted, ...] leaves of a number of towers that the run knows."""
+        dtypes, resize = [own.dtype for own in leaves], self._resize
+
+        def divide(*leaves: tf.Tensor) -> list[tf.Tensor]:
+            nests: Any = resize and resize(self._unstacked(leaves), wanted)
+            columns = zip(*map(tf.nest.flatten, nests), strict=True)
+            return [tf.stack(list(own)) for own in columns]
+
+        def resized() -> list[tf.Tensor]:
+            if resize is not None:
+                return list(tf.py_function(divide, leaves, dtypes))
+            told = tf.py_function(lambda n: self._tell(int(n), wanted), [count], [])
+            columns = zip(*self.towers, strict=True)
+            with tf.control_dependencies([told]):
+                return [tf.stack([v.initial_value for v in own]) for own in columns]
+
+        count = tf.shape(leaves[0])[0]
+        fitting = tf.cond(tf.equal(count, wanted), lambda: list(leaves), resized)
+        shapes = [[wanted, *own.shape] for own in self.towers[0]]
+        return list(map(tf.ensure_shape, fitting, shapes))
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         return self.stacked()

@@ -46,9 +46,9 @@ class ReducerState(
     It is a reducer itself, of means where ``mean`` is around it: called with gradients
     it returns their sums, and remembers unless one of them is infinite or NaN, in which
     case a sum is NaN. ``tf.train.Checkpoint`` saves it, and savers of session graphs.
-    Restored for another number of towers, by ``tf.train.Checkpoint`` outside of session
-    graphs, the memory is divided by the reducer's method ``resize(states, count)``, or
-    starts from zero with a line in the log.
+    Restored for another number of towers, by ``tf.train.Checkpoint``, the memory is
+    divided by the reducer's method ``resize(states, count)``, or starts from zero with
+    a line in the log. Savers of session graphs restore the same number of towers only.
 
     >>> import tensorflow as tf
     >>> from tw_reduce import compression
