@@ -20,9 +20,11 @@ from matplotlib.figure import Figure
 
 import tw_core
 import tw_doctor
+import tw_reduce
 from tw_core.testing import CPUS
 from tw_doctor import StepRecorder, explained, merge_traces
 from tw_doctor._timeline import drawing, pace
+from tw_reduce import compression
 
 v1 = tf.compat.v1
 A, B = (tw_core.devices.canonical_device(device) for device in CPUS[:2])
@@ -189,6 +191,34 @@ def test_keras_trains_with_a_callback():
     assert len(steps.steps) == 2
     kinds = {own.part for step in steps.steps for own in step.intervals}
     assert {"apply", "backward"} <= kinds
+
+
+def test_what_a_reducer_with_memory_sends_is_told(tmp_path):
+    variables = [[tf.Variable(tf.ones([64, 64]))] for _ in range(2)]
+    reducer = tw_reduce.ReducerState(compression.power_sgd(rank=1), variables)
+    step = tf.function(lambda: reducer([[tf.ones([64, 64])]] * 2), autograph=False)
+    step()
+    sent = "Per step a tower sends 516 bytes in 2 sums, for gradients of 16,384 bytes."
+
+    class Model(keras.Model):
+        def train_step(self, data):
+            step()
+            return {"loss": tf.zeros([])}
+
+    model = Model()
+    model.compile("sgd", "mse")
+    with tw_doctor.record_steps(1, reducers=[reducer]) as steps:
+        for _ in range(60):
+            with steps.step():
+                step()
+    assert str(steps.summary()).endswith(sent)
+    steps.draw(tmp_path / "step.svg")
+    assert "516 bytes" in (tmp_path / "step.svg").read_text()
+    model.reducer_states = [reducer]
+    with tw_doctor.record_steps(1) as steps:
+        callbacks = [steps.keras_callback()]
+        model.fit(np.ones([60, 1]), batch_size=1, verbose=0, callbacks=callbacks)
+    assert steps.summary().note.endswith(sent)
 
 
 def test_what_a_function_asks_for_tells_its_device_where_nothing_is_sent():

@@ -1,7 +1,7 @@
 """A picture of one step: a band per device, coloured by part, with its waits."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,11 @@ _SIDE = 0.15  # inches, left and right
 _ROOM = 72 * (_WIDE - 2 * _SIDE)  # points
 
 
-def draw_step(step: RecordedStep, path: str | Path) -> None:
-    """Draws a step into a file, whose suffix selects the format."""
+def draw_step(step: RecordedStep, path: str | Path, sent: Sequence[str] = ()) -> None:
+    """Draws a step into a file, whose suffix selects the format.
+
+    ``sent`` are sentences about what reducers send, below the notes.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -60,7 +63,8 @@ def draw_step(step: RecordedStep, path: str | Path) -> None:
     axes.set_xlabel("ms since the step before ended", fontsize=_SMALL)
     axes.tick_params(labelsize=_SMALL)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    _lay_out(figure, axes, step, len(devices) + 1, list(picture.notes))
+    notes = [f"{n}: {text}" for n, text in enumerate(picture.notes, 1)]
+    _lay_out(figure, axes, step, len(devices) + 1, [*notes, *sent])
     figure.savefig(path, dpi=180)
 
 
@@ -76,8 +80,8 @@ def _lay_out(
     title = f"One step, {1e3 * step.seconds:.2f} ms"
     figure.text(left, 1 - 0.1 / tall, title, va="top", fontsize=12)
     _draw_key(figure, step, (left, 1 - 0.33 / tall))
-    lines = "\n".join(f"{n}: {text}" for n, text in enumerate(notes, 1))
     low = 0.06 / tall
+    lines = "\n".join(notes)
     figure.text(left, low, lines, va="bottom", fontsize=_SMALL, linespacing=1.3)
 
 

@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import tensorflow as tf
 
-from tw_core.internal import check_text, check_whole_number
+from tw_core.internal import check_list, check_text, check_whole_number
 from tw_doctor._tf_compat import read_profile
 from tw_doctor._timeline.intervals import RecordedStep
 from tw_doctor._timeline.pace import Pace
@@ -19,13 +19,17 @@ from tw_doctor._timeline.step_stats import step_of_stats
 from tw_doctor._timeline.summary import Summary, summarize
 from tw_doctor._timeline.trace import trace_of, write_trace
 from tw_doctor._timeline.xplane import MARK, steps_of_space
+from tw_reduce import ReducerState
 
 v1 = tf.compat.v1
 _SETTLE_SECONDS = 0.02
 
 
 def record_steps(
-    num_steps: int = 10, *, graph: tf.Graph | None = None
+    num_steps: int = 10,
+    *,
+    graph: tf.Graph | None = None,
+    reducers: Sequence[ReducerState] = (),
 ) -> "StepRecorder":
     """Records what every device does in a few steps of training.
 
@@ -53,12 +57,15 @@ def record_steps(
       num_steps: how many steps to keep, at least 1.
       graph: graph of a session that is called inside without ``run`` or ``hook``, such
         as by a callable; shows the devices of its ops where their sends do not.
+      reducers: with memory, that the steps use; the summary and the picture say what a
+        tower sends. In ``fit`` the Keras callback finds them.
 
     Returns:
       The recorder, for a ``with`` statement.
 
     Raises:
-      TypeError: ``num_steps`` is not a whole number, ``graph`` not a graph.
+      TypeError: ``num_steps`` is not a whole number, ``graph`` not a graph,
+        ``reducers`` not a list.
       ValueError: ``num_steps`` is less than 1.
     """
     check_whole_number(num_steps=num_steps, at_least=1)
@@ -66,7 +73,7 @@ def record_steps(
         raise TypeError(
             f"record_steps: graph must be a tf.Graph; got {type(graph).__name__}."
         )
-    return StepRecorder(num_steps, graph)
+    return StepRecorder(num_steps, graph, reducers)
 
 
 class StepRecorder:
@@ -75,10 +82,18 @@ class StepRecorder:
     Args:
       num_steps: as for ``record_steps``.
       graph: as for ``record_steps``.
+      reducers: as for ``record_steps``.
     """
 
-    def __init__(self, num_steps: int, graph: tf.Graph | None = None) -> None:
+    def __init__(
+        self,
+        num_steps: int,
+        graph: tf.Graph | None = None,
+        reducers: Sequence[ReducerState] = (),
+    ) -> None:
+        check_list(reducers=reducers, of="reducers", empty=True)
         self._num_steps = num_steps
+        self._reducers = tuple(reducers)
         self._graph = graph
         self._pace = Pace(num_steps)
         self._steps: list[RecordedStep] = []
@@ -220,6 +235,7 @@ class StepRecorder:
                 step, recorder._batch = recorder._batch, None
                 if step is not None:
                     step.__exit__(None, None, None)
+                recorder._reducers = tuple(getattr(self.model, "reducer_states", ()))
 
         return RecordSteps()
 
@@ -241,7 +257,8 @@ class StepRecorder:
                 f"Steps of {self._pace.plain_ms:.1f} ms without recording are sampled: "
                 f"{len(self._steps)} of {self._pace.seen} steps, in {windows}."
             )
-        return summarize(self._recorded(), cost=self._pace.cost, note=note)
+        notes = "\n".join(filter(None, [note, *self._sent()]))
+        return summarize(self._recorded(), cost=self._pace.cost, note=notes)
 
     def write(self, path: str | Path, *, task: str = "") -> None:
         """Writes the recorded steps as a trace file.
@@ -285,7 +302,10 @@ class StepRecorder:
             if not -len(steps) <= index < len(steps):
                 raise IndexError(f"draw: there are {len(steps)} steps; got {index}.")
             chosen = steps[index]
-        draw_step(chosen, path)
+        draw_step(chosen, path, self._sent())
+
+    def _sent(self) -> list[str]:
+        return [f"Per step a tower sends {own.describe()}." for own in self._reducers]
 
     def _recorded(self) -> list[RecordedStep]:
         if self._is_open:

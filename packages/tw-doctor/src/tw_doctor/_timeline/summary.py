@@ -50,7 +50,8 @@ class Summary:
       ms: median wall time of a step, milliseconds.
       explained: share of wall time with a known cause, in the step where it is lowest.
       cost: time that recording added to a step, as a share; None if not measured.
-      note: how the steps were chosen, if a reader must know it; else ``""``.
+      note: how the steps were chosen, if a reader must know it, and what reducers with
+        memory send; else ``""``.
     """
 
     rows: tuple[Row, ...]
