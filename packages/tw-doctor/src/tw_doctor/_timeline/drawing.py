@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -196,7 +197,7 @@ def _boxes(
     Parts that run at once are above each other. Stretches too short to tell apart in a
     picture are added up in slots of ``fine`` seconds, whose height they fill in part.
     """
-    slots: dict[int, Counter[str]] = defaultdict(Counter)
+    slots: dict[int, dict[str, float]] = defaultdict(partial(defaultdict, float))
     for start, end, at_once in _stretches(spans):
         share = 1 / len(at_once)
         if end - start >= fine:
