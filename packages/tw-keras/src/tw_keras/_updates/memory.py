@@ -139,7 +139,7 @@ class Memory:
         loaded, self._loaded, self._has_read = self._loaded, {}, False
         if not told[0] > 0:
             return
-        if not told[1] > 0:  # Rank 0 has begun anew.
+        if not told[1] > 0:  # Rank 0 has started from zero.
             for holder in self.holders:
                 holder.reset()
             return
