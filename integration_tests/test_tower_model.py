@@ -132,6 +132,21 @@ def test_accumulated_batches_make_the_update_of_all_their_rows(variables, num_to
     assert int(optimizer.statistics()["updates"]) == 2
 
 
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_losses_that_are_added_make_the_update_of_one_device(run_eagerly):
+    summed = keras.losses.SparseCategoricalCrossentropy(True, reduction="sum")
+    ends = []
+    for count in (1, 3):
+        model, optimizer = over_towers(CPUS[:count], "replicated", learning_rate=0.005)
+        keras.utils.set_random_seed(0)
+        model.set_weights([np.random.normal(size=w.shape) for w in model.get_weights()])
+        model.compile(optimizer, summed, run_eagerly=run_eagerly)
+        fit(model, epochs=1)
+        ends.append(model.get_weights())
+    for own, plain in zip(*ends, strict=True):
+        np.testing.assert_allclose(own, plain, rtol=1e-5, atol=1e-6)
+
+
 def test_a_batch_that_overflows_is_skipped_by_all_towers():
     devices = CPUS[:3]
     many, optimizer = over_towers(

@@ -6,6 +6,7 @@ save. So this class takes the variables when it is made.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -34,6 +35,7 @@ from tw_core.devices import canonical_device
 from tw_core.internal import (
     builds_session_graph,
     check_flag,
+    check_kind,
     check_text,
     check_towers,
     compiles_with_xla,
@@ -43,6 +45,7 @@ from tw_core.internal import (
     traces_tower,
     without_autograph,
 )
+from tw_core.ranks import RankGroup
 from tw_reduce.reducers import check_weights
 
 
@@ -180,6 +183,7 @@ class TowerOptimizer(
         *,
         weights: Sequence[Any] | None = None,
         jit_compile: bool = False,
+        group: Any = None,
     ) -> tf.Tensor:
         """Processes the towers' gradients of the scaled loss, and updates.
 
@@ -193,6 +197,9 @@ class TowerOptimizer(
           jit_compile: in a ``tf.function``, whether XLA compiles, one function a
             device, what is done after the towers' sums: unscaling, the test, clipping
             and the update; and, with accumulation, what is done before them.
+          group: ranks (``tw_core.ranks.RankGroup``) that all call this with the same
+            weights, and update by the mean of their means, which travels only where an
+            update is due. None for this process alone.
 
         Returns:
           bool scalar, whether variables changed.
@@ -202,7 +209,7 @@ class TowerOptimizer(
 
         Raises:
           RuntimeError: in a session graph; ``jit_compile`` outside of ``tf.function``.
-          TypeError: something that is not a gradient or a weight.
+          TypeError: something that is not a gradient, a weight or a group.
           ValueError: wrong numbers of towers, gradients or weights, a weight below 0,
             no gradient at all, shapes that are not the variables', several devices
             or a GPU in a function that XLA compiles, or a tower whose variables are on
@@ -210,6 +217,8 @@ class TowerOptimizer(
         """
         raw = self._raw(grads)
         check_weights(weights, num_towers=len(raw))
+        if group is not None:
+            check_kind(RankGroup, "a tw_core.ranks.RankGroup", group=group)
         if check_flag(jit_compile=jit_compile):
             self._check_compiled()
         return self._updater.step(
@@ -217,7 +226,32 @@ class TowerOptimizer(
             are_scaled=True,
             weights=weights,
             jit_compile=jit_compile and not compiles_with_xla(),
+            group=group,
         )
+
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """Micro-batches accumulated, and those of an update, of a step that is over."""
+        own = self._updater.accumulator
+        return None if own is None else (int(own.count), int(own.steps))
+
+    @without_autograph
+    def average_accumulated(self, group: Any) -> None:
+        """Gives each rank of a group the mean of what all have accumulated.
+
+        What any rank saves is then that of all.
+
+        Args:
+          group: as for ``apply``; all ranks call this.
+
+        Raises:
+          TypeError: ``group`` is not a group.
+        """
+        check_kind(RankGroup, "a tw_core.ranks.RankGroup", group=group)
+        own = self._updater.accumulator
+        if own is not None:
+            none = partial(tf.constant, False)
+            tf.cond(own.count > 0, partial(own.average, group), none)
 
     @without_autograph
     def nonfinite_gradients(self, grads: Sequence[Any]) -> tf.Tensor:

@@ -6,6 +6,7 @@ from . import ranks as ranks
 from . import synchronized as synchronized
 from . import variables as variables
 from ._black_box import DeadlineError as DeadlineError
+from ._optimizers.kinds import AccumulatingOptimizerLike as AccumulatingOptimizerLike
 from ._optimizers.kinds import OptimizerLike as OptimizerLike
 from ._optimizers.kinds import TowerOptimizerLike as TowerOptimizerLike
 from ._towers import Tower as Tower

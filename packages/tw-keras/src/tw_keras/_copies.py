@@ -283,8 +283,15 @@ class Copies:
         return lambda rows: [ranks.in_steps.sum_remembered(place, rows[0])]
 
     def settle(self, *, over_ranks: bool) -> None:
-        """Gives Keras's accumulators what towers have added up, so that it is saved."""
+        """Gives Keras's accumulators what towers have added up, so that it is saved.
+
+        What ranks have accumulated in optimizers over towers becomes the mean.
+        """
         ranks = self.ranks_in_steps if over_ranks else None
+        if ranks is not None:
+            for own in self.appliers:
+                if isinstance(own, WrappedOptimizer) and own.accumulates:
+                    own.wrapped.average_accumulated(ranks.group)
         sum_ranks = None if ranks is None else ranks.group.sum
         if self.accumulation.settle(sum_ranks) and self.variables == "replicated":
             self._make_optimizers_equal()

@@ -371,7 +371,10 @@ class TowerModel(AsTower0):
         """Has towers add up gradients, if nothing looks at optimizers in between."""
         own = self._own
         at_once = _following.look_between_batches(callbacks)
-        if self._ranks is not None and any(map(accumulates, own.appliers)):
+        over_towers = [o for o in own.appliers if getattr(o, "accumulates", False)]
+        if self._ranks is not None and (
+            over_towers or any(map(accumulates, own.appliers))
+        ):
             at_once = self._ranks.is_any(at_once)
         own.accumulation.at_once.assign(at_once)
         try:

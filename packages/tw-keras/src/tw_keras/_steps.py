@@ -95,9 +95,7 @@ class Steps:
         """Takes part in other ranks' updates until none has a batch."""
         if self._own.ranks is not None:
             idle = Meetings(Step(copies=self._own))
-            self._own.ranks.finish_epoch(
-                idle.apply_reduced, idle.collect_none, idle.apply_shards
-            )
+            self._own.ranks.finish_epoch(idle.apply_exchanged, idle.collect_none)
 
     def predict(self, data: Any) -> Any:
         """Returns every copy's predictions for its part, in the batch's order."""

@@ -55,7 +55,7 @@ class GradientAccumulator:
         rereads: bool,
     ) -> None:
         """Makes the state; ``shapes`` are those of a tower's M buffers."""
-        self._steps = steps
+        self.steps = steps
         self._steps_message = steps_message
         self._rereads = rereads
         self._devices = tuple(devices)
@@ -101,6 +101,7 @@ class GradientAccumulator:
         weights: Sequence[Any] | None,
         *,
         jit: bool,  # whether XLA compiles what is done to the buffers
+        group: Any,  # of ranks, which drop a micro-batch together; or None
     ) -> Progress:
         """Adds a [K][M] micro-batch; once the result is known, it has been added."""
         with tf.device(self._host or None):
@@ -114,7 +115,7 @@ class GradientAccumulator:
                 inverse = share if inverse is None else share * inverse
             batch = self._weigh(buffers, inverse, weights, before, jit)
         with tf.control_dependencies([wanted]):  # an invalid number changes nothing
-            summed, added = self._add_where_good(batch, seen)
+            summed, added = self._add_where_good(batch, seen, group)
         with tf.device(self._host), tf.control_dependencies(added):
             noted = [
                 self.wanted.assign(wanted, read_value=False),
@@ -151,6 +152,18 @@ class GradientAccumulator:
             emptied += self.weight.clear()
         return values, emptied
 
+    def average(self, group: Any) -> tf.Tensor:
+        """Gives each rank the mean of all ranks' sums, in its tower 0's."""
+        columns = list(zip(*self.sums, strict=True))
+        names = [f"accumulated, {m}" for m in range(len(columns))]
+        totals = [tf.add_n([own.read_value() for own in of]) for of in columns]
+        means = [own / group.size for own in group.sum(totals, names=names)]
+        for (first, *others), own in zip(columns, means, strict=True):
+            first.assign(own)
+            for variable in others:
+                variable.assign(tf.zeros(variable.shape))
+        return tf.constant(True)
+
     def _weigh(
         self,
         buffers: Sequence[Sequence[Gradient]],
@@ -173,9 +186,9 @@ class GradientAccumulator:
         return _MicroBatch(buffers, factors, empty, note, jit)
 
     def _checked_steps(self) -> tf.Tensor:
-        if isinstance(self._steps, int):
-            return tf.constant(self._steps, tf.int64)
-        value = tf.convert_to_tensor(self._steps)
+        if isinstance(self.steps, int):
+            return tf.constant(self.steps, tf.int64)
+        value = tf.convert_to_tensor(self.steps)
         count = tf.cast(value, tf.int64)
         good = tf.logical_and(count >= 1, tf.equal(tf.cast(count, value.dtype), value))
         check = tf.debugging.Assert(good, [self._steps_message, value])
@@ -183,7 +196,7 @@ class GradientAccumulator:
             return tf.identity(count)
 
     def _add_where_good(
-        self, batch: _MicroBatch, seen: tf.Tensor
+        self, batch: _MicroBatch, seen: tf.Tensor, group: Any
     ) -> tuple[tf.Tensor, list[Any]]:
         summed, dropped = self.summed, self.dropped
         if summed is None or dropped is None:
@@ -197,6 +210,9 @@ class GradientAccumulator:
             return bool_after([dropped.assign_add(1, read_value=False)], True)
 
         good = _all_towers_finite(self._devices, batch)
+        if group is not None:
+            bad = tf.cast(tf.logical_not(good), tf.float32)
+            good = tf.equal(group.sum([bad], names=["if a micro-batch is bad"])[0], 0)
         with tf.control_dependencies([tf.cond(good, keep, drop)]):
             total = summed.read_value()
         return total, [total]

@@ -128,11 +128,15 @@ class Updater:
         weights: Sequence[Any] | None = None,
         global_step: tf.Variable | None = None,
         jit_compile: bool = False,
+        group: Any = None,  # of ranks, by whose mean it updates
     ) -> tf.Tensor:
         """Processes a micro-batch; after all effects, returns whether it updated."""
         accumulator, scalars = self.accumulator, self._scalars
-        update = partial(self._update, global_step=global_step, jit_compile=jit_compile)
+        update = partial(
+            self._update, global_step=global_step, jit_compile=jit_compile, group=group
+        )
         is_alone = len(self.devices) == 1 and self._settings.reducer is None
+        is_alone = is_alone and group is None
         plan: PackPlan | None = None
         buffers: Any = grads
         # Without a sum, weights or accumulators, XLA gets the gradients as they are.
@@ -150,7 +154,9 @@ class Updater:
         inverse = scalars.inverse() if are_scaled else None
 
         def add_and_update() -> tf.Tensor:
-            progress = accumulator.add(buffers, inverse, weights, jit=jit_compile)
+            progress = accumulator.add(
+                *(buffers, inverse, weights), jit=jit_compile, group=group
+            )
             return tf.cond(
                 progress.full,
                 lambda: self._update_by_sums(plan, accumulator, progress, update),
@@ -187,10 +193,11 @@ class Updater:
         *,
         global_step: tf.Variable | None,
         jit_compile: bool,
+        group: Any,
     ) -> tf.Tensor:
         remember: Callable[[], list[Any]] = list
         if plan is not None:
-            sums, average, remember = self._sum_over_towers(plan, sums, average)
+            sums, average, remember = self._sum_over_towers(plan, sums, average, group)
         if jit_compile:
             finite, norm, done = self._update_compiled(plan, sums, average)
         else:
@@ -255,19 +262,21 @@ class Updater:
         plan: PackPlan,
         given: Sequence[Sequence[Buffer]],
         average: Average | None,
+        group: Any,
     ) -> tuple[Any, Average | None, Callable[[], list[Any]]]:
         """Returns [K][M] sums, the rest of the mean, and a function that remembers.
 
         A reducer with memory gets shares of the mean, so that what it keeps is part of
-        one.
+        one. With a group, sums are the means of the ranks'.
         """
         reducer = self._settings.reducer
         if reducer is None:
-            if len(given) == 1:
+            if len(given) == 1 and group is None:
                 return given, average, list  # A lone tower needs none.
             reducer = tw_reduce.all_reduce(self.devices)
         if not self._sees_gradients:
-            return self._checked(given, reducer(given)), average, list
+            sums = _of_ranks(self._checked(given, reducer(given)), group)
+            return sums, average, list
         if self.memory is not None:
             given, average = self._averaged(given, average), None
 
@@ -279,11 +288,21 @@ class Updater:
 
         grads = on_devices(self.devices, unpacked, given)
         if self.memory is None:
-            sums = self._checked(grads, reducer(grads))
+            sums = _of_ranks(self._checked(grads, reducer(grads)), group)
             return on_devices(self.devices, packed, sums), average, list
-        reduced = self.memory.update(grads)
+        add = None
+        if group is not None:
+            grads = self._averaged(grads, partial(scale, factor=1.0 / group.size))
+            add = partial(self._sum_of_all, group)
+        reduced = self.memory.update(grads, add=add)
         remember = partial(self.memory.commit, reduced, if_=True)
         return on_devices(self.devices, packed, reduced.sums), average, remember
+
+    def _sum_of_all(self, group: Any, given: Sequence[Sequence[Any]]) -> Any:
+        """Adds what the towers of all ranks send."""
+        return [_summed(group, tw_reduce.all_reduce(self.devices)(given)[0])] * len(
+            given
+        )
 
     def _checked(self, given: Sequence[Sequence[Buffer]], sums: Any) -> Any:
         if not _are_sums_of(given, sums):
@@ -383,6 +402,19 @@ class Updater:
         if bound is None:
             return buffers
         return [scale(buffer, bound / tf.maximum(norm, bound)) for buffer in buffers]
+
+
+def _of_ranks(sums: Any, group: Any) -> Any:
+    """Returns [K][M] means over ranks of what each has; without a group as it is."""
+    if group is None:
+        return sums
+    totals = _summed(group, list(map(tf.convert_to_tensor, sums[0])))
+    return [[total / group.size for total in totals]] * len(sums)
+
+
+def _summed(group: Any, tensors: Sequence[Any]) -> list[Any]:
+    names = [f"gradients, {m}" for m in range(len(tensors))]
+    return list(group.sum(tensors, names=names))
 
 
 def _weigh_each(tower: Sequence[Buffer], share: tf.Tensor) -> list[Buffer]:

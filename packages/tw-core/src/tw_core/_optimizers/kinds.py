@@ -69,6 +69,25 @@ class TowerOptimizerLike(Protocol):
         ...
 
 
+@runtime_checkable
+class AccumulatingOptimizerLike(TowerOptimizerLike, Protocol):
+    """One that may accumulate over the calls of several ranks, which are the same.
+
+    ``group`` has the ``size`` and ``sum`` of a ``tw_core.ranks.RankGroup``. Without it
+    ``apply`` is that of ``TowerOptimizerLike``.
+    """
+
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """How many calls are accumulated, of how many; None: each call updates."""
+
+    def apply(self, grads: Any, *, group: Any = None, **options: Any) -> Any:
+        """Updates by the mean over the ranks, which exchange it only then."""
+
+    def average_accumulated(self, group: Any) -> None:
+        """Gives every rank the mean of what all ranks have accumulated."""
+
+
 class OptimizerKind(Enum):
     """The families of optimizers.
 

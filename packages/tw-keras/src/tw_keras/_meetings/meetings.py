@@ -30,12 +30,21 @@ from tw_keras._checks import check_all_remember, optimizers_of
 from tw_keras._meetings import metrics
 from tw_keras._meetings.accumulated import accumulate, collect_none, may_accumulate
 from tw_keras._meetings.losses import Losses
+from tw_keras._meetings.over_towers import (
+    SendingGroup,
+    none_of,
+    shares_of_mean,
+    tell_of_none,
+)
 from tw_keras._meetings.remembered import reduce_remembering, send_none
 from tw_keras._meetings.step import Step
 from tw_keras._over_ranks.exchanges import (
     AccumulatedExchange,
+    OverTowersExchange,
     RememberedExchange,
     ShardedExchange,
+    UpdateExchange,
+    for_towers,
 )
 from tw_keras._updates.applying import APPLY, apply_wrapped
 from tw_keras._updates.update import Brought, Update, times, with_rows_added
@@ -130,16 +139,23 @@ class Meetings:
         brought, weights, averages = self.losses.of_gradients(
             n, self._optimizers[n], brought
         )
+        counts_rows = ranks is None and _accumulates_over_towers(self._optimizers[n])
+        if counts_rows and averages and weights is None:
+            # Equal ones, but maybe not those of the other batches of an update.
+            weights = self._step.rows
         if self._copies.memory is not None:
             check_all_remember(is_alone=self._step.is_alone)
         elif self._step.is_one_device:
-            self._update_alone(n, brought, averages=averages)
+            self._update_alone(n, brought, weights, averages=averages)
             return
         if ranks is not None:
             self._check_whole_step()
         remembers = self._copies.memory is not None
         if ranks is not None and self._copies.sharded is not None:
             self._update_shards(n, brought, weights)
+        elif ranks is not None and _accumulates_over_towers(self._optimizers[n]):
+            shares, weight = shares_of_mean(self._step, n, brought, weights)
+            self._add_shares(n, shares, weight)
         elif (ranks is not None or len(brought) > 1 or remembers) and may_accumulate(
             self._optimizers[n], brought[0].variables
         ):
@@ -187,18 +203,36 @@ class Meetings:
             shards.update(grads, exchange.places, name=name, jit_compile=by_xla)
 
     def _update_alone(
-        self, n: int, brought: Sequence[Brought], *, averages: bool
+        self,
+        n: int,
+        brought: Sequence[Brought],
+        weights: Sequence[Any] | None,
+        *,
+        averages: bool,
     ) -> None:
         """Updates tower 0, which the others copy; sharded variables at their owners."""
         optimizer = self._optimizers[n]
         is_wrapped = isinstance(optimizer, WrappedOptimizer)
         is_elsewhere = self._copies.variables == "sharded"
         if is_wrapped or is_elsewhere or self._applier(n) is not optimizer:
-            self.apply_reduced(n, brought)
+            self.apply_reduced(n, brought, weights)
         elif self._step.reducer is not None:  # one that was given
             self._apply_to(n, brought, None, averages=averages)
         else:
             optimizer.apply(brought[0].grads, brought[0].variables)
+
+    def _add_shares(self, n: int, shares: Sequence[Brought], weight: Any) -> None:
+        """Has an optimizer over towers accumulate shares of the mean over all ranks."""
+        ranks, accumulation = self._step.ranks, self._copies.accumulation
+        group = SendingGroup(ranks.in_steps, n)
+        weights = None if weight is None else [weight / len(shares)] * len(shares)
+        self.apply_reduced(n, shares, weights, group)
+
+        def average() -> tf.Tensor:
+            self._optimizers[n].wrapped.average_accumulated(group)
+            return tf.constant(True)
+
+        tf.cond(accumulation.at_once, average, lambda: tf.constant(False))
 
     def _check_whole_step(self) -> None:
         """Refuses an update in a branch or a function, where ranks exchange."""
@@ -210,20 +244,53 @@ class Meetings:
                 "cannot apply in a tf.function either."
             )
 
-    def apply_reduced(self, n: int, brought: Sequence[Brought]) -> None:
-        """Applies gradients that are equal in all towers, or of one for all."""
+    def apply_reduced(
+        self,
+        n: int,
+        brought: Sequence[Brought],
+        weights: Sequence[Any] | None = None,
+        group: Any = None,
+    ) -> None:
+        """Applies gradients that are equal in all towers, or of one for all.
+
+        With a ``group`` they are shares of the mean over its ranks.
+        """
         if len(brought) < len(self._copies.towers):
             (own,) = brought
             every = self._copies.of_towers(own.variables)
             brought = [Brought(own.grads, variables) for variables in every]
-        self._apply_to(n, brought, None, averages=False, is_reduced=True)
+            weights = weights and [weights[0] / len(every)] * len(every)
+        self._apply_to(
+            n, brought, weights, averages=False, is_reduced=True, group=group
+        )
 
-    def collect_none(self, exchange: AccumulatedExchange) -> Sequence[Brought]:
-        """Takes part in an update by other ranks, with what this one has added up."""
+    def collect_none(self, exchange: AccumulatedExchange) -> list[list[Any]]:
+        """Takes part in an exchange by other ranks, with what this one has added up.
+
+        Returns what ``apply_exchanged`` takes.
+        """
         optimizer = self._applier(exchange.place)
+        if isinstance(exchange, OverTowersExchange):
+            return [[tell_of_none(self._step, exchange)]]
+        collect = collect_none
         if isinstance(exchange, RememberedExchange):
-            return send_none(self._step, optimizer, exchange)
-        return collect_none(self._step, optimizer, exchange)
+            collect = send_none
+        brought = collect(self._step, optimizer, exchange)
+        return [[own.grads[n] for n in exchange.used] for own in brought]
+
+    def apply_exchanged(
+        self,
+        exchange: UpdateExchange | AccumulatedExchange,
+        reduced: Sequence[Sequence[Any]],
+    ) -> None:
+        """Makes an update by other ranks."""
+        if isinstance(exchange, ShardedExchange):
+            self.apply_shards(exchange, reduced[0])
+        elif isinstance(exchange, OverTowersExchange):
+            weight = reduced[0][0] if exchange.averages else None
+            self._add_shares(exchange.place, none_of(exchange), weight)
+        else:
+            self.apply_reduced(exchange.place, for_towers(reduced, exchange))
 
     def _apply_to(
         self,
@@ -233,6 +300,7 @@ class Meetings:
         *,
         averages: bool,
         is_reduced: bool = False,
+        group: Any = None,
     ) -> None:
         copies, optimizer = self._copies, self._applier(n)
         update = Update(
@@ -241,11 +309,16 @@ class Meetings:
             reducer=self._step.reducer,
             is_reduced=is_reduced,
             compiled_by_xla=copies.compiled_by_xla and not tf.executing_eagerly(),
+            group=group,
         )
         is_wrapped = isinstance(optimizer, WrappedOptimizer)
         apply = apply_wrapped if is_wrapped else APPLY[copies.variables]
         with keep_repeated_rows():
             apply(update, brought)
+
+
+def _accumulates_over_towers(optimizer: Any) -> bool:
+    return isinstance(optimizer, WrappedOptimizer) and optimizer.accumulates
 
 
 def _applying(

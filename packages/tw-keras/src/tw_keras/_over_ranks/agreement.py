@@ -83,10 +83,13 @@ def settings_of(model: Any, arguments: Mapping[str, Any]) -> dict[str, int]:
     optimizer = getattr(model, "optimizer", None)
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # scales losses
     accumulates = getattr(optimizer, "gradient_accumulation_steps", None)
+    # Of an optimizer over towers, which has what it has accumulated by itself.
+    count, steps = getattr(optimizer, "progress", None) or (0, accumulates)
     validates = arguments.get("validation_data") is not None
     return {
         "epochs": int(arguments.get("epochs", 1)),
         "steps_per_execution": int(model.steps_per_execution),
-        "gradient_accumulation_steps": int(accumulates or 1),
+        "gradient_accumulation_steps": int(steps or 1),
+        "batches accumulated": count,
         "validation data": validates or bool(arguments.get("validation_split")),
     }

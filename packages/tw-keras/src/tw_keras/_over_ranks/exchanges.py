@@ -70,6 +70,10 @@ class RememberedExchange(AccumulatedExchange):
     """An update by a reducer with memory, which exchanges what it sends."""
 
 
+class OverTowersExchange(AccumulatedExchange):
+    """An update by an optimizer over towers that accumulates."""
+
+
 Exchange = SumExchange | UpdateExchange | AccumulatedExchange
 
 

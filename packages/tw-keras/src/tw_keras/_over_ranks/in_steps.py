@@ -20,9 +20,9 @@ _WEIGHT, _ACTIVE, _STOPS, _HAS_MORE, _CHECKSUMS = range(5)
 _CHECKED_STEPS = 2  # of an epoch, whose batches must be the same on all ranks
 # TensorFlow's collectives match by the loop that they are in, and its iteration, too.
 _APART = {"_noinline": True}
-Apply = Callable[[int, Sequence[Brought]], None]
-Collect = Callable[[travel.AccumulatedExchange], Sequence[Brought]]
-ApplyShards = Callable[[travel.ShardedExchange, Sequence[Any]], None]
+# What is to be applied of an update, [K][M]; and what applies it.
+Collect = Callable[[travel.AccumulatedExchange], Sequence[Sequence[Any]]]
+Apply = Callable[[Any, Sequence[Sequence[Any]]], None]
 
 
 class InSteps:
@@ -339,57 +339,49 @@ class InSteps:
             step = self._step.assign_add(1)
             return tf.cond(step <= _CHECKED_STEPS, compute, lambda: tf.constant(0.0))
 
-    def idle_step(
-        self, apply: Apply, collect: Collect, apply_shards: ApplyShards
-    ) -> tuple[Any, Any] | None:
+    def idle_step(self, apply: Apply, collect: Collect) -> tuple[Any, Any] | None:
         """Returns the functions of a step without a batch: exchange, and update.
 
-        None if no step was built. ``apply`` applies the reduced gradients of an
-        optimizer, ``apply_shards`` those of this rank's shards; ``collect`` returns
-        those of one that accumulates.
+        None if no step was built. ``collect`` returns what an optimizer that
+        accumulates applies; ``apply`` applies that, and what others get reduced.
         """
         if self._exchanges and self._idle is None:
-            self._idle = self._make_idle(apply, collect, apply_shards)
+            self._idle = self._make_idle(apply, collect)
         return self._idle
 
-    def _make_idle(
-        self, apply: Apply, collect: Collect, apply_shards: ApplyShards
-    ) -> Any:
+    def _make_idle(self, apply: Apply, collect: Collect) -> Any:
         """Makes the functions of a step without a batch: exchange, and update."""
         updates: list[travel.UpdateExchange | travel.AccumulatedExchange] = []
 
         def exchange() -> list[Any]:
-            results = []
+            results: list[Any] = []
             updates.clear()
             for own in list(self._exchanges.values()):
-                if isinstance(own, travel.AccumulatedExchange):
-                    updates.append(own)
-                    reduced = collect(own)
-                    results.append([[k.grads[n] for n in own.used] for k in reduced])
-                    continue
-                zeros = [travel.make_zeros(*like) for like in own.like]
                 if isinstance(own, travel.SumExchange):
-                    self._sum_at(own.place, zeros)
+                    self._sum_at(own.place, _zeros(own))
                     continue
                 updates.append(own)
+                if isinstance(own, travel.AccumulatedExchange):
+                    results.append(collect(own))
+                    continue
                 none = tf.constant(0.0)
                 told = [none, none, *tf.unstack(self._tells.read_value())]
-                brought = self._add(own, zeros, told, None)
-                if isinstance(own, travel.ShardedExchange):
-                    results.append([brought])
-                    continue
-                results.append([[brought[0].grads[n] for n in own.used]])
+                brought = self._add(own, _zeros(own), told, None)
+                if not isinstance(own, travel.ShardedExchange):
+                    brought = [brought[0].grads[n] for n in own.used]
+                results.append([brought])
             return results
 
         def update(results: Sequence[Sequence[Any]]) -> None:
             for own, reduced in zip(updates, results, strict=True):
-                if isinstance(own, travel.ShardedExchange):
-                    apply_shards(own, reduced[0])
-                    continue
-                apply(own.place, travel.for_towers(reduced, own))
+                apply(own, reduced)
 
         functions = [tf.function(own, autograph=False) for own in (exchange, update)]
-        return self.group.bounded(functions[0]), functions[1]
+        return tuple(map(self.group.bounded, functions))
+
+
+def _zeros(own: travel.SumExchange | travel.UpdateExchange) -> list[Any]:
+    return [travel.make_zeros(*like) for like in own.like]
 
 
 def _remembered(place: int) -> str:

@@ -15,7 +15,7 @@ from tw_core.internal import tf_variable
 from tw_core.ranks import RankGroup
 from tw_keras._over_ranks.agreement import begin_fit
 from tw_keras._over_ranks.exchanges import unnumbered_name
-from tw_keras._over_ranks.in_steps import Apply, ApplyShards, Collect, InSteps
+from tw_keras._over_ranks.in_steps import Apply, Collect, InSteps
 from tw_keras._over_ranks.local_steps import Alone, LocalSteps
 from tw_keras._over_ranks.results import Results
 
@@ -177,9 +177,7 @@ class Ranks:
         else:
             batches._num_batches = least
 
-    def finish_epoch(
-        self, apply: Apply, collect: Collect, apply_shards: ApplyShards
-    ) -> None:
+    def finish_epoch(self, apply: Apply, collect: Collect) -> None:
         """Takes part in the others' updates until no rank has a batch."""
         self._is_last, self._batches = True, None
         if self.alone is not None:
@@ -188,7 +186,7 @@ class Ranks:
             return
         idle = None
         if not self._is_over:
-            idle = self.in_steps.idle_step(apply, collect, apply_shards)
+            idle = self.in_steps.idle_step(apply, collect)
         if idle is None:
             return
         exchange, update = idle

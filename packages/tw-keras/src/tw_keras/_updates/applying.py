@@ -1,6 +1,7 @@
 """How an update is applied, by the ``variables`` of a ``TowerModel``."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -8,7 +9,7 @@ from tw_builders import apply_shared_gradients
 from tw_core.internal import create_slots
 from tw_keras._updates.replicated import apply_replicated
 from tw_keras._updates.sharded import apply_sharded
-from tw_keras._updates.update import Brought, Update, with_gradients
+from tw_keras._updates.update import Brought, Update, times, with_gradients
 
 
 def apply_shared(update: Update, brought: Sequence[Brought]) -> None:
@@ -33,9 +34,16 @@ def apply_shared(update: Update, brought: Sequence[Brought]) -> None:
 def apply_wrapped(update: Update, brought: Sequence[Brought]) -> None:
     """An optimizer over towers takes all gradients, and reduces them itself."""
     optimizer = update.optimizer
+    if not (update.average or update.is_reduced):  # Losses are added; it averages.
+        brought = times(brought, [len(brought)] * len(brought))
     with tf.device(update.towers[0].device):
-        jit, grads = update.compiled_by_xla, [list(own.grads) for own in brought]
-        optimizer.wrapped.apply(grads, weights=update.weights, jit_compile=jit)
+        given: dict[str, Any] = {
+            "weights": update.weights,
+            "jit_compile": update.compiled_by_xla,
+        }
+        if update.group is not None:
+            given["group"] = update.group
+        optimizer.wrapped.apply([list(own.grads) for own in brought], **given)
         optimizer.iterations.assign_add(1)
 
 

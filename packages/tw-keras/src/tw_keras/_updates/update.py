@@ -36,6 +36,7 @@ class Update:
     reducer: Reducer | None
     is_reduced: bool = False  # gradients are equal in all towers, to be applied as such
     compiled_by_xla: bool = False
+    group: Any = None  # of ranks, for an optimizer over towers that accumulates
 
 
 def places_of_gradients(brought: Sequence[Brought]) -> list[int]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from tw_core import TowerOptimizerLike
+from tw_core import AccumulatingOptimizerLike, TowerOptimizerLike
 
 
 class WrappedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc] # untyped
@@ -17,7 +17,14 @@ class WrappedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc] # unty
     def __init__(self, wrapped: TowerOptimizerLike) -> None:
         super().__init__(learning_rate=0.0, name="wrapped_optimizer")
         self.wrapped = wrapped
+        self.accumulates = self.progress is not None
         self.built = True
+
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """The micro-batches accumulated, and those of an update, outside of a step."""
+        own = self.wrapped
+        return own.progress if isinstance(own, AccumulatingOptimizerLike) else None
 
     @property
     def learning_rate(self) -> Any:

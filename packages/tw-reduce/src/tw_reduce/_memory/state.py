@@ -145,11 +145,12 @@ class ReducerState(
             ]
 
     @without_autograph
-    def update(self, grads: TowerTensors) -> Reduced:
+    def update(self, grads: TowerTensors, *, add: Reducer | None = None) -> Reduced:
         """Reduces, and returns what is to be remembered, for ``commit``.
 
         Args:
           grads: [K][N], as for a call.
+          add: adds in this step, in place of the holder's.
 
         Returns:
           Sums, and new states. Sparse gradients are added as they are; nothing is
@@ -174,9 +175,8 @@ class ReducerState(
             [[own[n] for n in places] for own in towers], places
         )
         self._sent = Sent(read[0])
-        carried = Carried(
-            self._add, dense, [[own[n] for n in beside] for own in towers], self._sent
-        )
+        rows = [[own[n] for n in beside] for own in towers]
+        carried = Carried(add or self._add, dense, rows, self._sent)
         states = self._states(places)
         with tf.name_scope(self._scope):
             sums, new = self._reducer.update(dense, states, carried.add)

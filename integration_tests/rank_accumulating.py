@@ -1,0 +1,165 @@
+"""What ranks do in ``test_accumulating_over_ranks``: optimizers over towers, in ``fit``.
+
+One device has all ranks' rows of a batch in one.
+"""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from rank_batches import own_batches
+from rank_local import Counted, Notes, linear
+from rank_training import X, dense, made
+
+import tw_ampopt
+import tw_core
+from tw_core.testing import CPUS
+from tw_keras import TowerModel
+from tw_reduce import compression
+
+UNEVEN = [[4, 6, 1, 3, 5], [3]]  # rows; an epoch ends within a group of three
+BAD = 8  # a row of the second batch of rank 0
+SCALED = tw_ampopt.DynamicLossScale(init=10, growth_interval=1)
+
+
+def mean_of_rows(tensor: Any) -> Any:
+    """Compresses a matrix to a number for each row, in dense tensors."""
+    sent = tf.reduce_mean(tensor, axis=-1, keepdims=True)
+    return [sent], lambda total: total + tf.zeros_like(tensor)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {"rows": UNEVEN},
+    "scaled": {"rows": UNEVEN, "optimizer": {"loss_scale": SCALED}, "is_known": False},
+    "clipped, compiled": {
+        "rows": UNEVEN,
+        "optimizer": {"clip_by_global_norm": 0.1},
+        "compile": {"jit_compile": True},
+    },
+    "three ranks": {"rows": [[4, 6, 1, 3], [], [2, 2]]},
+    "no rows": {"rows": [[0, 3, 2, 0], [4, 0, 0, 2]]},
+    "shared variables": {"rows": UNEVEN, "variables": "parameter_server"},
+    "skipped": {"rows": UNEVEN, "is_bad": True, "optimizer": {"loss_scale": SCALED}},
+    "dropped": {
+        "rows": UNEVEN,
+        "is_bad": True,
+        "optimizer": {"on_nonfinite": "drop_micro_batch"},
+    },
+    "several steps in one call": {
+        "rows": [[4, 6, 1, 3], [3, 2]],
+        "compile": {"steps_per_execution": 2},
+    },
+    "eagerly": {"rows": UNEVEN, "compile": {"run_eagerly": True}},
+    "added losses": {
+        "rows": UNEVEN,
+        "compile": {"loss": keras.losses.MeanSquaredError("sum")},
+        "model": {"loss_reduction": "sum"},
+    },
+    # Each rank, or tower of one process, compresses the share of its own rows.
+    "memory": {
+        "rows": [[4, 4, 4, 4], [4, 4, 4, 4]],
+        "optimizer": {
+            "reducer": compression.error_feedback(mean_of_rows, min_elements=1)
+        },
+        "is_each": True,
+    },
+}
+
+
+def over_towers(model: Any, steps: Any, **options: Any) -> Any:
+    lists: Any = [own.trainable_variables for own in model.towers]
+    if lists[0][0] is lists[-1][0]:
+        lists = lists[0]
+    return tw_ampopt.TowerOptimizer(
+        lists,
+        towers=tw_core.towers(model.devices),
+        tf_optimizer=tf.compat.v1.train.MomentumOptimizer,
+        learning_rate=0.05,
+        momentum=0.9,
+        accumulation_steps=steps,
+        **options,
+    )
+
+
+def train(group: Any, name: str, towers: int) -> Any:
+    """Returns history, weights, counts, and the mean of what is accumulated at last."""
+    case = CASES[name]
+    options = {
+        "variables": case.get("variables", "replicated"),
+        **case.get("model", {}),
+    }
+    if group is None:
+        make = lambda: made(None, dense, 1)  # noqa: E731
+        model = TowerModel(make, CPUS[:towers], **options)
+    else:
+        model = made(group, dense, towers, **options)
+    model.build([None, 4])
+    optimizer = over_towers(model, 3, **case.get("optimizer", {}))
+    compiles = {"loss": "mse", "jit_compile": False, **case.get("compile", {})}
+    if group is None:
+        compiles["steps_per_execution"] = 1
+    model.compile(optimizer, **compiles)
+    is_known = case.get("is_known", True)
+    data = own_batches(group, case["rows"], is_known=is_known or group is None)
+    if "is_bad" in case:
+        data = data.map(spoil)
+    history = model.fit(data, epochs=2, verbose=0).history
+    counts = {key: float(own) for key, own in optimizer.statistics().items()}
+    count, own = optimizer.progress[0], optimizer._updater.accumulator
+    if own.summed is not None:
+        count = int(own.summed)
+    means = [
+        sum(one.numpy() for one in of_towers) / own.weight.divisor(count).numpy()
+        for of_towers in zip(*own.sums, strict=True)
+    ]
+    return [*history.values()], model.get_weights(), counts, optimizer.progress, means
+
+
+def spoil(x: Any, y: Any) -> Any:
+    is_bad = tf.reduce_all(tf.equal(x, X[BAD]), axis=1, keepdims=True)
+    return tf.where(is_bad, np.inf, x), y
+
+
+def counted(group: Any, options: Any, looks: bool) -> list[list[int]]:
+    """Returns the bytes of each exchange in the eight steps of an epoch."""
+    group._meeting = meeting = Counted(group._meeting)
+    model = made(group, linear, 2)
+    model.build([None, 4])
+    model.compile(over_towers(model, 4, **options), "mse")
+    notes = Notes(meeting)
+    looking = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: None)]
+    own = [notes, *(looking if looks and group.rank == 1 else [])]
+    model.fit(X[:32], X[:32, :1], 4, 2, verbose=0, callbacks=own)
+    return notes.found
+
+
+def saved(group: Any, folder: str) -> Any:
+    """Ends an epoch within a group, saves on rank 0, and goes on from that."""
+    model = made(group, dense, 2)
+    model.build([None, 4])
+    optimizer = over_towers(model, 3)
+    model.compile(optimizer, "mse")
+    data = own_batches(group, UNEVEN)
+    checkpoint = tf.train.Checkpoint(model=model.towers[0], optimizer=optimizer)
+    model.fit(data, epochs=1, verbose=0)
+    if group.rank == 0:
+        checkpoint.write(f"{folder}/saved")
+    model.fit(data, epochs=1, verbose=0)
+    ends = [model.get_weights()]
+    checkpoint.read(f"{folder}/saved")
+    model.copy_to_replicas()
+    model.fit(data, epochs=1, verbose=0)
+    return [*ends, model.get_weights()]
+
+
+def refused(group: Any, differs: str) -> None:
+    """Begins ``fit`` with what differs between ranks."""
+    model = made(group, linear, 1)
+    model.build([None, 4])
+    steps = 3 + group.rank if differs == "steps" else 3
+    optimizer = over_towers(model, steps)
+    if group.rank and differs == "progress":
+        optimizer.apply([[tf.zeros_like(own) for own in model.trainable_variables]])
+    model.compile(optimizer, "mse")
+    model.fit(X[:32], X[:32, :1], 4, 2, verbose=0)

@@ -1,0 +1,76 @@
+"""Optimizers over towers that accumulate in ``fit`` exchange once per update."""
+
+import numpy as np
+import pytest
+import rank_accumulating
+from harness.ranks import Raised
+
+
+def in_threads(threads, size, function, *arguments):
+    [results] = threads.call(
+        "rank_threads:call", size, "rank_accumulating", function, *arguments
+    )
+    return results
+
+
+@pytest.mark.full(
+    *("2-scaled", "1-dropped", "2-memory", "1-eagerly", "2-three ranks"),
+)
+@pytest.mark.parametrize("name", rank_accumulating.CASES)
+@pytest.mark.parametrize("towers", [1, 2])
+def test_ranks_train_as_one_device(threads, towers, name):
+    case = rank_accumulating.CASES[name]
+    size = len(case["rows"])
+    results = in_threads(threads, size, "train", name, towers)
+    alone = size * towers if "is_each" in case else 1
+    want = rank_accumulating.train(None, name, alone)
+    for history, weights, counts, progress, means in results:
+        np.testing.assert_allclose(history, want[0], 2e-6, 1e-6)
+        for own, other in zip([*weights, *means], [*want[1], *want[4]], strict=True):
+            np.testing.assert_allclose(own, other, 2e-6, 2e-6)
+        assert counts == pytest.approx(want[2], rel=2e-6)
+        assert progress == want[3]
+        np.testing.assert_equal(weights, results[0][1])
+
+
+TOLD, WEIGHTS = 20, 4 * (4 + 1)  # rows, a batch, to stop, more, if finite; the model
+
+
+@pytest.mark.parametrize(
+    ("options", "looks", "wanted"),
+    [
+        ({}, False, [TOLD, TOLD, TOLD, TOLD, WEIGHTS] * 2),
+        ({}, True, [TOLD, WEIGHTS] * 8),
+        (
+            {"on_nonfinite": "drop_micro_batch"},
+            False,
+            [TOLD, 4, TOLD, 4, TOLD, 4, TOLD, 4, WEIGHTS] * 2,
+        ),
+    ],
+    ids=["accumulated", "looked at after each batch", "dropped together"],
+)
+def test_what_an_epoch_of_eight_steps_exchanges(threads, options, looks, wanted):
+    for got in in_threads(threads, 2, "counted", options, looks):
+        for epoch in got:
+            # Beside the loss's sum and count, and the rows of a batch.
+            assert [own for own in epoch if own != 8] == wanted
+
+
+def test_a_checkpoint_of_rank_0_within_a_group_has_all_ranks_gradients(
+    threads, tmp_path
+):
+    for undisturbed, restored in in_threads(threads, 2, "saved", str(tmp_path)):
+        for one, other in zip(undisturbed, restored, strict=True):
+            np.testing.assert_allclose(one, other, 2e-6, 2e-6)
+
+
+@pytest.mark.parametrize(
+    ("differs", "says"),
+    [
+        ("steps", "gradient_accumulation_steps=3 on rank 0, 4 on rank 1"),
+        ("progress", "batches accumulated=0 on rank 0, 1 on rank 1"),
+    ],
+)
+def test_ranks_that_would_update_at_other_batches_are_refused(groups, differs, says):
+    with pytest.raises(Raised, match=says):
+        groups(2).call("rank_accumulating:refused", differs)
