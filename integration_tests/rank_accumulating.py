@@ -1,4 +1,4 @@
-"""What ranks do in ``test_accumulating_over_ranks``: optimizers over towers, in ``fit``.
+"""What ranks do in ``test_accumulating_over_ranks``: tower optimizers, in ``fit``.
 
 One device has all ranks' rows of a batch in one.
 """

@@ -62,7 +62,9 @@ def double_rows(tensor):
 
 GIVEN = {
     "none": None,
-    "without memory": lambda grads: [[tf.add_n(list(c)) for c in zip(*grads)]] * 2,
+    "without memory": lambda grads: (
+        [[tf.add_n(list(c)) for c in zip(*grads, strict=True)]] * 2
+    ),
     "with memory": compression.error_feedback(double_rows, min_elements=1),
 }
 
