@@ -272,10 +272,10 @@ class Meetings:
         optimizer = self._applier(exchange.place)
         if isinstance(exchange, OverTowersExchange):
             return [[tell_of_none(self._step, exchange)]]
-        collect = collect_none
         if isinstance(exchange, RememberedExchange):
-            collect = send_none
-        brought = collect(self._step, optimizer, exchange)
+            brought = send_none(self._step, optimizer, exchange)
+        else:
+            brought = collect_none(self._step, optimizer, exchange)
         return [[own.grads[n] for n in exchange.used] for own in brought]
 
     def apply_exchanged(

@@ -16,7 +16,7 @@ class WrappedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc] # unty
 
     def __init__(self, wrapped: TowerOptimizerLike) -> None:
         super().__init__(learning_rate=0.0, name="wrapped_optimizer")
-        self.wrapped = wrapped
+        self.wrapped: Any = wrapped
         self.accumulates = self.progress is not None
         self.built = True
 
