@@ -122,11 +122,19 @@ def spoil(x: Any, y: Any) -> Any:
 
 
 def counted(group: Any, options: Any, looks: bool) -> list[list[int]]:
-    """Returns the bytes of each exchange in the eight steps of an epoch."""
+    """Returns the bytes of each exchange in the eight steps of an epoch.
+
+    ``options`` are None for an optimizer of Keras whose state is in shards.
+    """
     group._meeting = meeting = Counted(group._meeting)
-    model = made(group, linear, 2)
-    model.build([None, 4])
-    model.compile(over_towers(model, 4, **options), "mse")
+    if options is None:
+        model = made(group, linear, 2, variables="sharded")
+        optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=4)
+    else:
+        model = made(group, linear, 2)
+        model.build([None, 4])
+        optimizer = over_towers(model, 4, **options)
+    model.compile(optimizer, "mse")
     notes = Notes(meeting)
     looking = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: None)]
     own = [notes, *(looking if looks and group.rank == 1 else [])]

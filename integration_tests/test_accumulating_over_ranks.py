@@ -1,4 +1,4 @@
-"""Optimizers over towers that accumulate in ``fit`` exchange once per update."""
+"""Tower optimizers, and those in shards, that accumulate exchange once per update."""
 
 import numpy as np
 import pytest
@@ -46,8 +46,11 @@ TOLD, WEIGHTS = 20, 4 * (4 + 1)  # rows, a batch, to stop, more, if finite; the 
             False,
             [TOLD, 4, TOLD, 4, TOLD, 4, TOLD, 4, WEIGHTS] * 2,
         ),
+        # A reduce-scatter and an all-gather; then the state, which a callback may save.
+        (None, False, [*([TOLD] * 4 + [WEIGHTS] * 2) * 2, 64, 12]),
+        (None, True, [*([TOLD, WEIGHTS] * 4 + [WEIGHTS]) * 2, 64, 12]),
     ],
-    ids=["accumulated", "looked at after each batch", "dropped together"],
+    ids=["accumulated", "looked at", "dropped together", "shards", "shards looked at"],
 )
 def test_what_an_epoch_of_eight_steps_exchanges(threads, options, looks, wanted):
     for got in in_threads(threads, 2, "counted", options, looks):

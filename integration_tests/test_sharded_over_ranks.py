@@ -107,8 +107,14 @@ def test_any_numbers_of_batches_and_rows(threads, is_known, data):
     assert_near(results, rank_batches.on_any(None, rows, 1, is_known))
 
 
-@pytest.mark.full("2 x 2-Adam", "3 x 1-LossScaleOptimizer")
-@pytest.mark.parametrize("optimizer", ["Adam", "Adafactor", "LossScaleOptimizer"])
+FILED = ["Adam", "Adafactor", "LossScaleOptimizer", "Adam gradient_accumulation_steps"]
+
+
+@pytest.mark.full(
+    *("2 x 2-Adam", "3 x 1-LossScaleOptimizer"),
+    "2 x 2-Adam gradient_accumulation_steps",
+)
+@pytest.mark.parametrize("optimizer", FILED)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_files_are_those_of_one_device(threads, shape, optimizer, tmp_path):
     size, towers = SHAPES[shape]

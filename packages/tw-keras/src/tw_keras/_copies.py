@@ -288,6 +288,8 @@ class Copies:
         What ranks have accumulated in optimizers over towers becomes the mean.
         """
         ranks = self.ranks_in_steps if over_ranks else None
+        if self.sharded is not None:
+            self.sharded.sums.settle(over_ranks=over_ranks)
         if ranks is not None:
             for own in self.appliers:
                 if isinstance(own, WrappedOptimizer) and own.accumulates:

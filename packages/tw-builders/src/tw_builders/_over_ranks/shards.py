@@ -160,11 +160,13 @@ class RankShards:
         *,
         name: str,
         jit_compile: bool = False,
+        changes: tf.Tensor | None = None,
     ) -> None:
         """Updates this rank's shards, and gives the values to all towers of all ranks.
 
         ``grads`` are of the shards, reduced, or None: of a variable in all of its
         shards or in none, the same on all ranks. Variables at ``places`` have some.
+        ``changes``: whether values change, and so are given; None: they do.
         """
         self.refresh()
         pairs = [
@@ -181,8 +183,16 @@ class RankShards:
         ):
             apply_pairs(self.optimizer, pairs, jit_compile=jit_compile and not is_whole)
         if getattr(with_inner(self.optimizer)[-1], "ema_overwrite_frequency", None):
-            places = range(len(self.shapes))
-        self.give(places, name=f"variables, {name}")
+            places, changes = range(len(self.shapes)), None
+
+        def give() -> tf.Tensor:
+            self.give(places, name=f"variables, {name}")
+            return tf.constant(True)
+
+        if changes is None:
+            give()
+        else:
+            tf.cond(changes, give, lambda: tf.constant(False))
 
     def finalize(self, finalize_values: Callable[[Sequence[Any]], None]) -> None:
         """Has Keras finalize values, such as averages, of shards, and gives them."""

@@ -6,13 +6,14 @@ from typing import Any, cast
 import keras
 import tensorflow as tf
 
-from tw_builders.internal import owned
+from tw_builders.internal import RankShards, owned
 from tw_core.internal import weigh
 from tw_keras._copies import Copies
 from tw_keras._meetings.losses import scales_losses
 from tw_keras._meetings.step import Step
 from tw_keras._over_ranks.exchanges import (
     AccumulatedExchange,
+    AccumulatedShardsExchange,
     for_towers,
     make_parts,
     to_travel,
@@ -41,6 +42,64 @@ def accumulate(
 ) -> list[Brought]:
     """Adds gradients up in each tower; returns [K] to apply, zeros if none is due."""
     used = places_of_gradients(brought)
+    parts = _parts(step, brought, used, weights)
+    exchange = AccumulatedExchange(place, brought, used, averages)
+    told = _told(optimizer, parts, divisor_of(brought, weights, averages=averages))
+    return _collect(step, optimizer, exchange, parts, told)
+
+
+def accumulate_for_shards(
+    step: Step,
+    place: int,
+    shards: RankShards,
+    brought: Sequence[Brought],
+    weights: Sequence[Any] | None,
+    *,
+    averages: bool,
+) -> tuple[AccumulatedShardsExchange, list[Any]]:
+    """Adds up this rank's gradients; returns those of its shards, and if they update.
+
+    They are zeros: Keras's accumulators have what is due.
+    """
+    used = places_of_gradients(brought)
+    parts = _parts(step, brought, used, weights)
+    exchange = AccumulatedShardsExchange(place, brought, used, averages, shards)
+    total = divisor_of(brought, weights, averages=averages)
+    told = _told(shards.optimizer, parts, total)
+    added = cast(Reducer, step.reducer)(parts)[0]
+    return exchange, _collect_for_shards(step, exchange, added, told)
+
+
+def collect_none_for_shards(
+    step: Step, exchange: AccumulatedShardsExchange
+) -> list[Any]:
+    """Takes part in an update by other ranks, as ``accumulate_for_shards`` does."""
+    told = Told(0, tf.constant(False), tf.constant(True))
+    return _collect_for_shards(step, exchange, make_parts(exchange)[0], told)
+
+
+def _collect_for_shards(
+    step: Step,
+    exchange: AccumulatedShardsExchange,
+    added: Sequence[tf.Tensor],
+    told: Told,
+) -> list[Any]:
+    copies: Any = step.copies
+    told = step.ranks.in_steps.tell(exchange, told, step.checksum)
+    parts = list(zip(exchange.places, added, strict=True))
+    grads, is_update = copies.sharded.sums.collect(
+        *(exchange.shards, parts, told, copies.accumulation.at_once),
+        name=f"update {exchange.place}",
+    )
+    return [*grads, is_update]
+
+
+def _parts(
+    step: Step,
+    brought: Sequence[Brought],
+    used: Sequence[int],
+    weights: Sequence[Any] | None,
+) -> list[list[tf.Tensor]]:
     parts = []
     for k, own in enumerate(brought):
         with tf.device(step.copies.towers[k].device):
@@ -48,13 +107,14 @@ def accumulate(
             if weights is not None:
                 grads = [weigh(grad, weights[k]) for grad in grads]
             parts.append(grads)
-    total = divisor_of(brought, weights, averages=averages)
+    return parts
+
+
+def _told(optimizer: Any, parts: Sequence[Sequence[tf.Tensor]], total: Any) -> Told:
     is_finite = tf.constant(True)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         is_finite = _are_finite(parts)
-    exchange = AccumulatedExchange(place, brought, used, averages)
-    told = Told(total, tf.constant(True), is_finite)
-    return _collect(step, optimizer, exchange, parts, told)
+    return Told(total, tf.constant(True), is_finite)
 
 
 def collect_none(

@@ -28,7 +28,13 @@ from tw_core.internal import (
 )
 from tw_keras._checks import check_all_remember, optimizers_of
 from tw_keras._meetings import metrics
-from tw_keras._meetings.accumulated import accumulate, collect_none, may_accumulate
+from tw_keras._meetings.accumulated import (
+    accumulate,
+    accumulate_for_shards,
+    collect_none,
+    collect_none_for_shards,
+    may_accumulate,
+)
 from tw_keras._meetings.losses import Losses
 from tw_keras._meetings.over_towers import (
     SendingGroup,
@@ -40,6 +46,7 @@ from tw_keras._meetings.remembered import reduce_remembering, send_none
 from tw_keras._meetings.step import Step
 from tw_keras._over_ranks.exchanges import (
     AccumulatedExchange,
+    AccumulatedShardsExchange,
     OverTowersExchange,
     RememberedExchange,
     ShardedExchange,
@@ -152,7 +159,7 @@ class Meetings:
             self._check_whole_step()
         remembers = self._copies.memory is not None
         if ranks is not None and self._copies.sharded is not None:
-            self._update_shards(n, brought, weights)
+            self._update_shards(n, brought, weights, averages=averages)
         elif ranks is not None and _accumulates_over_towers(self._optimizers[n]):
             shares, weight = shares_of_mean(self._step, n, brought, weights)
             self._add_shares(n, shares, weight)
@@ -180,13 +187,24 @@ class Meetings:
             )
 
     def _update_shards(
-        self, n: int, brought: Sequence[Brought], weights: Sequence[Any] | None
+        self,
+        n: int,
+        brought: Sequence[Brought],
+        weights: Sequence[Any] | None,
+        *,
+        averages: bool,
     ) -> None:
         """Has each rank update its shards, and give the values to all."""
         copies, own = self._copies, self._step
         in_steps, sharded = cast(Any, copies.ranks).in_steps, cast(Any, copies.sharded)
         optimizer, variables = self._optimizers[n], brought[0].variables
         shards = sharded.of(optimizer, copies.of_towers(variables))
+        if may_accumulate(optimizer, variables):
+            exchange, due = accumulate_for_shards(
+                *(own, n, shards, brought, weights), averages=averages
+            )
+            self.apply_shards(exchange, due[:-1], due[-1])
+            return
         grads = in_steps.reduce(
             *(n, brought, weights),
             add=cast(Reducer, own.reducer),
@@ -195,12 +213,22 @@ class Meetings:
         )
         self.apply_shards(in_steps.exchange_at(n), grads)
 
-    def apply_shards(self, exchange: ShardedExchange, grads: Sequence[Any]) -> None:
+    def apply_shards(
+        self,
+        exchange: ShardedExchange | AccumulatedShardsExchange,
+        grads: Sequence[Any],
+        changes: Any = None,
+    ) -> None:
         """Applies the reduced gradients of this rank's shards, and gives the values."""
         shards, name = exchange.shards, f"update {exchange.place}"
         by_xla = self._copies.compiled_by_xla and not tf.executing_eagerly()
         with keep_repeated_rows():
-            shards.update(grads, exchange.places, name=name, jit_compile=by_xla)
+            shards.update(
+                *(grads, exchange.places),
+                name=name,
+                jit_compile=by_xla,
+                changes=changes,
+            )
 
     def _update_alone(
         self,
@@ -272,6 +300,8 @@ class Meetings:
         optimizer = self._applier(exchange.place)
         if isinstance(exchange, OverTowersExchange):
             return [[tell_of_none(self._step, exchange)]]
+        if isinstance(exchange, AccumulatedShardsExchange):
+            return [collect_none_for_shards(self._step, exchange)]
         if isinstance(exchange, RememberedExchange):
             brought = send_none(self._step, optimizer, exchange)
         else:
@@ -286,6 +316,9 @@ class Meetings:
         """Makes an update by other ranks."""
         if isinstance(exchange, ShardedExchange):
             self.apply_shards(exchange, reduced[0])
+        elif isinstance(exchange, AccumulatedShardsExchange):
+            *grads, changes = reduced[0]
+            self.apply_shards(exchange, grads, changes)
         elif isinstance(exchange, OverTowersExchange):
             weight = reduced[0][0] if exchange.averages else None
             self._add_shares(exchange.place, none_of(exchange), weight)

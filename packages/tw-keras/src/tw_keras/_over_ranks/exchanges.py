@@ -70,6 +70,18 @@ class RememberedExchange(AccumulatedExchange):
     """An update by a reducer with memory, which exchanges what it sends."""
 
 
+@dataclass(frozen=True)
+class AccumulatedShardsExchange(AccumulatedExchange):
+    """An update whose gradients are added up, and go to shards when it is due."""
+
+    shards: RankShards
+
+    @property
+    def places(self) -> list[int]:
+        """The places of its variables among those of the shards."""
+        return [self.shards.place_of(own) for own in self.variables]
+
+
 class OverTowersExchange(AccumulatedExchange):
     """An update by an optimizer over towers that accumulates."""
 

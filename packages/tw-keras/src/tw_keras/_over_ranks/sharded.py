@@ -28,6 +28,7 @@ from tw_core import Tower
 from tw_core.internal import all_gather, reduce_scatter, tf_variable
 from tw_core.ranks import RankGroup
 from tw_keras._over_ranks.in_steps import InSteps
+from tw_keras._over_ranks.sharded_sums import ShardedSums
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class ShardedStates:
     def __init__(self, in_steps: InSteps, towers: Sequence[Tower]) -> None:
         """Starts without an optimizer."""
         self._group: RankGroup = ApartGroup(in_steps)
-        self._towers = towers
+        self._towers, self.sums = towers, ShardedSums(towers[0])
         self._known: dict[int, RankShards] = {}
         self._wholes: dict[int, Any] = {}  # of rank 0: gathered or loaded
         self.has_loaded = False  # what other ranks have not had
@@ -104,6 +105,7 @@ class ShardedStates:
         """Forgets all others; refuses those that hold several others."""
         known = {id(own): self._known.get(id(own)) for own in optimizers}
         self._known = {key: own for key, own in known.items() if own is not None}
+        self.sums.forget()
         for own in optimizers:
             check_holds_none(own)
 

@@ -75,7 +75,7 @@ class Accumulation:
         held = [[own[place] for place in places] for own in sums[: len(parts)]]
         counts = tf.logical_and(told.has_batch, told.is_finite)
         with _batches.after(list(parts)):
-            is_update = _is_update(inner)
+            is_update = is_update_due(inner)
             is_due = tf.logical_and(counts, tf.logical_or(is_update, self.at_once))
             scale = scale_of(optimizer)
             divisor = tf.cast(told.divisor, tf.float64) * scale
@@ -145,7 +145,7 @@ class Accumulation:
         if id(optimizer) not in self._made:
             trained = inner_of(optimizer)._trainable_variables
             with tf.init_scope():
-                made = [[_zeros(own, at) for own in trained] for at in self._towers]
+                made = [[zeros_for(own, at) for own in trained] for at in self._towers]
             self._made[id(optimizer)] = optimizer, made
         return self._made[id(optimizer)][1]
 
@@ -155,7 +155,8 @@ def _read(total: tf.Variable) -> tf.Tensor:
         return total.read_value()
 
 
-def _is_update(inner: Any) -> tf.Tensor:
+def is_update_due(inner: Any) -> tf.Tensor:
+    """Returns whether the next call of an optimizer's ``apply`` updates."""
     count = tf_variable(inner._iterations).read_value() + 1
     return tf.equal(count % inner.gradient_accumulation_steps, 0)
 
@@ -165,7 +166,8 @@ def keeps_dtype(variables: Sequence[Any]) -> bool:
     return all(tf.as_dtype(own.dtype).name not in _NARROW for own in variables)
 
 
-def _zeros(variable: Any, tower: Tower) -> tf.Variable:
+def zeros_for(variable: Any, tower: Tower) -> tf.Variable:
+    """Makes a tower's sum of a variable's gradients."""
     dtype = tf.as_dtype(variable.dtype)
     dtype = tf.float32 if dtype.name in _NARROW else dtype
     with tf.device(tower.device):
