@@ -22,7 +22,7 @@ class SendingGroup(ApartGroup):
     """The group of a step in which the n-th sum of each rank meets the others'."""
 
     def __init__(self, in_steps: InSteps, place: int) -> None:
-        """Counts the sums of an update anew."""
+        """Counts the sums of an update from the first."""
         super().__init__(in_steps)
         self._place = place
         in_steps.begin_sums(place)
@@ -66,7 +66,7 @@ def tell_of_none(step: Step, exchange: OverTowersExchange) -> Any:
 
 
 def none_of(exchange: OverTowersExchange) -> list[Brought]:
-    """Returns what this rank's towers bring to it."""
+    """Returns zeros, the gradients of this rank's towers in it."""
     grads: list[Any] = [None] * len(exchange.brought[0].variables)
     for n, zeros in zip(exchange.used, make_parts(exchange)[0], strict=True):
         grads[n] = zeros
