@@ -20,6 +20,7 @@ from tw_reduce import compression
 
 UNEVEN = [[4, 6, 1, 3, 5], [3]]  # rows; an epoch ends within a group of three
 BAD = 8  # a row of the second batch of rank 0
+TOP = compression.error_feedback(compression.top_k(count=2), min_elements=1)
 SCALED = tw_ampopt.DynamicLossScale(init=10, growth_interval=1)
 
 
@@ -62,6 +63,12 @@ CASES: dict[str, dict[str, Any]] = {
         "optimizer": {
             "reducer": compression.error_feedback(mean_of_rows, min_elements=1)
         },
+        "is_each": True,
+    },
+    # No epoch ends within a group, where each rank takes the mean of all sums.
+    "memory, rows": {
+        "rows": [[4, 4, 4], [4, 4, 4]],
+        "optimizer": {"reducer": TOP},
         "is_each": True,
     },
 }

@@ -1,5 +1,7 @@
 """Tower optimizers, and those in shards, that accumulate exchange once per update."""
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 import rank_accumulating
@@ -13,17 +15,34 @@ def in_threads(threads, size, function, *arguments):
     return results
 
 
+IN_THREADS = [name for name in rank_accumulating.CASES if name != "memory, rows"]
+
+
 @pytest.mark.full(
     *("2-scaled", "1-dropped", "2-memory", "1-eagerly", "2-three ranks"),
 )
-@pytest.mark.parametrize("name", rank_accumulating.CASES)
+@pytest.mark.parametrize("name", IN_THREADS)
 @pytest.mark.parametrize("towers", [1, 2])
 def test_ranks_train_as_one_device(threads, towers, name):
-    case = rank_accumulating.CASES[name]
-    size = len(case["rows"])
-    results = in_threads(threads, size, "train", name, towers)
-    alone = size * towers if "is_each" in case else 1
-    want = rank_accumulating.train(None, name, alone)
+    size = len(rank_accumulating.CASES[name]["rows"])
+    assert_alike(in_threads(threads, size, "train", name, towers), name, towers)
+
+
+@pytest.mark.full("memory, rows-", "scaled-mpi")
+@pytest.mark.parametrize("engine", ["", "mpi"])
+@pytest.mark.parametrize(
+    "name", ["memory, rows", "scaled", "several steps in one call"]
+)
+def test_processes_train_as_one_device(groups, name, engine):
+    if engine and not find_spec("mpi4py"):
+        pytest.skip("mpi4py is not installed")
+    results = groups(2, engine).call("rank_accumulating:train", name, 2)
+    assert_alike(results, name, 2)
+
+
+def assert_alike(results, name, towers):
+    is_each = "is_each" in rank_accumulating.CASES[name]
+    want = rank_accumulating.train(None, name, len(results) * towers if is_each else 1)
     for history, weights, counts, progress, means in results:
         np.testing.assert_allclose(history, want[0], 2e-6, 1e-6)
         for own, other in zip([*weights, *means], [*want[1], *want[4]], strict=True):
