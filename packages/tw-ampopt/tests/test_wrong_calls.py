@@ -271,6 +271,7 @@ OTHERS = {
         ("a b", ValueError, "'a b' is not a TensorFlow device string"),
     ],
     "TowerOptimizer.accumulation_steps": STEPS,
+    ".group": [("nccl", TypeError, "group must be a tw_core.ranks.RankGroup; got ")],
     "TowerOptimizer.towers": [
         ([], ValueError, "towers is empty"),
         (["/cpu:0"], TypeError, "got ['/cpu:0']"),

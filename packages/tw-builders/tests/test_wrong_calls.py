@@ -1,6 +1,7 @@
 """Every public function answers a wrong call in a sentence that names it."""
 
 import threading
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import session_builders
 import tensorflow as tf
 from one_rank import Alone
-from wrong_calls import Interface, Late, WrongCalls
+from wrong_calls import Interface, Late, WrongCalls, in_graph
 
 from tw_builders import AsyncRunner, ModelAverager, RankShardedOptimizer
 from tw_core import towers
@@ -68,7 +69,8 @@ def averager():
 
 def rank_sharded():
     sgd = keras.optimizers.SGD(0.1)
-    return RankShardedOptimizer(OURS, [[weight()], [weight()]], sgd, group=Alone())
+    replicas = [[weight(device=device)] for device in TWO]
+    return RankShardedOptimizer(OURS, replicas, sgd, group=Alone())
 
 
 GIVEN = {
@@ -131,7 +133,12 @@ EXEMPT = {
 }
 
 
-INTERFACE = Interface("tw-builders", GIVEN, named=NAMED, exempt=EXEMPT)
+def around(name):
+    """The context of a call: shards over ranks refuse session graphs."""
+    return nullcontext() if name.startswith("RankSharded") else in_graph()
+
+
+INTERFACE = Interface("tw-builders", GIVEN, around, named=NAMED, exempt=EXEMPT)
 
 
 def elsewhere():
@@ -272,6 +279,10 @@ OTHERS = {
             *(ValueError, "has gradient None in towers [0]"),
         ),
         *(({"optimizer": value}, *case) for value, *case in OPTIMIZER[:2]),
+    ],
+    "RankShardedOptimizer.scatter.whole": [
+        (None, TypeError, "whole must be on rank 0 the optimizer that gather"),
+        (keras.optimizers.SGD(0.1), ValueError, "of shapes [(2,)]; got shapes []"),
     ],
     "AsyncRunner.steps": [([], ValueError, "must hold at least one of callables")],
     "AsyncRunner.max_steps": [(-1, ValueError, "at least 0; got -1")],

@@ -189,7 +189,7 @@ def test_what_cannot_be_written_or_told_does_not_hide_the_error(monkeypatch, tmp
     monkeypatch.setattr(_black_box, "_threads", broken)
     error = fail()
     assert error.report_path is None
-    assert "could not be told: OSError('no threads')" in error.report
+    assert "could not be described: OSError('no threads')" in error.report
     assert "could not be written to" in error.__notes__[0]
     assert "set TW_REPORTS" in error.__notes__[0]
     monkeypatch.setattr(_black_box, "report", broken)

@@ -78,7 +78,7 @@ def test_gradients_that_want_a_loss_which_nobody_knows_are_refused():
         def gradients(self, optimizer, loss):
             raise NotImplementedError
 
-    message = r"NoLoss.gradients takes a loss besides .* no scalar tensor `loss`"
+    message = r"NoLoss.gradients takes a loss as well as .* no scalar tensor `loss`"
     with pytest.raises(TypeError, match=message):
         make(lambda inputs: NoLoss())
 

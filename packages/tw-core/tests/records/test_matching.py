@@ -24,7 +24,7 @@ class Named:
 
 ADVICE = (
     "only numbers differ, which Keras gives to layers without a name: name your layers "
-    "alike in every tower, e.g. Dense(4, name='hidden')"
+    "equally in every tower, e.g. Dense(4, name='hidden')"
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import tensorflow as tf
 
-from tw_core.internal import check_list, check_text, check_whole_number
+from tw_core.internal import check_kind, check_list, check_text, check_whole_number
 from tw_doctor._tf_compat import read_profile
 from tw_doctor._timeline.intervals import RecordedStep
 from tw_doctor._timeline.pace import Pace
@@ -65,7 +65,7 @@ def record_steps(
 
     Raises:
       TypeError: ``num_steps`` is not a whole number, ``graph`` not a graph,
-        ``reducers`` not a list.
+        ``reducers`` not a list of them.
       ValueError: ``num_steps`` is less than 1.
     """
     check_whole_number(num_steps=num_steps, at_least=1)
@@ -91,7 +91,8 @@ class StepRecorder:
         graph: tf.Graph | None = None,
         reducers: Sequence[ReducerState] = (),
     ) -> None:
-        check_list(reducers=reducers, of="reducers", empty=True)
+        for own in check_list(reducers=reducers, of="reducers", empty=True):
+            check_kind(ReducerState, "a list of tw_reduce.ReducerState", reducers=own)
         self._num_steps = num_steps
         self._reducers = tuple(reducers)
         self._graph = graph

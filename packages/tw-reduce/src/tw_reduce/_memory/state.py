@@ -160,8 +160,10 @@ class ReducerState(
           ValueError: other numbers of towers or gradients than of variables, a gradient
             of another shape than its variable, or lists of another shape from the
             reducer.
-          TypeError: something that is not a gradient.
+          TypeError: something that is not a gradient, or ``add`` is not a function.
         """
+        if add is not None:
+            check_function(add=add)
         used = self._towers.places(grads)
         read = read_gradients([[tower[n] for n in used] for tower in grads])
         are_sparse = [
