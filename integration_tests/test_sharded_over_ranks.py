@@ -20,6 +20,11 @@ OPTIMIZERS = [
     *present(*(name for name in KINDS if name != "MultiOptimizer")),
     *(f"Adam {option}" for option in [*SOME, "gradient_accumulation_steps"]),
 ]
+WITH_FILES = [
+    *("Adadelta", "Adafactor", "Adagrad", "Adam", "Adam use_ema", "AdamW", "Ftrl"),
+    "Adam gradient_accumulation_steps",
+    *("Lamb", "Lion", "LossScaleOptimizer", "Nadam", "RMSprop", "SGD momentum"),
+]
 PROGRAMS = [
     *("sparse gradients", "two optimizers", "several steps in one call", "eagerly"),
     *("accumulated, scaled", "overflowing losses", "counting"),
@@ -69,7 +74,7 @@ def test_a_program_gives_what_it_gives_on_one_device(groups, shape, name):
     results = groups(size).call("rank_sharded:train", name, towers)
     own = rank_training.CASES[name].get("is_close", 2e-6)
     want = rank_training.train(None, name, 1)
-    assert_near([got[:2] for got in results], want[:2], 5 * own)
+    assert_near([got[:2] for got in results], want[:2], own)
 
 
 @pytest.mark.skipif(not find_spec("mpi4py"), reason="mpi4py is not installed")
@@ -107,14 +112,11 @@ def test_any_numbers_of_batches_and_rows(threads, is_known, data):
     assert_near(results, rank_batches.on_any(None, rows, 1, is_known))
 
 
-FILED = ["Adam", "Adafactor", "LossScaleOptimizer", "Adam gradient_accumulation_steps"]
-
-
 @pytest.mark.full(
     *("2 x 2-Adam", "3 x 1-LossScaleOptimizer"),
     "2 x 2-Adam gradient_accumulation_steps",
 )
-@pytest.mark.parametrize("optimizer", FILED)
+@pytest.mark.parametrize("optimizer", WITH_FILES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_files_are_those_of_one_device(threads, shape, optimizer, tmp_path):
     size, towers = SHAPES[shape]
