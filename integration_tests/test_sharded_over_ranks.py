@@ -130,9 +130,10 @@ def test_files_are_those_of_one_device(threads, shape, optimizer, tmp_path):
     np.testing.assert_equal(again, end)  # after loading
     np.testing.assert_equal(restored, end)  # from a backup, as if undisturbed
     for name in ("epoch.keras", "end.keras"):
-        one, plain = (keras.models.load_model(folder / name) for folder in folders)
-        states = [[v.numpy() for v in own.optimizer.variables] for own in (one, plain)]
-        assert rank_sharded.near(*states) < 2e-6
+        models = [keras.models.load_model(folder / name) for folder in folders]
+        states = [[v.numpy() for v in own.optimizer.variables] for own in models]
+        for own, plain in zip(*states, strict=True):  # sums of squares are large
+            np.testing.assert_allclose(own, plain, rtol=2e-6, atol=2e-6)
     # Any other number of ranks and towers goes on from it.
     path = f"{paths[0]}/end.keras"
     results = in_threads(threads, 5 - size, "loaded", path, 3 - towers)
