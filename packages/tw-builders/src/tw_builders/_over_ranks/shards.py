@@ -205,11 +205,10 @@ class RankShards:
         """Gives shards that are rows the values of the copies."""
         for shard, variable in zip(self.own, self.variables, strict=False):
             if shard.rows is not None:
-                first, last = shard.rows
-                copy = tf_variable(self.columns[shard.tower][shard.variable])
+                copy = self.columns[shard.tower][shard.variable]
                 plain = tf_variable(variable)
                 with tf.device(plain.device):
-                    plain.assign(copy.read_value()[first:last])
+                    plain.assign(_rows_of(copy, shard.rows))
 
     def begin_anew(self) -> None:
         """Gives slots their first values once more, as variables have new ones.
@@ -310,11 +309,18 @@ def check_holds_none(optimizer: Any) -> None:
 def _variable_of(shard: Shard, copy: Any, towers: Sequence[Tower]) -> Any:
     if shard.rows is None:
         return copy
-    first, last = shard.rows
     with tf.device(towers[shard.tower].device):
-        # Not tf's slices: several threads at once get those of each other's indices.
-        value = tf.constant(tf_variable(copy).numpy()[first:last])
+        value = _rows_of(copy, shard.rows)
         return _like(copy, value, copy.name.partition(":")[0])
+
+
+def _rows_of(variable: Any, rows: tuple[int, int]) -> tf.Tensor:
+    """Returns some rows of a variable."""
+    first, last = rows
+    if tf.executing_eagerly():
+        # Not TensorFlow's slices: threads at once get those of each other's indices.
+        return tf.constant(tf_variable(variable).numpy()[first:last])
+    return tf_variable(variable).read_value()[first:last]
 
 
 def _like(other: Any, value: tf.Tensor, name: str) -> Any:
