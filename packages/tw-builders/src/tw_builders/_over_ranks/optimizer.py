@@ -129,11 +129,11 @@ class RankShardedOptimizer:
         Args:
           grads: [K][N] gradients of this rank's towers, not reduced; tensors or
             ``IndexedSlices``, or None for a variable in all towers of all ranks. Sparse
-            ones travel to all ranks.
+            ones are sent to all ranks.
           average: whether to divide by the number of towers of all ranks.
           weights: [K] weight of each tower's gradients in the mean over all ranks, such
-            as its rows; with NaN gradients 0 is allowed. All ranks pass them, or None
-            for equal weights.
+            as its rows; 0 excludes a tower, even one with NaN gradients. All ranks pass
+            them, or None for equal weights.
           jit_compile: in a ``tf.function``, whether XLA compiles the update; not that
             of an optimizer that looks at all gradients (``global_clipnorm``,
             ``LossScaleOptimizer``).

@@ -29,9 +29,8 @@ _BETWEEN, _CALL = "between steps: input, Python", "the step's call"
 _PROGRAM = {_BETWEEN: "#6f3b94", _CALL: "#4a5568"}
 _LEAST_SHOWN = 50_000  # bytes that a device takes of one kind from another
 _LEAST_NOTED = 0.025  # of a step: a wait with room for the number of a note
-_FINE = (
-    1000  # spans shorter than 1 / _FINE of a step are drawn together, as shares of it
-)
+# Spans shorter than 1 / _FINE of a step are drawn together, as shares of it.
+_FINE = 1000
 _HEIGHT = 0.55  # of a band; bands are 1 apart, with their text between
 _SMALL = 8.5  # points
 _WIDE, _BAND, _LINE = 8.4, 0.78, 0.17  # inches: the picture, a band, a line of text
