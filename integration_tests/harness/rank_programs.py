@@ -558,13 +558,15 @@ def end_program(group: Any, source: str) -> None:
     ctypes.pythonapi.Py_Exit(1 if status else 0)
 
 
-def be_busy(how: str, busy_s: float) -> None:
-    """Keeps the main thread busy, for others to run beside, or "held" for none."""
+def be_busy(how: str, busy_s: float, told: list[logging.LogRecord]) -> None:
+    """Keeps the main thread busy until it is told so; "held": without others beside."""
     if how == "held":
         ctypes.PyDLL(None).usleep(int(1e6 * busy_s))
+        return
     end_s = time.monotonic() + busy_s
     while time.monotonic() < end_s:
-        pass
+        if any("be_busy" in record.getMessage() for record in list(told)):
+            return
 
 
 def heed_signal(group: Any, fault: str, busy_s: float) -> None:
@@ -597,7 +599,7 @@ def finish_beside_busy(group: Any, steps: int, how: str, busy_s: float) -> list[
 
     for number in range(steps):
         if number == steps - 1:
-            be_busy(how, busy_s)
+            be_busy(how, busy_s, warnings.buffer)
         assert float(step()) == 1.0
     tw_ranks.finish(group)
     logger.removeHandler(warnings)

@@ -175,8 +175,7 @@ def test_a_rank_that_does_not_come_to_the_collective_is_named(make_ranks):
 def test_a_rank_that_is_busy_and_answers_is_waited_for_with_a_warning(make_ranks):
     """Rank 1 has finished; then rank 0 is busy again, and does not answer."""
     ranks = make_ranks(2, timeout_s=TIMEOUT_S).joined()
-    busy_s = 2.2 * TIMEOUT_S
-    calls = [(3, "beside others", busy_s), (2, "beside others", 0.0)]
+    calls = [(3, "beside others", 60.0), (2, "beside others", 0.0)]
     for told in ranks.call_each("finish_beside_busy", calls):
         # Where the machine is busy too, other stalls come before this one.
         warnings = [warning for warning in told if "be_busy" in warning]
