@@ -1,5 +1,6 @@
 """Sessions that test, check, build and run the packages."""
 
+import datetime
 import json
 import os
 import re
@@ -461,12 +462,22 @@ def release(session: nox.Session) -> None:
         towncrier = ("towncrier", "build", "--yes", "--config", "pyproject.toml")
         folder = ("--dir", f"packages/{package}", "--name", package)
         session.run(*towncrier, *folder, "--version", version)
+        cite(version)
     titles = [f"{package} {version}" for package, version in named]
     git = ("git", "commit", "--all", "--message", f"Release {', '.join(titles)}")
     session.run(*git, external=True)
     for title in titles:
         git = ("git", "tag", "--annotate", "-m", title, title.replace(" ", "-v"))
         session.run(*git, external=True)
+
+
+def cite(version: str) -> None:
+    """Writes the last release's version and date into CITATION.cff."""
+    dated = {"version": version, "date-released": datetime.date.today().isoformat()}
+    text = Path("CITATION.cff").read_text()
+    for key, value in dated.items():
+        text = re.sub(f"(?m)^{key}: .*$", f'{key}: "{value}"', text)
+    Path("CITATION.cff").write_text(text)
 
 
 @nox.session(reuse_venv=True)

@@ -81,13 +81,18 @@ def test_the_form_for_faults_asks_for_what_is_needed():
 
 def test_no_version_is_behind_its_changelog():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    last = citation["date-released"], citation["version"]
+    sections = set()
     for name, one in MANIFESTS.items():
         assert citation["license"] == PROJECTS[name]["license"]
         assert citation["authors"] == PROJECTS[name]["authors"]
         dated = SECTION.findall((ROOT / one.folder / "CHANGELOG.md").read_text())
+        sections |= {(date, version) for version, date in dated}
         released = [Version(version) for version, _ in dated]
         assert released == sorted(released, reverse=True), name
         # What is under way is told in fragments, until the next release.
         told = len(list((ROOT / one.folder / "changelog.d").glob("*.md"))) > 1
         assert told or [one.version] == released[:1], name
         assert [one.version] >= released[:1], name
+    assert last in sections
+    assert last[0] == max(sections)[0]
