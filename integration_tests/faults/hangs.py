@@ -421,7 +421,7 @@ def hang_servers(rng: random.Random, context: Any) -> Hang:
         "ps": r"ps 0: \(.*does not answer",
     }[victim]
     where = f"{victim} ({lost} of {workers}) by {how}"
-    what = "an answer of the parameter servers to a step"
+    what = "an answer from the parameter servers to a step"
     hang = Hang(
         where, [missing], what if victim == "ps" else r"the end of round \d+ .*"
     )

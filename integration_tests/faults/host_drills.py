@@ -62,7 +62,7 @@ def refuse_a_worker(hosts: Hosts, *options: str) -> None:
     hosts.refuse(1, 6000)
     told = worker.wait_for("ENDED.*", within_s=8.0 + GRACE_S).group()
     assert "SyncTimeoutError" in told, told
-    assert "do not reach this task, worker 0, at node1:6000" in told, told
+    assert "cannot reach this task, worker 0, at node1:6000" in told, told
     assert worker.finish(GRACE_S) >= 0
 
 
@@ -73,7 +73,7 @@ def part_servers(hosts: Hosts) -> None:
     for worker in workers:
         told = worker.wait_for("ENDED.*", within_s=8.0 + GRACE_S).group()
         pair = "ps 0 (node0:5000) and ps 1 (node1:5001)"
-        assert f"do not reach each other: {pair}" in told, told
+        assert f"cannot reach each other: {pair}" in told, told
 
 
 def cut_off_elastic(hosts: Hosts) -> None:
@@ -122,7 +122,7 @@ def start_a_chief_elsewhere(hosts: Hosts) -> None:
     newer = hosts.python(2, "worker", 0, *words)
     told = newer.wait_for("ENDED.*").group()
     assert "StartTimeoutError" in told, told
-    assert "do not reach this task, worker 0, at node2:6000" in told, told
+    assert "cannot reach this task, worker 0, at node2:6000" in told, told
 
 
 def start_ranks(

@@ -53,7 +53,7 @@ def test_the_global_step_of_the_graph_is_the_default():
 def test_variables_of_unknown_shape_are_named():
     v = v1.get_variable("u", initializer=tf.zeros([2]), validate_shape=False)
     v = tf.Variable(tf.zeros([2]), shape=[None], name="u2") if v.shape.rank else v
-    with pytest.raises(ValueError, match="fully known shapes; got u2"):
+    with pytest.raises(ValueError, match="known shapes; got unknown dimensions in u2"):
         make().apply_gradients([(tf.ones([2]), v)], global_step=step())
 
 

@@ -66,15 +66,15 @@ def test_making_a_session_anew_counts_against_the_bound_of_the_step(
     to_worker.refuse()
     kind, message, facts = hear_error(tasks.workers[0])
     if kind == "ServerLostError":  # The step was lost, and no session was made anew.
-        assert "though a probe finds all of them" in message
+        assert "though all of them answer a probe" in message
     else:
         assert kind == "SyncTimeoutError"
-        assert "has lost its session and recreated it" in message
+        assert "has been losing and recreating its session" in message
         assert "though all parameter servers answer" in message
-    assert f"do not reach this task, worker 0, at {tasks.addresses['worker'][0]}" in (
+    assert f"cannot reach this task, worker 0, at {tasks.addresses['worker'][0]}" in (
         message
     )
-    assert "an answer of the parameter servers to a step" in facts["report"]
+    assert "an answer from the parameter servers to a step" in facts["report"]
 
 
 def test_workers_whose_servers_do_not_reach_each_other_all_say_so(make_tasks):
@@ -88,9 +88,9 @@ def test_workers_whose_servers_do_not_reach_each_other_all_say_so(make_tasks):
         kind, message, facts = hear_error(worker)
         assert kind == "ServerLostError"
         pair = f"ps 0 ({one}) and ps 1 ({other})"
-        assert f"answer this task, but do not reach each other: {pair}." in message
-        assert facts["servers"] == (f"{pair} do not reach each other",)
-        assert f"missing   {pair}: do not reach each other" in facts["report"]
+        assert f"answer this task, but cannot reach each other: {pair}." in message
+        assert facts["servers"] == (f"{pair} cannot reach each other",)
+        assert f"missing   {pair}: cannot reach each other" in facts["report"]
 
 
 def test_an_elastic_replica_that_is_cut_off_comes_back_by_itself(make_tasks):
@@ -134,8 +134,8 @@ def test_a_task_that_servers_do_not_reach_says_so_at_its_start(make_tasks):
     kind, message, _ = hear_error(worker)
     assert kind == "StartTimeoutError"
     own = f"this task, worker 0, at {tasks.addresses['worker'][0]}"
-    assert f"Or the servers do not reach {own}" in message
-    assert "moved to another address joins only servers that are started" in message
+    assert f"Or the servers cannot reach {own}" in message
+    assert "to another address can join only after the servers have been" in message
 
 
 def port_of(address):
@@ -166,7 +166,7 @@ def test_of_two_living_processes_of_one_index_the_older_always_yields(
     kind, message, _ = hear_error(older, 30)
     to_server.end()
     assert kind == "ReplicaReplacedError"
-    assert "another process has been started as replica 0" in message
+    assert "another process has been started as replica 0 and has replaced" in message
     # The older one has ended no session of its successor's.
     assert newer.ask("sessions") == 1
     step_until(tasks, newer.ask("read")[0] + 10, [0])

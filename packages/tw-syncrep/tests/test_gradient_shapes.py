@@ -138,8 +138,8 @@ def test_shapes_that_only_a_run_knows_are_compared_in_it(case):
 
 MISFITS = {
     "wider": ([2, 3], [2], r"(?s)tower0/table.*\[2,3\] is not .* shape \[\?,2\]"),
-    "more than indices": ([3, 2], [2], "table:0 must have one row per index"),
-    "fewer than indices": ([1, 2], [2], "table:0 must have one row per index"),
+    "more than indices": ([3, 2], [2], "of table:0 must have one row per index"),
+    "fewer than indices": ([1, 2], [2], "of table:0 must have one row per index"),
     "flat": ([4], [2], r"(?s)tower0/table.*\[4\] is not compatible"),
     "at indices of rank 2": (
         *([2, 2], [2, 1]),

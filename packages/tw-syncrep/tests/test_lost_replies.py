@@ -125,7 +125,7 @@ def test_a_pull_that_is_too_slow_for_every_session_ends_with_an_error(
             session.run(model.train)
 
     monkeypatch.setattr("tw_syncrep._protocol.replica.Pulling.pull", pull_slowly)
-    with pytest.raises(SyncTimeoutError, match="was needed 2 times running"):
+    with pytest.raises(SyncTimeoutError, match="did not help 2 times in a row"):
         run_replicas(2, build_slow, drive)
     assert len(replacements(caplog)) == 3
     assert len(pulls) >= 3

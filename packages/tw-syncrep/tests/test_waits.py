@@ -202,8 +202,8 @@ def test_missing_replicas_are_named_with_when_they_were_heard():
     assert str(error) == (
         "SyncReplicasOptimizer: replica 0 waited 10.0 s for the end of step 37; "
         "wait_timeout_s is 10. Arrived: 0 (heard 1.0 s ago), 1 (heard 0.0 s ago). "
-        "Missing: 2 (heard 12.0 s ago). Restart what is missing before the timeout, "
-        "raise wait_timeout_s, or have backups (total_num_replicas above "
+        "Missing: 2 (heard 12.0 s ago). Restart missing replicas before the timeout, "
+        "raise wait_timeout_s, or add backups (total_num_replicas above "
         "replicas_to_aggregate)."
     )
 
@@ -489,7 +489,7 @@ def test_a_step_that_neither_returns_nor_arrives_is_logged_and_given_up(caplog):
     assert watchdog.given_up is given_up
     (record,) = caplog.records
     assert "the training op of replica 2 has run for 0.5 s" in record.getMessage()
-    assert "The server answers: step 37" in record.getMessage()
+    assert "The server's status: step 37" in record.getMessage()
 
 
 def missing_in(report):
@@ -512,7 +512,7 @@ def test_a_report_tells_what_every_replica_is_inside_of(chief, says):
     assert missing_in(error.report) == [computes]
     assert "for what  the end of round 7 (step 37)" in error.report
     assert "arrived   replica 0, replica 1\n" in error.report
-    assert "replica 1: has arrived in round 7 9.0 s ago; heard 0.0 s" in error.report
+    assert "replica 1: arrived in round 7, 9.0 s ago; heard 0.0 s" in error.report
     left = dataclasses.replace(read, left=(1,), evicted=(2,), arrived=(0,), joined=())
     report_run(error, left, events, replica=0, deadline_s=10)
     assert "replica 1: has left the run" in error.report
@@ -524,7 +524,7 @@ def test_a_chief_that_does_not_end_the_round_is_missing_though_it_has_arrived():
     report_run(error, status(), Recorder("me"), replica=1, deadline_s=9)
     (told,) = missing_in(error.report)
     assert told == (
-        "replica 0: is the chief, and does not end the round; heard 1.0 s ago"
+        "replica 0: is the chief, and has not ended the round; heard 1.0 s ago"
     )
 
 
@@ -626,10 +626,12 @@ def test_with_addresses_an_unanswered_question_is_a_silence_that_has_to_last():
     watch.at(24.0)
     is_unanswered = True
     assert watch.at(26.0) == 0.5
-    says = r"not answered for 5.0 s.*global step, though.* do not reach this task: look"
+    says = (
+        r"not answered for 5.0 s.*global step, though.* cannot reach this task: check"
+    )
     with pytest.raises(ServerLostError, match=says) as raised:
         watch.at(30.5)
-    assert "Then start the whole run again from its last" in str(raised.value)
+    assert "Then restart the whole run from its last" in str(raised.value)
     assert "Restart" not in str(raised.value)  # They run.
 
 
@@ -653,10 +655,10 @@ def test_making_a_session_anew_is_bounded_though_servers_answer():
     watch.at(23.0)
     faults.clear()
     watch.at(24.0, 28.9)  # A server that restarts has the whole timeout for the rest.
-    says = r"lost its session and recreated it.* for 5.0 s"
+    says = r"losing and recreating its session for 5.0 s"
     with pytest.raises(SyncTimeoutError, match=says) as raised:
         watch.at(29.0)
-    assert "they do not reach worker 0 at h:2: look at its port" in str(raised.value)
+    assert "they cannot reach worker 0 at h:2: check its port" in str(raised.value)
 
 
 def test_a_session_that_fails_again_soon_is_still_being_made():
@@ -695,9 +697,11 @@ OTHER = {"ps 1": "ps 1 does not answer"}
 def test_a_replica_that_may_be_cut_off_waits_longer_where_others_go_on(faults, limit_s):
     watch = Watch(faults, servers=TWO, patience_s=7.0, cross=lambda _: [])
     watch.at(0.0, limit_s - 0.1)
-    with pytest.raises(ServerLostError, match="start it again, and it joins them") as e:
+    with pytest.raises(
+        ServerLostError, match="restart this one, and it joins them"
+    ) as e:
         watch.at(limit_s)
-    assert ("cut off has 7 s more" in str(e.value)) == (limit_s == 12.0)
+    assert ("7 s more for a replica cut off" in str(e.value)) == (limit_s == 12.0)
     if limit_s == 12.0:
         assert Watch(faults, servers=TWO, patience_s=None).at(100.0) == 0.5
 
@@ -723,18 +727,18 @@ def test_servers_that_do_not_reach_each_other_for_the_timeout_are_named():
     watch.at(1.0, 2.5, 4.0, 5.0)
     parted.append("ps 0 (h:1) and ps 1 (h:2)")
     watch.at(6.0, 7.5, 9.9)
-    says = r"do not reach each other: ps 0 \(h:1\) and ps 1"
+    says = r"cannot reach each other: ps 0 \(h:1\) and ps 1"
     with pytest.raises(ServerLostError, match=says) as raised:
         watch.at(10.0)
     assert asked == [2.5, 5.0, 7.5, 9.9, 10.0]
     (told,) = raised.value.servers
-    assert told == "ps 0 (h:1) and ps 1 (h:2) do not reach each other"
+    assert told == "ps 0 (h:1) and ps 1 (h:2) cannot reach each other"
 
 
 def test_an_error_whose_cause_is_that_servers_are_parted_says_so():
     late = ReplicaTimeoutError("late")
     parted = Watch({}, servers=TWO, cross=lambda _: ["one and other"]).monitor
-    assert "do not reach each other: one and other" in str(parted.explain(late))
+    assert "cannot reach each other: one and other" in str(parted.explain(late))
     for watch in (
         Watch({}, servers=TWO, cross=lambda _: []),
         Watch({}, cross=pytest.fail),
@@ -755,7 +759,7 @@ def test_a_session_whose_call_was_left_behind_makes_no_other():
     )
     with pytest.raises(ServerLostError):
         session.run("loss")
-    with pytest.raises(AbandonedError, match="did not return and was left behind"):
+    with pytest.raises(AbandonedError, match="did not return and was abandoned"):
         session.run("loss")
     assert released == [True]
     forever.set()

@@ -164,5 +164,5 @@ def test_weights_of_rows_and_of_other_graphs_are_refused():
         pairs = [(tf.ones([3]), v1.get_variable("v", [3], use_resource=True))]
         with pytest.raises(ValueError, match="must belong to the default graph"):
             opt.apply_gradients(pairs, step, weight=other)
-        with pytest.raises(ValueError, match=r"each row counts replicas\. Use"):
+        with pytest.raises(ValueError, match=r"the replicas that touched it\. Use"):
             opt.apply_gradients(pairs, step, weight=1)

@@ -124,13 +124,13 @@ OTHERS = {
     CLASS: [
         ({"opt": "sgd"}, TypeError, "opt must be an optimizer such as those of tf"),
         ({"opt": keras.optimizers.SGD()}, TypeError, "which has no compute_gradients"),
-        ({"opt": v1.train.AdamOptimizer}, TypeError, "the class AdamOptimizer. Make"),
+        ({"opt": v1.train.AdamOptimizer}, TypeError, "the class AdamOptimizer. Pass"),
         ({"replicas_to_aggregate": 0}, ValueError, "1; got replicas_to_aggregate=0"),
         ({"total_num_replicas": 0}, ValueError, "got total_num_replicas=0"),
         ({"variable_averages": 0.9}, TypeError, "must be a tf.train.Expo"),
         ({"variables_to_average": ["w"]}, TypeError, "a list of variables; got '"),
         ({"name": ""}, ValueError, "name must not be empty"),
-        ({"name": "a b"}, ValueError, "name must have letters, digits and ./_- only"),
+        ({"name": "a b"}, ValueError, "name must consist of letters, digits and ."),
         ({"replica_index": -1}, ValueError, "replica_index must be at least 0; got"),
         ({"sparse_mean": "rows"}, ValueError, "one of replicas, per_row; got 'rows'"),
         ({"fuse_below_bytes": -1}, ValueError, "must be at least 0; got -1"),
@@ -163,32 +163,34 @@ OTHERS = {
         ([(EAGER, elsewhere(weight, "far"))], ValueError, "graph; got others for far"),
     ],
     f"{CLASS}.apply_gradients.global_step": [
-        (Late(lambda: weight("s", shape=())), ValueError, "numbers; got s:0 of float"),
+        (Late(lambda: weight("s", shape=())), ValueError, "scalar; got s:0 of float"),
         (Late(lambda: weight("s", tf.int64)), ValueError, "s:0 of int64 and shape"),
     ],
     f"{CLASS}.apply_gradients": [({"name": "a b"}, ValueError, "only, and begin w")],
     f"{CLASS}.get_init_tokens_op.num_tokens": [(-2, ValueError, "-2 (given) vs 0")],
-    f"{CLASS}.status.session": [(FAR, ValueError, "got one of another graph")],
+    f"{CLASS}.status.session": [(FAR, ValueError, "got a session of another graph")],
     f"{CLASS}.status_line": [({"session": "s"}, TypeError, "got 's', which")],
     f"{HOOK}.optimizer": [
         (v1.train.AdamOptimizer(), TypeError, "a SyncReplicasOptimizer; got <tensorf"),
     ],
-    f"{HOOK}.after_create_session.session": [(FAR, ValueError, "one of another graph")],
+    f"{HOOK}.after_create_session.session": [
+        (FAR, ValueError, "a session of another graph")
+    ],
     f"{HOOK}.before_run.run_context": [(None, TypeError, "a session's; got None")],
     f"{HOOK}.end.session": [(None, TypeError, "session; got None")],
     "training_session": [
         ({"checkpoint_dir": 3}, TypeError, "must be the path of a folder; got 3"),
         ({"scaffold": "s"}, TypeError, "must be a tf.compat.v1.train.Scaffold"),
         ({"hooks": [None]}, TypeError, "got None, which has no begin, after_create"),
-        ({"hooks": [v1.train.SessionRunHook]}, TypeError, "Make an object of it"),
+        ({"hooks": [v1.train.SessionRunHook]}, TypeError, "Pass an instance"),
         ({"chief_only_hooks": [3]}, TypeError, "chief_only_hooks must be hooks"),
         ({"save_checkpoint_steps": NAN}, ValueError, "save_checkpoint_steps must"),
         ({"config": "c"}, TypeError, "config must be a tf.compat.v1.ConfigProto"),
         ({"stop_grace_period_secs": -1}, ValueError, "must be at least 0; got -1"),
     ],
-    "TrainingSession.run.fetches": [(None, TypeError, "fetches must be ops and")],
+    "TrainingSession.run.fetches": [(None, TypeError, "fetches must be ops or")],
     "device_setter": [
-        ({"strategy": "greedy"}, ValueError, "to the number of a server; got '"),
+        ({"strategy": "greedy"}, ValueError, "op to a server's index; got '"),
         ({"capacities": (1, 2)}, ValueError, "each parameter server; got 2 for 1"),
         ({"capacities": ["1"]}, TypeError, "capacities must be a number; got '1'"),
         ({"capacities": [0]}, ValueError, "capacities must be above 0; got 0"),
@@ -274,7 +276,7 @@ STATES = [
         *(RuntimeError, "the session was closed; make a new one"),
     ),
     ("device_setter", lambda: placed(lambda op: 1), ValueError, "0; got 1 for 'w'"),
-    ("device_setter", lambda: placed(lambda op: "0"), ValueError, "must return the n"),
+    ("device_setter", lambda: placed(lambda op: "0"), ValueError, "must return a s"),
 ]
 ROWS = INTERFACE.rows(OTHERS)
 ROWS += [WrongCall(*row) for row in STATES]

@@ -44,8 +44,8 @@ def read_options(
     check_flag(elastic=elastic)
     if check_whole_number(min_replicas=min_replicas, at_least=1) > total:
         raise ValueError(
-            f"{_CLASS}: min_replicas={min_replicas} is more than there are replicas "
-            f"({total})."
+            f"{_CLASS}: min_replicas={min_replicas} is more than the number of "
+            f"replicas ({total})."
         )
     return SyncOptions(
         aggregate=int(aggregate),
@@ -86,8 +86,8 @@ def check_wrapped(
     """Checks the wrapped optimizer, and the arguments that go with it."""
     check_methods(
         ["compute_gradients", "apply_gradients"],
-        "an optimizer such as those of tf.compat.v1.train; tw_ampopt.Optimizer makes "
-        "one of a Keras optimizer",
+        "an optimizer such as those of tf.compat.v1.train (tw_ampopt.Optimizer wraps a "
+        "Keras optimizer as such)",
         opt=opt,
     )
     if variable_averages is not None:
@@ -106,8 +106,8 @@ def check_scope_name(name: Any) -> None:
     check_text(name=name)
     if not _SCOPE_NAME.fullmatch(name):
         raise ValueError(
-            "name must have letters, digits and ./_- only, and begin with a letter, a "
-            f"digit or a dot; got {name!r}."
+            "name must consist of letters, digits and ./_- only, and begin with a "
+            f"letter, a digit or a dot; got {name!r}."
         )
 
 
@@ -156,7 +156,7 @@ def find_replica_index(given: int | None, *, total: int) -> int:
 
 
 def _index_of_device() -> int | None:
-    """Returns the task of an op that is placed like those of the caller's model."""
+    """Returns the replica's number by the current device; None if it names none."""
     spec = tf.DeviceSpec.from_string(tf.no_op(name="replica").device or "")
     if spec.task is None or spec.job in ("ps", "chief"):
         return None if spec.job == "ps" else spec.task

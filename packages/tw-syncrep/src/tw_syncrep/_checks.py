@@ -26,8 +26,8 @@ def check_methods(methods: Iterable[str], wanted: str, **given: Any) -> None:
         lacking = [m for m in methods if not callable(getattr(value, m, None))]
         if isinstance(value, type):
             raise TypeError(
-                f"{name} must be {wanted}; got the class {value.__name__}. Make an "
-                "object of it."
+                f"{name} must be {wanted}; got the class {value.__name__}. Pass an "
+                "instance."
             )
         if lacking:
             raise TypeError(
@@ -42,8 +42,8 @@ def check_session(session: Any, graph: tf.Graph) -> None:
     launched = getattr(session, "graph", None)
     if launched is not None and launched is not graph:
         raise ValueError(
-            "session must be one of the graph in which apply_gradients was called; got "
-            "one of another graph."
+            "session must belong to the graph in which apply_gradients was called; got "
+            "a session of another graph."
         )
 
 

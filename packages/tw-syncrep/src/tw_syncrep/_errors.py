@@ -11,14 +11,14 @@ class ReplicaTimeoutError(SyncTimeoutError):
 
 
 class ChiefLostError(SyncTimeoutError):
-    """The chief does not end the round, or is no longer heard from."""
+    """The chief did not end the round in time, or has fallen silent."""
 
 
 class ServerLostError(SyncTimeoutError):
-    """Parameter servers do not answer, or do not reach each other.
+    """Parameter servers do not answer, or cannot reach each other.
 
     Attributes:
-      servers: "ps 0 (host:port): what is wrong" for each of them.
+      servers: "ps 0 (host:port) <fault>" for each server or pair of servers at fault.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ReplicaReplacedError(RuntimeError):
     def __init__(self, replica: int) -> None:
         super().__init__(
             "SyncReplicasOptimizer: another process has been started as replica "
-            f"{replica} since this one was, and has its place: this one is to end. If "
-            "both are meant to run, give one of them another task index."
+            f"{replica} and has replaced this one, which must end. If both are meant "
+            "to run, give one of them another task index."
         )
         self.replica = replica

@@ -1,7 +1,7 @@
 """Checks of the (gradient, variable) pairs that ``apply_gradients`` takes.
 
-A shape that is known while building is compared then; one that is known only at run
-time is compared in each step, on the worker, before anything is sent.
+Static shapes are compared while the graph is built; dynamic ones in each step, on the
+worker, before anything is sent.
 """
 
 from collections.abc import Sequence
@@ -48,14 +48,14 @@ def _check_step(global_step: Any) -> None:
     _check_resources([global_step])
     if not global_step.dtype.is_integer or global_step.shape.rank != 0:
         raise ValueError(
-            f"global_step must be a scalar of whole numbers; got {global_step.name} of "
+            f"global_step must be an integer scalar; got {global_step.name} of "
             f"{global_step.dtype.name} and shape {global_step.shape}."
         )
 
 
 def _check_graph(pairs: Sequence[tuple[Any, Any]]) -> None:
     graph = tf.compat.v1.get_default_graph()
-    # An eager tensor has no graph at all.
+    # Eager tensors have no graph.
     others = [
         variable.name
         for grad, variable in pairs
@@ -79,8 +79,8 @@ def _check_weight(weight: Any, sparse_mean: str) -> None:
         raise ValueError(f"weight must belong to the default graph; got {weight!r}.")
     if sparse_mean == "per_row":
         raise ValueError(
-            "weight is that of a mean over replicas; with sparse_mean='per_row' each "
-            "row counts replicas. Use 'replicas'."
+            "weight needs a mean over replicas, but sparse_mean='per_row' divides each "
+            "row by the replicas that touched it. Use 'replicas'."
         )
 
 
@@ -93,7 +93,7 @@ def _check_resources(variables: Sequence[Any]) -> None:
     if others:
         raise TypeError(
             f"Only resource variables are supported; got {', '.join(others)}. Call "
-            "tf.compat.v1.enable_resource_variables() before building the model; of a "
+            "tf.compat.v1.enable_resource_variables() before building the model; for a "
             "Keras variable, pass its value."
         )
 
@@ -122,7 +122,8 @@ def _check_gradients(pairs: Sequence[tuple[Any, tf.Variable]]) -> None:
     unknown = [v.name for _, v in pairs if not v.shape.is_fully_defined()]
     if unknown:
         raise ValueError(
-            f"Variables must have fully known shapes; got {', '.join(unknown)} without."
+            "Variables must have fully known shapes; got unknown dimensions in "
+            f"{', '.join(unknown)}."
         )
     misfits = [_misfit(grad, variable) for grad, variable in pairs if grad is not None]
     found = [misfit for misfit in misfits if misfit]
@@ -150,7 +151,7 @@ def _misfit(grad: Any, variable: tf.Variable) -> str | None:
 
 
 def _with_a_row_per_index(grad: Any, variable: tf.Variable) -> Any:
-    """Returns a gradient that fails in a step in which rows and indices differ."""
+    """Makes a sparse gradient fail in steps where rows and indices differ in number."""
     if not isinstance(grad, tf.IndexedSlices):
         return grad
     values, places = grad.values, grad.indices
@@ -161,7 +162,7 @@ def _with_a_row_per_index(grad: Any, variable: tf.Variable) -> Any:
         if values.shape == known and known.is_fully_defined():
             return grad
         fits = tf.equal(tf.shape(values)[0], tf.shape(places)[0])
-        message = f"{variable.name} must have one row per index; got "
+        message = f"A gradient of {variable.name} must have one row per index; got "
         same = tf.debugging.Assert(fits, [message, tf.shape(values), tf.shape(places)])
         with tf.control_dependencies([same]):
             values = tf.ensure_shape(values, known)

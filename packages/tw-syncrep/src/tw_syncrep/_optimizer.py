@@ -1,8 +1,8 @@
 """The optimizer under TensorFlow's name: its arguments and methods.
 
 TensorFlow's class (``tensorflow/python/training/sync_replicas_optimizer.py``) is
-the reference for the meaning of the methods. How gradients are sent is in the room
-``transfer`` and how a round goes in ``protocol``, which this module connects.
+the reference for the meaning of the methods. The folder ``_transfer`` sends gradients
+and ``_protocol`` runs the rounds; this module connects them.
 """
 
 from collections.abc import Sequence
@@ -34,9 +34,9 @@ from tw_syncrep._timeouts.status import Status, format_status, read_status
 _CLASS = "SyncReplicasOptimizer"
 _WHEN_LEAVING = ("continue", "end")
 _INSTEAD = (
-    "Call it under tf.Graph().as_default(), outside tf.cond and tf.while_loop, as the "
-    "chief's rounds run independently of them; whether a replica takes its step is "
-    "decided by what its session runs."
+    "Call it under tf.Graph().as_default(), outside tf.cond and tf.while_loop: the "
+    "chief's rounds run independently of them. To skip a step, do not run the "
+    "training op."
 )
 
 
@@ -49,7 +49,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
     >>> import tensorflow as tf
     >>> v1 = tf.compat.v1
-    >>> with tf.Graph().as_default():  # one replica; a server of a cluster adds others
+    >>> with tf.Graph().as_default():  # one replica, without a cluster
     ...     w = v1.get_variable("w", initializer=4.0)
     ...     step = v1.train.get_or_create_global_step()
     ...     optimizer = SyncReplicasOptimizer(
@@ -88,25 +88,25 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         Args:
           opt: computes and applies gradients; any optimizer with TensorFlow's v1
             interface (``tw_core.OptimizerLike``).
-          replicas_to_aggregate: gradients that make a step.
-          total_num_replicas: replicas; as many as gradients by default. More of
-            them are backups; with fewer, some contribute several gradients per step.
+          replicas_to_aggregate: number of gradients per step.
+          total_num_replicas: number of replicas; by default, one per gradient. Extra
+            ones are backups; with fewer, some contribute several gradients per step.
           variable_averages: a ``tf.train.ExponentialMovingAverage``, applied
             once per step to ``variables_to_average``.
-          variables_to_average: for ``variable_averages``.
-          use_locking: kept for its position; the wrapped optimizer has its own.
-          name: of the ops and queues, the same in all processes.
+          variables_to_average: by default, all trainable variables.
+          use_locking: unused; the wrapped optimizer has its own.
+          name: name of the ops and queues, the same in all processes.
           replica_index: this replica's number; by default the task of the current
             device in ``apply_gradients``, else TF_CONFIG's.
           sparse_mean: "replicas" divides a sparse sum by the number of replicas,
             "per_row" each row by the replicas that touched it, like TensorFlow.
-          fuse_below_bytes: smaller gradients to one server travel as one.
-          compression: a float type, e.g. ``tf.bfloat16``, that wider gradients
-            are cast to in transit.
+          fuse_below_bytes: gradients smaller than this are sent to a server together.
+          compression: a float type, e.g. ``tf.bfloat16``, to which wider gradients
+            are cast in transit.
           wait_timeout_s: longest wait for a step, in seconds; None for no bound.
-          start_timeout_s: longest wait for other replicas to start; like
-            ``wait_timeout_s`` by default.
-          when_replica_leaves: "continue" with fewer, or "end" for all.
+          start_timeout_s: longest wait for other replicas to start, in seconds; by
+            default ``wait_timeout_s``.
+          when_replica_leaves: "continue" with the others, or "end" the run for all.
           elastic: whether the run goes on without the missing replicas when a wait
             reaches ``wait_timeout_s``, instead of raising; they rejoin when they
             return. If the chief is lost, another replica takes over.
@@ -114,7 +114,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
         Raises:
           ValueError: a count, a choice, a timeout or a name is invalid.
-          TypeError: an argument is of another type.
+          TypeError: an argument has the wrong type.
         """
         check_wrapped(
             opt,
@@ -141,8 +141,8 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         self.wait_timeout_s, self.start_timeout_s = wait_timeout_s, start_s
         if elastic and self.wait_timeout_s is None:
             raise ValueError(
-                f"{_CLASS}: elastic=True needs a wait_timeout_s, after which replicas "
-                "are given up; got None."
+                f"{_CLASS}: elastic=True needs a wait_timeout_s, after which missing "
+                "replicas are evicted; got None."
             )
         self._opt = opt
         self._average: Any = None
@@ -163,8 +163,8 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         """
         if self._built is None:
             raise ValueError(
-                f"{_CLASS}: call apply_gradients() or minimize() first; queues and ops "
-                "exist from then on."
+                f"{_CLASS}: call apply_gradients() or minimize() first; it builds the "
+                "queues and ops."
             )
         return self._built
 
@@ -225,23 +225,23 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         Args:
           grads_and_vars: [N] pairs; a gradient may be dense, sparse or None,
             which is passed on to the wrapped optimizer.
-          global_step: increased by one per step; by default the graph's own, where
-            one has been made, since wrappers of optimizers often pass none.
-          name: of the ops; by default the optimizer's.
-          weight: of this replica's gradients in the mean, such as the rows of its
-            batch: a number or scalar tensor, 0 or more. It is this replica's own, hence
-            not a list; either all replicas pass one, or none does, for equal weights.
+          global_step: incremented by each step; by default the graph's global step, if
+            there is one, since wrappers of optimizers often pass none.
+          name: name of the ops; by default the optimizer's.
+          weight: weight of this replica's gradients in the mean, such as the number of
+            rows in its batch: a number or scalar tensor, 0 or more. Either every
+            replica passes its own, or none does, for equal weights.
             A replica of weight 0 does not count, and its gradients may be NaN; if all
             weights are 0, the means are 0.
 
         Returns:
-          The training op: it ends when the step has been applied.
+          The training op, which returns when the step has been applied.
 
         Raises:
-          ValueError: no pair, no global step, no number for this replica, or a
-            gradient of another shape than its variable's. One whose shape is known
-            only at run time fails then, with ``InvalidArgumentError``. A weight below
-            0, of another graph, or with ``sparse_mean="per_row"``.
+          ValueError: no pairs, no global step, no number for this replica, or a
+            gradient whose shape is not its variable's (dynamic shapes are checked in
+            each step, with ``InvalidArgumentError``); a weight that is negative, of
+            another graph, or passed with ``sparse_mean="per_row"``.
           TypeError: a gradient or variable of another kind or dtype, or an invalid
             weight.
           RuntimeError: called in eager mode, in a ``tf.function``, or in the body
@@ -277,7 +277,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         """Returns the ``QueueRunner`` that runs the chief's rounds.
 
         For sessions without the hook. When its coordinator stops, it closes the
-        queues: replicas that wait then get ``OutOfRangeError``.
+        queues, and waiting replicas get ``OutOfRangeError``.
 
         Raises:
           ValueError: called before ``apply_gradients``.
@@ -291,8 +291,8 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         """Returns the op that lets replicas continue before the first step is over.
 
         Args:
-          num_tokens: how many; -1 for as many as are needed, which is 0 unless
-            there are fewer replicas than ``replicas_to_aggregate``.
+          num_tokens: number of tokens; -1 for as many as are needed, which is 0
+            unless there are fewer replicas than ``replicas_to_aggregate``.
 
         Raises:
           ValueError: called before ``apply_gradients``, or too few tokens.
@@ -325,7 +325,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
         Raises:
           TypeError: ``session`` is not a session.
-          ValueError: it is one of another graph, or ``apply_gradients`` was not called.
+          ValueError: it is of another graph, or ``apply_gradients`` was not called.
         """
         graph = self.sync_graph
         check_session(session, graph.train_op.graph)

@@ -1,1 +1,1 @@
-"""Where parameters lie in a cluster, and how workers pull them in packs."""
+"""Placement of parameters in a cluster, and how workers pull them in packs."""

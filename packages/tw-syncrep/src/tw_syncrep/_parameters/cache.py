@@ -43,7 +43,7 @@ class CachedParameter:
 def variable_getter(
     task: TaskConfig | str, *, below_bytes: int = SMALL_BYTES
 ) -> Callable[..., tf.Variable]:
-    """Returns a variable getter with which parameters are pulled in packs.
+    """Returns a variable getter that makes a worker pull parameters in packs.
 
     Under it, ``get_variable`` returns a copy of a trainable parameter on the
     worker; the training op of ``SyncReplicasOptimizer`` refreshes all copies with
@@ -59,7 +59,7 @@ def variable_getter(
 
     Raises:
       TypeError: ``task`` is neither, or ``below_bytes`` is not a whole number.
-      ValueError: ``task`` is not a device string, or ``below_bytes`` negative.
+      ValueError: ``task`` is not a device string, or ``below_bytes`` is negative.
     """
     below_bytes = check_whole_number(below_bytes=below_bytes, at_least=0)
     if not isinstance(task, str):
@@ -131,8 +131,8 @@ class Pulling:
     The chief joins the parameters of each pack at the end of a round and *publishes*
     the result in a variable on their server that is in no collection and no checkpoint.
     So a round joins them once for all workers, and a slow worker gets the state after
-    one round or the next, never one in between. Before anything is published, and where
-    the chief has no such copies, the parameters are read directly.
+    one round or the next, never a mixture. Before anything is published, and where the
+    chief has no such copies, the parameters are read directly.
     """
 
     cached: tuple[CachedParameter, ...]
@@ -157,10 +157,10 @@ class Pulling:
     ) -> tuple[tf.Tensor, tf.Operation]:
         """Returns ``progress``, and an op that updates all copies.
 
-        To be built on the worker's device, where both are.
+        Call it on the worker's device, where both results are.
 
         ``progress``, int64 [P] on a server, is computed before parameters are read. It
-        travels with a small pack of that server, if any; a large one would be copied.
+        is sent with a small pack of that server, if any; a large one would be copied.
         """
         arrived, assigns = None, []
         carriers = with_head(
@@ -195,7 +195,7 @@ class Pulling:
         masters = {n: self.cached[n].master for n in pack.indices}
 
         def join() -> tf.Tensor:
-            # Handles of its own: outer ones would cost an op each, every time.
+            # New handles: capturing the outer ones would cost an op each in every call.
             handles = {n: _remade_handle(master) for n, master in masters.items()}
             return pack.join(
                 {

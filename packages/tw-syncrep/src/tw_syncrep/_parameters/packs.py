@@ -1,13 +1,13 @@
-"""Packs: which tensors travel together, and how they are joined and cut.
+"""Packs: which tensors are sent together, and how they are joined and cut.
 
 A transfer over gRPC costs about as much as copying a hundred kilobytes, so small
-tensors to one server are joined. A tensor of a mebibyte or more would be copied for
-nothing, and travels alone. The plan follows from static properties of the graph, and is
-the same in every worker's process.
+tensors to one server are joined. A tensor of a mebibyte or more is sent alone: copying
+it would gain nothing. The plan follows from static properties of the graph, and is the
+same in every worker's process.
 
-A few whole numbers, such as a ticket, need no transfer of their own either: they travel
+A few integers, such as a ticket, need no transfer of their own either: they are sent
 as the *head* of a pack of floats, one byte per element. Every float type of two bytes
-or more holds a byte exactly, so nothing that copies or casts floats can change it.
+or more holds a byte exactly, so no copy or cast between floats can change it.
 """
 
 import math
@@ -26,14 +26,14 @@ _BYTES_PER_NUMBER = 8
 
 @dataclass(frozen=True)
 class Pack:
-    """Tensors of one server and dtype that travel as one."""
+    """Tensors of one server and dtype that are sent as one."""
 
     server: str  # device, as the graph names it
     dtype: str
-    indices: tuple[int, ...]  # places in the caller's list
+    indices: tuple[int, ...]  # in the caller's list
     shapes: tuple[tuple[int, ...], ...]
-    is_small: bool  # whether it may be copied on its way
-    numbers: int = 0  # in the head
+    is_small: bool  # whether it may be copied in transit
+    numbers: int = 0  # integers in the head
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -52,7 +52,7 @@ class Pack:
         return join_flat(own)
 
     def prepend(self, head: tf.Tensor | None, joined: tf.Tensor) -> tf.Tensor:
-        """Puts the head in front of a pack that was joined without it."""
+        """Prepends the head to a pack that was joined without it."""
         if head is None:
             return joined
         return tf.concat([_as_bytes(head, joined.dtype), joined], axis=0)
@@ -85,7 +85,7 @@ class Pack:
 
 
 def _as_bytes(numbers: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Encodes whole numbers, int64 [P], as bytes in elements of a float dtype."""
+    """Encodes integers, int64 [P], as bytes in elements of a float dtype."""
     return tf.cast(tf.reshape(tf.bitcast(numbers, tf.uint8), [-1]), dtype)
 
 

@@ -36,8 +36,8 @@ def device_setter(
     arguments here; a checkpoint restores under any arguments.
 
     Args:
-      task: of a cluster.
-      strategy: "bytes" puts each variable on the server that then has the fewest bytes,
+      task: this task and its cluster.
+      strategy: "bytes" puts each variable on the server with the fewest bytes so far,
         an unknown dimension counting as 1; "round_robin" on the servers in turn, as
         TensorFlow does. A function takes the op of a variable or table and returns the
         index of a server.
@@ -68,7 +68,7 @@ def _make_strategy(
     if not callable(strategy) and not (is_named and strategy in _NAMED):
         raise (ValueError if is_named else TypeError)(
             f"{_CALLER}: strategy must be 'bytes', 'round_robin' or a function from an "
-            f"op to the number of a server; got {strategy!r}."
+            f"op to a server's index; got {strategy!r}."
         )
     if capacities is not None:
         if strategy != "bytes":
@@ -100,7 +100,7 @@ def _fewest_bytes(capacities: Sequence[float]) -> _Strategy:
 
     def choose(op: tf.Operation) -> int:
         more = _bytes_of(op)
-        # Read before the op is noted: it is counted once it has its device.
+        # Read before ``loads`` notes the op, which counts once it has a device.
         before = loads.bytes_on
         loads(op)
         full = [
@@ -130,8 +130,8 @@ def _refuse_others(strategy: _Strategy, servers: int) -> _Strategy:
         is_whole = isinstance(server, Integral) and not isinstance(server, bool)
         if not is_whole or not 0 <= server < servers:
             raise ValueError(
-                f"{_CALLER}: strategy must return the number of one of {servers} "
-                f"servers, from 0; got {server!r} for {op.name!r}."
+                f"{_CALLER}: strategy must return a server's index, 0 to "
+                f"{servers - 1}; got {server!r} for {op.name!r}."
             )
         return int(server)
 
@@ -140,7 +140,7 @@ def _refuse_others(strategy: _Strategy, servers: int) -> _Strategy:
 
 @contextmanager
 def exact_device_scope(device: str) -> Iterator[None]:
-    """Places ops on ``device`` alone, whatever device scope the caller is in.
+    """Places ops on ``device`` alone, regardless of the caller's device scope.
 
     A worker's device function would otherwise complete the name of a parameter
     server with, say, the worker's GPU. An empty name leaves the choice to the

@@ -1,4 +1,4 @@
-"""The protocol of a training step: state on the servers, and each task's part in it.
+"""The protocol of a training step: state on the servers, and each task's ops.
 
-Built into the graph once; a step runs no Python from here.
+It is built into the graph once; a step runs no Python from here.
 """

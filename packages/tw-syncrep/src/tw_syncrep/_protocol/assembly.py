@@ -84,7 +84,7 @@ def _apply_with(
     """Returns a function that applies a round's means with ``opt``, then averages."""
 
     def apply(means: dict[int, Any]) -> Any:
-        # TensorFlow's own class adds up rows of equal index itself; others may not.
+        # TensorFlow's own class sums duplicate indices itself; others may not.
         if not isinstance(opt, tf.compat.v1.train.Optimizer):
             with tf.device(None):  # on the means' own devices
                 means = {n: with_unique_rows(mean) for n, mean in means.items()}
@@ -100,7 +100,7 @@ def _apply_with(
 
 
 def _unique_name(name: str) -> str:
-    """Numbers the optimizers of one name in a graph, so that they share no queue."""
+    """Makes an optimizer's name unique in the graph, so that none share a queue."""
     taken = tf.compat.v1.get_collection_ref(_NAMES)
     taken.append(name)
     count = taken.count(name)

@@ -54,13 +54,13 @@ class LifecycleOps:
     life: tf.Tensor  # [] feeds ``join``, ``open`` and ``claim``
     leave: tf.Operation
     evict: tf.Operation
-    whom: tf.Tensor  # [R] 1 for replicas to evict; feeds ``evict`` and ``take_over``
+    whom: tf.Tensor  # [R] 1 for each replica to evict; feeds ``evict``, ``take_over``
     close: tf.Operation  # ends the run for all
     heartbeat: tf.Operation
     wake: tf.Operation
     position: tf.Tensor  # [2] feeds ``wake``, ``evict``, ``take_over``; default: own
     status: Sequence[tf.Tensor]  # for ``read_status``
-    next_hold: tf.Tensor  # [] least number of a hold requested after this
+    next_hold: tf.Tensor  # [] lowest number of a hold requested after this
     hold: tf.Operation  # holds the rounds; returns when released
     held: tf.Tensor  # [] number of the last hold that began
     release: tf.Operation
@@ -90,12 +90,12 @@ class SyncGraph:
 
     @property
     def replicas(self) -> int:
-        """How many replicas there are."""
+        """The number of replicas."""
         return self.state.replicas
 
     @property
     def aggregate(self) -> int:
-        """How many gradients a step takes."""
+        """The number of gradients per step."""
         return self.state.aggregate
 
     def runs_step(self, fetches: Sequence[Any]) -> bool:
@@ -162,8 +162,8 @@ def share_initial_tokens(state: SyncState, num_tokens: int) -> tuple[int, ...]:
     """Divides initial tokens, with which replicas continue before step 1 is over.
 
     They are needed when there are fewer replicas than gradients per step: some replica
-    must then contribute a second gradient before the first round can end. More of them
-    let replicas compute gradients that arrive too late, as TensorFlow's default does.
+    must then contribute a second gradient before the first round can end. With more,
+    replicas compute gradients that arrive too late, as with TensorFlow's default.
     """
     needed = max(0, state.aggregate - state.replicas)
     if num_tokens == -1:

@@ -1,7 +1,7 @@
 """The ops around a run's steps: how replicas leave it, and how a chief begins.
 
-The table records the replicas of a run, which leave it, are evicted, end it, and show
-that they are alive; a round waits for those that have not left.
+Replicas record in the table that they are alive, leave, are evicted or end the run; a
+round waits for those that have not left.
 
 While the chief saves, rounds are held, so that no checkpoint mixes two steps: with
 backups, they go on while the chief is busy. A hold is a call that takes the baton and
@@ -78,11 +78,11 @@ def _build_open(
 ) -> tf.Operation:
     """Returns the op that begins an incarnation, and a run if the last has ended.
 
-    It also joins. If a later process has taken the replica's number, nothing begins,
-    and joining is refused.
+    It also joins the run. If a later process has taken the replica's number, nothing
+    begins, and joining is refused.
     """
     table = state.table
-    # A chief that is gone may still be holding the rounds.
+    # A dead chief may still be holding the rounds.
     with tf.control_dependencies([_release_holds(table)]):
         baton = table.take_baton()
     with tf.control_dependencies([baton]):
@@ -99,8 +99,8 @@ def _build_open(
 def _build_claim(state: SyncState, chief: int, life: tf.Tensor) -> tf.Tensor:
     """Builds a chief's claim to variables that it will restore; int64 [], 0 if refused.
 
-    No round changes them, and no other replica begins an incarnation, until it opens
-    one: a replica that sees values in all could mistake half-restored ones for whole.
+    Until the chief opens an incarnation, no round changes them, and no other replica
+    opens one: if all have values, it could mistake half a restore for a complete one.
     """
     table = state.table
     with tf.control_dependencies([_release_holds(table)]):
@@ -126,7 +126,7 @@ def _build_take_over(
     """Builds the take-over by which a replica becomes the chief in the middle of a run.
 
     It succeeds if ``position``, by which the replica judged the chief lost, is still
-    current. The replica does not join again: its step is to see the new incarnation. If
+    current. The replica does not join again: its step must see the new incarnation. If
     the chief may be saving, its hold must be released first.
     """
     table = state.table
@@ -153,13 +153,13 @@ def _begin(
 ) -> tf.Operation:
     """Returns the op that begins an incarnation, under the baton.
 
-    Nothing interrupted earlier reaches into it. A round that was cut off while its
-    means were being applied counts as over: its gradients are not applied twice,
-    though some variables may have missed them. Initial tokens are written with the
-    incarnation, because replicas begin their steps when they see it.
+    Ops interrupted earlier cannot affect it. A round that was cut off while its means
+    were being applied counts as over: its gradients are not applied twice, though some
+    variables may have missed them. Initial tokens are written with the incarnation,
+    because replicas begin their steps when they see it.
     """
     table = state.table
-    # Only the holder of the baton adds gradients, so any that are there are left over.
+    # Only the holder of the baton adds gradients, so any that are left are stale.
     cleared = [op for payload in state.payloads for op in payload.clear()]
     published = replica.pulling.publish(tf.no_op())
     with tf.control_dependencies([*cleared, published]):
@@ -188,7 +188,7 @@ def _begin(
 
 
 def _build_leave(state: SyncState, replica: int) -> tf.Operation:
-    """Returns the op with which a replica leaves the run it joined, ended or not."""
+    """Returns the op by which a replica leaves the run it joined, ended or not."""
     table = state.table
     joined = table.read_of(replica, ReplicaField.JOINED)[0]
     rows = {ReplicaField.HEARD: table.now(), ReplicaField.LEFT: joined}
@@ -205,7 +205,7 @@ def _build_evict(
     Nothing happens if the round is over, or to replicas that have arrived since.
     """
     table = state.table
-    baton = table.take_baton()  # If several evict at once, one counts.
+    baton = table.take_baton()  # If several evict at once, only one counts.
     with tf.control_dependencies([baton]):
         now = table.read([RunField.ROUND, RunField.INCARNATION, RunField.RUN])
         is_due = tf.reduce_all(tf.equal(now[:2], position))
@@ -231,7 +231,7 @@ def _have_arrived(state: SyncState, position: tf.Tensor) -> tf.Tensor:
 
 
 def _build_close(state: SyncState, replica: int) -> tf.Operation:
-    """Returns the op with which a replica ends the run it joined, but no later one."""
+    """Returns the op by which a replica ends the run it joined, but no later one."""
     table = state.table
     joined = replica_key(replica, ReplicaField.JOINED)
     baton = table.take_baton()  # No other run begins in between.
@@ -296,7 +296,7 @@ def build_initial_tokens_op(state: SyncState, num_tokens: int) -> tf.Operation:
 
 
 def make_queue_runner(state: SyncState, round_op: tf.Operation) -> Any:
-    """Makes a ``QueueRunner`` of the chief's rounds; ending it closes the queues."""
+    """Makes a ``QueueRunner`` for the chief's rounds; ending it closes the queues."""
     queue = state.arrivals.queue
     with detached_scope(), exact_device_scope(state.table.device):
         close = tf.group(queue.close(), state.wake_queues.close())

@@ -1,7 +1,7 @@
 """The queues between replicas and chief: gradients one way, wake-ups the other.
 
 All are on the parameter servers and shared by name, so an element may outlive the
-process that put it in, and the chief that it was meant for. A gradient's ticket shows
+process that enqueued it, and the chief that it was meant for. A gradient's ticket shows
 whether it still counts; a token only makes its replica read the run table again.
 """
 
@@ -26,7 +26,7 @@ from tw_syncrep._protocol.run_table import (
 from tw_syncrep._transfer.payload import Payload
 
 _BACKLOG = 4
-"""With this many unread tokens, a replica gets no more at the end of a round."""
+"""A replica with this many unread tokens gets no more at the end of a round."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class GradientQueue:
     def receive(
         self, ticket: tf.Tensor, grads: Mapping[int, Any]
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Sends a replica's ticket and gradients, by index; returns both, received."""
+        """Sends a replica's ticket and gradients, by index; returns both there."""
         sent = self.payload.encode(ticket, grads)
         with exact_device_scope(self.server):
             return self.payload.decode([tf.identity(tensor) for tensor in sent])
@@ -75,7 +75,7 @@ class GradientQueue:
         return element
 
     def mean_of(self, accepted: tf.Tensor) -> dict[int, Any]:
-        """Returns means, by index, of accepted gradients, all of them in the queue."""
+        """Returns the means, by index, of accepted gradients, which are all queued."""
         with exact_device_scope(self.server):
             # A loop with even one remote input becomes a loop over the network.
             accepted = tf.identity(accepted)
@@ -157,7 +157,7 @@ class WakeQueues:
 
         def must_wait(rows: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
             is_same = _are_equal(rows[:4], unchanged)
-            # As the round is the ticket's, the first one is no later.
+            # FIRST_ROUND is never later than the ticket's: >= means equality there.
             repeats = tf.reduce_all(rows[4:6] >= first)
             is_over = tf.logical_or(repeats, _are_equal(token, own_token))
             return is_same & is_full & tf.logical_not(is_over)
@@ -252,13 +252,13 @@ def _watched_keys(replica: int) -> list[int]:
     ]
 
 
-_SESSION = 2  # its place there
+_SESSION = 2  # index of its row
 
 
 def _token(
     reason: WakeReason, round_number: Any = 0, incarnation: Any = 0
 ) -> tf.Tensor:
-    """Returns a token, int64 [3]; but a WATCHDOG's, it is for any wait."""
+    """Returns a token, int64 [3]; it ends any wait, a WATCHDOG's only one."""
     return tf.stack([tf.constant(reason, tf.int64), round_number, incarnation])
 
 
@@ -267,7 +267,7 @@ def _are_equal(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
 
 
 def _choose(condition: tf.Tensor, one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
-    """As ``tf.where`` of one shape, without the costs of broadcasting."""
+    """Selects like ``tf.where``, for equal shapes, without the cost of broadcasting."""
     return tf.raw_ops.Select(condition=condition, x=one, y=other)
 
 

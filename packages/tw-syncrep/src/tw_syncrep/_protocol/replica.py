@@ -36,7 +36,7 @@ class Replica:
     device: str
     position: tf.Variable  # local, int64 [2]: round and incarnation it computes for
     session: tf.Variable  # local, int64 []: 0 before it has joined
-    stamp: tf.Tensor  # int64 []: its batch's number; by default, never counts as seen
+    stamp: tf.Tensor  # int64 []: its batch's number; by default, one never seen before
     local_step: tf.Variable  # its global step, under TensorFlow's name and dtype
     pulling: Pulling
 
@@ -45,7 +45,7 @@ class Replica:
         with exact_device_scope(self.device):
             progress, pulled = self.pulling.pull(progress, is_published=not joins)
             step = tf.cast(progress[2], self.local_step.dtype)
-            # Last: to the watchdog, the position is a sign that all has arrived.
+            # Last: the watchdog reads it as a sign that everything has arrived.
             with tf.control_dependencies([pulled]):
                 recorded = [
                     self.position.assign(progress[:2], read_value=False),
@@ -151,7 +151,7 @@ def _announce(
     notice = make_notice(replica, incarnation)
     sent_as = tf.raw_ops.Select(condition=counted, x=notice, y=ticket)
     # The ticket first: a replica killed in between has arrived, and is only reported
-    # missing; the other way round, the chief would be blamed.
+    # missing; in the other order, the chief would be blamed.
     with tf.control_dependencies([state.arrivals.enqueue(sent_as, sent)]):
         now = table.now()
     arrived_round = tf.where(counted, before.counted_round, round_number)
@@ -184,13 +184,13 @@ _ARRIVAL = (
 
 @dataclass(frozen=True)
 class _ArrivalRows:
-    """A replica's last arrival, by the table, beside a ticket; int64 and bool []."""
+    """A replica's last arrival in the table, against a ticket; int64 and bool []."""
 
-    round: tf.Tensor  # of the ticket, as the next
-    incarnation: tf.Tensor
+    round: tf.Tensor  # of the ticket
+    incarnation: tf.Tensor  # of the ticket
     counts: tf.Tensor  # whether the ticket's batch has been accepted already
-    counted_round: tf.Tensor  # in which its last accepted batch counted
-    count: tf.Tensor  # of gradients in the ticket's round, this one included
+    counted_round: tf.Tensor  # the round in which its last accepted batch counted
+    count: tf.Tensor  # number of gradients in the ticket's round, this one included
     is_evicted: tf.Tensor  # whether the ticket's session was evicted
 
     @classmethod

@@ -3,13 +3,13 @@
 The gradients of a round are chosen once, on one server, for all variables. Arrivals
 share one queue. The chief accepts the first ones of the current round and incarnation,
 at most ``quota[replica]`` from a replica, until it has as many as are needed, or as
-many as the replicas that have not left can send. It adds each one up while it waits
+many as the replicas that have not left can send. It adds each to the sum while it waits
 for the next.
 
 TensorFlow may drop the cancellation of a round whose session is gone. Such a round
 ends by itself: when it takes a ticket that was made for a later incarnation, it puts it
-back and fails; and a round changes variables only if it holds the baton and finds that
-the incarnation is still its own. An incarnation also begins under the baton.
+back and fails. A round changes variables only if it holds the baton and the incarnation
+is still its own. An incarnation also begins under the baton.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ def build_round(
 ) -> tuple[tf.Operation, tf.Tensor]:
     """Builds the chief's round, and its incarnation's placeholder.
 
-    To be called detached and on the table's device; it runs on servers alone.
+    Call it detached and on the table's device; the round runs on servers alone.
     """
     table = state.table
     now = table.read([RunField.ROUND, RunField.INCARNATION, RunField.RUN])
@@ -79,7 +79,7 @@ def build_round(
 
 def _fence(is_own: tf.Tensor) -> tf.Operation:
     """Returns the op that fails unless the incarnation is the round's own."""
-    # One op; that of ``tf.debugging`` is a conditional.
+    # One op; ``tf.debugging.Assert`` would build a conditional.
     told = tf.constant(f"This round was {SUPERSEDED}.")
     return tf.raw_ops.Assert(condition=is_own, data=[told])
 
@@ -151,7 +151,7 @@ def _decide(
 
 @dataclass(frozen=True)
 class _Selection:
-    """Accepts or drops one arrival after another; its methods are the loop's."""
+    """Accepts or drops arrivals one by one; its methods are those of the loop."""
 
     state: SyncState
     round: tf.Tensor
@@ -162,8 +162,8 @@ class _Selection:
     def start(self) -> list[tf.Tensor]:
         """Returns the loop's variables.
 
-        They are count, slots filled [R], stamps of the last accepted batches [R], who
-        has left, bool [R], dropped, and whether this round is superseded.
+        They are the count, slots filled [R], stamps of the last accepted batches [R],
+        replicas that left, bool [R], dropped, and whether this round is superseded.
         """
         nothing = tf.constant(0, tf.int64)
         filled = tf.zeros([self.state.replicas], tf.int64)
@@ -233,10 +233,10 @@ class _Selection:
     ) -> list[tf.Tensor]:
         """Adds an arrival to the tickets, if they are kept, and to the sums.
 
-        One that was made for a later incarnation goes back: its own chief waits for it.
+        An arrival for a later incarnation is put back: its own chief waits for it.
         If nothing is added, LEFT is read again: a replica that leaves or joins writes
         to the table first, then sends a notice, which is never accepted. Returns
-        whether the arrival went back, LEFT, tickets and sums.
+        whether the arrival was put back, LEFT, tickets and sums.
         """
         arrivals, kept = self.state.arrivals, int(bool(self.state.gradient_queues))
 

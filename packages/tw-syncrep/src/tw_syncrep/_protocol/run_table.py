@@ -10,13 +10,13 @@ its own waits (``timeouts/steady_times.py``).
 A *round* is one step of the optimizer. An *incarnation* begins when a chief starts or
 restores: gradients computed in an older one are not accepted. A *run* has incarnations
 until it is closed; replicas that have joined or left it are marked with its number,
-since the servers may outlive it and see another. A *session* begins when a replica
-joins: only its last one may go on. A process draws a *life* before it joins for the
+since the servers may outlive it and serve another. A *session* begins when a replica
+joins: only its latest one may go on. A process draws a *life* before it joins for the
 first time: a replica's number belongs to the latest life.
 
 A *ticket* identifies the replica that computed a gradient, the batch and the round, and
-gives its weight in the mean. A batch is known by its *stamp*, which grows with every
-batch of a replica.
+holds its weight in the mean. A batch is identified by its *stamp*, which grows with
+every batch of a replica.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from typing import Any
 import tensorflow as tf
 
 RING = 64
-"""The table remembers when this many rounds ended."""
+"""The table keeps the end times of this many rounds."""
 
 
 class RunField(IntEnum):
@@ -37,7 +37,7 @@ class RunField(IntEnum):
     round and the global step with which the incarnation began. INCARNATION is negative
     while a chief initializes or restores the variables, before it begins one. CHANGING
     is 1 more than the round whose means are being applied, else 0; CUT_OFF counts
-    rounds whose chief was lost during that. HELD is the number of the last hold
+    rounds whose chief was lost at that time. HELD is the number of the last hold
     that began, DRAWN that of the last hold or release requested. EVICTED counts
     evictions of replicas. BEGUN_AT is the time at which the incarnation began.
     """
@@ -64,11 +64,11 @@ class ReplicaField(IntEnum):
 
     Times are in microseconds of the server's clock; LEFT and JOINED hold the
     ``run_mark`` of the run that it left or joined last; LEFT is negative where it was
-    evicted. ARRIVALS counts its gradients of the round and incarnation that it arrived
-    in last, INITIAL its initial tokens. SESSION is the number of its last join, LIFE
+    evicted. ARRIVALS counts its gradients in the round and incarnation of its last
+    arrival, INITIAL its initial tokens. SESSION is the number of its last join, LIFE
     the life of the process that has the replica's number. COUNTED is the stamp of the
-    last batch that was accepted from it, COUNTED_ROUND 1 more than the round that it
-    counted in.
+    last batch that was accepted from it, COUNTED_ROUND 1 more than the round of that
+    batch.
     """
 
     HEARD = 0
@@ -168,7 +168,7 @@ class RunTable:
         *,
         where: tf.Tensor | None = None,
     ) -> Any:
-        """As ``write``, of fields of one replica."""
+        """Writes fields of one replica; see ``write``."""
         keyed = {replica_key(replica, field): row for field, row in rows.items()}
         return self.write(keyed, where=where)
 
@@ -185,7 +185,7 @@ class RunTable:
         return tf.raw_ops.MutexLock(mutex=mutex)
 
     def give_back(self, baton: tf.Tensor, *, after: Any) -> tf.Operation:
-        """Returns the op after which another may take the baton."""
+        """Returns the op that releases the baton."""
         with tf.control_dependencies(after):
             return tf.raw_ops.ConsumeMutexLock(mutex_lock=baton)
 
@@ -224,8 +224,8 @@ REFUSED = -1
 def draw_life(table: RunTable, replica: int) -> tf.Tensor:
     """Returns a life for a process about to join, greater than any before, int64 [].
 
-    It is drawn separately, before the first join: a join that was left behind by a
-    process that is gone would otherwise count as the latest of all.
+    It is drawn separately, before the first join: otherwise, a join left behind by a
+    dead process would count as the latest.
     """
     latest = table.read_of(replica, ReplicaField.LIFE, ReplicaField.COUNTED)
     return table.now(above=tf.unstack(latest))

@@ -1,9 +1,9 @@
 """A session whose creation, calls and end are bounded.
 
-A hook cannot do this: it is not called while a session is created, and a call that is
-blocked inside TensorFlow reacts to nothing that Python does. So the session lives in
-a thread of its own. The caller waits for its answers, checks the parameter servers now
-and then, and leaves the thread behind when waiting has become pointless.
+A hook cannot do this: it is not called while a session is created, and Python cannot
+interrupt a call that is blocked inside TensorFlow. So the session lives in its own
+thread. The caller waits for its answers, checks the parameter servers now and then, and
+abandons the thread when waiting has become pointless.
 """
 
 import time
@@ -29,32 +29,31 @@ _LOST = (
     tf.errors.NotFoundError,
     tf.errors.UnavailableError,
 )
-"""What a call may raise whose session another process has ended."""
+"""Errors that a call may raise when another process has ended its session."""
 
 
 class AbandonedError(RuntimeError):
-    """An earlier call was left behind and may still be running."""
+    """An earlier call was abandoned and may still be running."""
 
 
 class SessionCalls(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Ends calls that were left behind, and records since when a session is remade.
+    """Ends abandoned calls, and records since when a session has been recreated.
 
-    A call that was left behind may return much later, when its server answers again. It
-    would then go on in hooks that serve another session by now, and if it failed,
-    TensorFlow would make a session for it again: two of one replica. So this is the
-    first of the hooks.
+    An abandoned call may return much later, when its server answers again. It would
+    then call hooks that serve another session by now, and if it failed, TensorFlow
+    would recreate its session: the replica would have two. So this hook is the first.
 
-    TensorFlow recreates a session inside of a call whenever it fails. One that
-    fails again soon has not been made: the time counts from the first loss.
+    TensorFlow recreates a session inside a call whenever it fails. A session that soon
+    fails again does not count as made: the time counts from the first loss.
     """
 
     is_left = False
-    """Whether the session's call was left behind."""
+    """Whether the session's call was abandoned."""
 
     def __init__(
         self, settled_s: float | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Takes how long a session must have run to count as made."""
+        """Takes the time that a session must run, in seconds, to count as made."""
         self._settled_s = settled_s
         self._clock = clock
         self._lost_at: float | None = None
@@ -62,19 +61,18 @@ class SessionCalls(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     @property
     def remade_since(self) -> float | None:
-        """When the making of the session began; None while one runs."""
+        """When recreating the session began; None while a session runs."""
         return self._lost_at if self._runs_since is None else None
 
     def check(self, *_: object) -> None:
-        """Ends a call that was left behind, by raising in it."""
+        """Ends an abandoned call, by raising in it."""
         if self.is_left:
             raise AbandonedError(
-                "training_session: this call was left behind; what it returns now is "
-                "of no use to anyone."
+                "training_session: this call was abandoned; its result is not needed."
             )
 
     def begin_making(self) -> None:
-        """Records that a session is being made; as ``check``."""
+        """Records that a session is being made; raises like ``check``."""
         self.check()
         ran_since, now = self._runs_since, self._clock()
         has_settled = self._settled_s is None or (
@@ -85,7 +83,7 @@ class SessionCalls(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._runs_since = None
 
     def before_run(self, run_context: Any) -> None:
-        """Records that a session runs; as ``check``."""
+        """Records that a session runs; raises like ``check``."""
         del run_context
         self.check()
         self._runs_since = self._clock()
@@ -93,7 +91,7 @@ class SessionCalls(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     after_create_session = end = check
 
     def after_run(self, *_: object) -> None:
-        """Records that a call has ended well; as ``check``."""
+        """Records that a call has succeeded; raises like ``check``."""
         self.check()
         self._lost_at = None
 
@@ -101,10 +99,10 @@ class SessionCalls(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 class TrainingSession:
     """The session of ``training_session``; used like a ``MonitoredSession``."""
 
-    _watch: Mapping[str, Any] = MappingProxyType({})  # more fields of the monitors
+    _watch: Mapping[str, Any] = MappingProxyType({})  # further fields of the monitors
 
     def _find_replaced(self) -> Exception | None:
-        """Returns the error if another process has this one's place."""
+        """Returns the error if another process has replaced this one."""
         return None
 
     def __init__(
@@ -118,16 +116,16 @@ class TrainingSession:
         failure: Callable[[], Exception | None] = lambda: None,
         release: Callable[[bool], None] = lambda _: None,
     ) -> None:
-        """Creates the session in a thread of its own.
+        """Creates the session in its own thread.
 
         Args:
           create: returns a ``MonitoredSession``.
           servers: "host:port" of parameter servers by task name.
-          wait_timeout_s: how long they may be silent; None for no bound.
-          start_timeout_s: how long ``create`` may take; None for no bound.
-          unanswered: returns whether a question through the session got no answer.
-          failure: returns the reason to leave a call behind, or None.
-          release: called at the end, and when a call is left behind, with whether one
+          wait_timeout_s: longest silence of servers, in seconds; None for no bound.
+          start_timeout_s: longest run of ``create``, in seconds; None for no bound.
+          unanswered: returns whether a request in the session got no answer.
+          failure: returns the reason to abandon a call, or None.
+          release: called at the end, and when a call is abandoned, with whether one
             was; ends the threads that watch over the session.
 
         Raises:
@@ -186,7 +184,7 @@ class TrainingSession:
         """
         if fetches is None:
             raise TypeError(
-                "TrainingSession.run: fetches must be ops and tensors; got None."
+                "TrainingSession.run: fetches must be ops or tensors; got None."
             )
         return self._call(
             "a step",
@@ -208,7 +206,7 @@ class TrainingSession:
         return bool(self._session.should_stop())
 
     def close(self) -> None:
-        """Closes the session in order.
+        """Closes the session.
 
         Raises:
           SyncTimeoutError: parameter servers did not answer in time.
@@ -224,7 +222,7 @@ class TrainingSession:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        """Closes the session in order; the end of the data is not an error."""
+        """Closes the session; the end of the data is not an error."""
         ended = self._end(lambda: self._session.__exit__(kind, error, traceback))
         return bool(ended)
 
@@ -244,8 +242,8 @@ class TrainingSession:
         monitor = self._monitor(doing, limit_s=limit_s)
         if self._thread.is_abandoned:
             raise AbandonedError(
-                "training_session: an earlier call did not return and was left "
-                "behind; make a new session."
+                "training_session: an earlier call did not return and was abandoned; "
+                "make a new session."
             )
         if self._thread.has_ended:
             raise RuntimeError(

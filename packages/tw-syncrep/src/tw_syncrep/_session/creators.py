@@ -1,4 +1,4 @@
-"""How the sessions of the chief and the other replicas are made, and made again.
+"""Creates and recreates the sessions of the chief and the other replicas.
 
 Variables are initialized or restored only if the servers hold no run to continue.
 These sessions examine each set of fetches and feeds once: ``Session.run`` does so in
@@ -25,7 +25,7 @@ class KnownCall:
         self, graph: tf.Graph, fetches: Any, feeds: Mapping[tf.Tensor, Any]
     ) -> None:
         """Takes fetches and feeds that TensorFlow has run."""
-        # Fetches and feeds are known by their ids, which must not be reused.
+        # Fetches and feeds are identified by their ids, which must not be reused.
         self._kept = [*_leaves(fetches), *feeds]
         self._feeds = [
             (
@@ -66,8 +66,8 @@ class KnowingSession(tf.compat.v1.Session):  # type: ignore[misc]
     def adopt(cls, session: tf.compat.v1.Session) -> tf.compat.v1.Session:
         """Makes a session remember its calls, and returns it.
 
-        TensorFlow's creators and managers make their sessions themselves. If it lacks
-        the functions that this needs, they stay as they are.
+        TensorFlow's creators and managers make their sessions themselves. A session
+        that lacks the functions that this needs is returned as it is.
         """
         if not can_prepare(session):
             return session
@@ -151,7 +151,7 @@ _POLL_S = 1
 class HeldSessionCreator(tf.compat.v1.train.ChiefSessionCreator):  # type: ignore[misc]
     """Makes the chief's sessions; initializes only if the servers hold no run.
 
-    TensorFlow's own restores or initializes the variables whenever it makes a session.
+    TensorFlow's creator restores or initializes the variables for every new session.
     That would undo steps if the parameter servers and other replicas have gone on.
     """
 
@@ -171,7 +171,7 @@ class HeldSessionCreator(tf.compat.v1.train.ChiefSessionCreator):  # type: ignor
         self._master = master
         self._config = config
         self._is_held = is_held  # takes a session, and whether it is not the first
-        self._check = check  # raises if nobody waits for a session any more
+        self._check = check  # raises if the session is no longer needed
         self._has_created = False
 
     def create_session(self) -> tf.compat.v1.Session:
@@ -188,7 +188,7 @@ class HeldSessionCreator(tf.compat.v1.train.ChiefSessionCreator):  # type: ignor
             raise
         if not is_held:
             session.close()
-            self._check()  # The servers may have been silent for long.
+            self._check()  # The servers may have been silent for a long time.
             session = super().create_session()
         # Only now: a failure may have left variables half restored.
         self._has_created = True
@@ -237,7 +237,7 @@ class ReadySessionCreator(tf.compat.v1.train.SessionCreator):  # type: ignore[mi
             raise StartTimeoutError(
                 "training_session: the chief has not initialized the variables within "
                 f"{self._max_wait_s:g} s, the lesser of start_timeout_s and "
-                f"max_wait_secs: {error.message}. Start it, or raise that.",
+                f"max_wait_secs: {error.message}. Start it, or raise that bound.",
                 waited_s=self._max_wait_s,
             ) from error
         return KnowingSession.adopt(session)

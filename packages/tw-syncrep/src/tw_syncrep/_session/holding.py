@@ -32,7 +32,7 @@ class HoldRounds(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[mi
     def before_save(
         self, session: tf.compat.v1.Session, global_step_value: int
     ) -> None:
-        """Returns once no round changes variables any more."""
+        """Returns once rounds no longer change variables."""
         del global_step_value
         ops = self._find()
         if ops is None:
@@ -60,9 +60,9 @@ class HoldRounds(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[mi
     def after_save(self, session: tf.compat.v1.Session, _: int) -> None:
         """Lets the rounds go on.
 
-        Other replicas end the hold of a chief that they have not heard from for long.
-        Its checkpoint may mix two steps, and be older than those written since: it is
-        withdrawn.
+        Other replicas end the hold of a chief that has been silent for a long time. Its
+        checkpoint may mix two steps, and be older than those written since: it is
+        removed.
         """
         if self._thread is not None and not self._thread.is_alive():
             _withdraw(session.graph)
@@ -83,8 +83,8 @@ def _withdraw(graph: tf.Graph) -> None:
         if last is None:
             continue
         _log.warning(
-            "SyncReplicasOptimizer: rounds went on while checkpoint %s was written; it "
-            "is removed.",
+            "SyncReplicasOptimizer: rounds went on while checkpoint %s was written; "
+            "removing it.",
             last,
         )
         tf.compat.v1.train.remove_checkpoint(last)
@@ -116,7 +116,7 @@ class WhileActing(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._was_asked = False
 
     def begin(self) -> None:
-        """Adds the writer's needs to the graph, which is finalized afterwards."""
+        """Adds the ops that the writer needs, before the graph is finalized."""
         # A step counter that writes nowhere adds them, and nothing else.
         tf.compat.v1.train.StepCounterHook(summary_writer=_NOWHERE).begin()
 
@@ -129,12 +129,12 @@ class WhileActing(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._created_in = None
 
     def before_run(self, run_context: Any) -> Any:
-        """Asks the writer, if the replica acts."""
+        """Calls the writer, if the replica acts."""
         self._was_asked = self._begin_if_acting(run_context.session)
         return self._writer.before_run(run_context) if self._was_asked else None
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Passes the results to the writer, if it was asked."""
+        """Passes the results to the writer, if it was called."""
         if self._was_asked:
             self._writer.after_run(run_context, run_values)
 

@@ -1,4 +1,4 @@
-"""The hook, which starts a replica's part, bounds its waits and ends it in order."""
+"""The hook that makes a replica join a run, bounds its waits and makes it leave."""
 
 import contextlib
 import logging
@@ -31,16 +31,16 @@ from tw_syncrep._timeouts.watchdog import Watchdog
 
 _log = logging.getLogger("tw_syncrep")
 
-# Plain numbers compare many times faster, and this is done every step.
+# Plain integers compare many times faster, and every step compares them.
 _CLOSED, _WATCHDOG = int(WakeReason.RUN_CLOSED), int(WakeReason.WATCHDOG)
 _REPLACED = int(WakeReason.REPLACED)
 _ENDING_MS = 10_000
 _MOST_REPLACED = 2
-"""Most sessions replaced in a row without a step that needed no replacement."""
+"""Limit of sessions replaced in a row; a step without replacement resets the count."""
 
 
 class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Made by ``SyncReplicasOptimizer.make_session_run_hook``."""
+    """A replica's hook, made by ``SyncReplicasOptimizer.make_session_run_hook``."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     @property
     def start_timeout_s(self) -> float | None:
-        """Longest wait for the others' start, in seconds."""
+        """Longest wait for the other replicas to start, in seconds."""
         timeout_s: float | None = self._optimizer.start_timeout_s
         return timeout_s
 
@@ -111,17 +111,17 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     @property
     def is_acting(self) -> bool:
-        """Whether this replica applies the steps; in an elastic run, any one may."""
+        """Whether this replica applies the steps; in an elastic run, any may."""
         return self._role is not None and self._role.is_acting
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether the server is silent though a wait has taken too long."""
+        """Whether the server has been silent for too long."""
         return self._watchdog is not None and self._watchdog.is_unanswered
 
     @property
     def given_up(self) -> Exception | None:
-        """The reason to leave the training op behind, or None."""
+        """The reason to abandon the training op, or None."""
         return None if self._watchdog is None else self._watchdog.given_up
 
     def make_saver_listener(self) -> tf.compat.v1.train.CheckpointSaverListener:
@@ -138,8 +138,8 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         """Ends the threads of a session that has ended.
 
         Args:
-          is_left: whether a call was left behind in it. Then the session is closed,
-            in a thread of its own, as that may not return either.
+          is_left: whether a call was abandoned in it. Then the session is closed in
+            another thread, since closing may not return either.
 
         Raises:
           TypeError: ``is_left`` is not a bool.
@@ -155,9 +155,9 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def _take_number(
         self, addresses: Mapping[str, Any], check: Callable[[], None]
     ) -> None:
-        """Takes this replica's number, before a session is made that ends others'.
+        """Takes this replica's number before making a session, which ends others'.
 
-        Without the addresses of servers, the session that joins does.
+        Without the addresses of servers, the session takes it when it joins.
         """
         if self._own_number is None:
             self._own_number = find_own_number(self._graph, addresses)
@@ -340,7 +340,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             run_context.request_stop()
 
     def end(self, session: tf.compat.v1.Session) -> None:
-        """Leaves the run in order; the chief ends it for all.
+        """Leaves the run; the chief ends it for all.
 
         Raises:
           RuntimeError: called before ``after_create_session``.
@@ -355,7 +355,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         try:
             session.run(farewell, options=_bounded(_ENDING_MS))
         except tf.errors.OpError as error:
-            _log.warning("Could not leave in order; others will wait: %s", error)
+            _log.warning("Could not leave the run; others will wait: %s", error)
 
     def _finds_run(self, session: tf.compat.v1.Session, *, is_again: bool) -> bool:
         graph = self._graph
@@ -367,14 +367,14 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         status = read_status(parts)
         if not status.incarnation or status.is_closed:
             return False
-        # Later than its own: it has begun that one too, but got no answer.
+        # A later incarnation is this chief's too: the reply to its beginning was lost.
         if is_again or 0 < self._opened <= status.incarnation:
             return True
         within_s = self.wait_timeout_s or 0.0
         return is_held_by_others(parts, graph.replica, within_s=within_s)
 
     def _find_holding(self) -> LifecycleOps | None:
-        """Returns the ops that hold the rounds, if those go on without the chief."""
+        """Returns the ops that hold the rounds, if rounds go on without the chief."""
         graph = self._graph
         goes_on = self.is_elastic or graph.aggregate < graph.replicas
         return graph.ops if goes_on else None
@@ -421,12 +421,12 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         error: Exception = tf.errors.AbortedError(None, None, reason)
         if self._replaced > _MOST_REPLACED:
             late = SyncTimeoutError(
-                f"{reason} That was needed {_MOST_REPLACED} times running: what its "
-                "step pulls or computes takes longer than wait_timeout_s allows, or is "
-                "lost each time. Raise it, or look at the network."
+                f"{reason} Replacing it did not help {_MOST_REPLACED} times in a row: "
+                "the step's pull or computation takes longer than wait_timeout_s "
+                "allows, or is lost each time. Raise it, or check the network."
             )
             half_s = (self.wait_timeout_s or 0.0) / 2
-            why = "was lost, or takes too long, in session after session"
+            why = "was lost, or takes too long, in several sessions in a row"
             wait = Wait(
                 who=f"replica {self._graph.replica}",
                 what="the servers' reply to its step",
@@ -440,7 +440,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         session.close()
 
     def _superseded(self, by: str) -> Exception:
-        """Returns an error that makes TensorFlow replace the session, and join again.
+        """Returns an error that makes TensorFlow replace the session and join again.
 
         If a later process has the replica's number, joining is then refused.
         """
@@ -475,7 +475,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 def _out_of_order(called: str, missing: str) -> str:
     return (
         f"SyncReplicasHook.{called}: called before {missing}(). A session calls them "
-        "in order: give the hook to training_session(hooks=[...])."
+        "in order: pass the hook to training_session(hooks=[...])."
     )
 
 

@@ -1,9 +1,9 @@
-"""A replica's number, asked for and taken without a session of this task.
+"""Takes a replica's number without a session of this task.
 
-A server ends a task's sessions when another process begins one under the same name. Of
-two living processes of one index each would end the other's sessions, again and again.
-So a process asks for its number first, in a session of the table's own server, and
-begins no session if a later process has it.
+A server ends a task's sessions when another process begins one under the same name: two
+live processes with one index would keep ending each other's sessions. So a process
+first takes its number, in a session of the table's own server, and begins no other
+session if a later process has it.
 """
 
 import time
@@ -26,7 +26,7 @@ _POLL_S = 0.25
 
 
 class OwnNumber:
-    """The number of one replica, and the life that its process has for it."""
+    """A replica's number, which belongs to its process for a life."""
 
     def __init__(self, graph: SyncGraph, address: str) -> None:
         """Takes the graph of the replica, and "host:port" of the table's server."""
@@ -49,13 +49,13 @@ class OwnNumber:
         )
 
     def _connect(self) -> Any:
-        """Returns a session of the table's server."""
+        """Returns a session on the table's server."""
         return tf.compat.v1.Session(
             f"grpc://{self._address}", self._graph, self._config
         )
 
     def is_replaced(self, life: int) -> bool:
-        """Returns whether a later process has the number; not if nobody answers."""
+        """Returns whether a later process has the number; False without an answer."""
         try:
             with self._connect() as session:
                 return bool(0 < life < int(session.run(self._latest)))
@@ -65,7 +65,7 @@ class OwnNumber:
     def take(self, life: int, *, check: Callable[[], None]) -> int:
         """Takes the number for a life, which it draws if that is 0; returns the life.
 
-        In two calls: what a process that is gone has left behind takes no number then.
+        In two calls, so that an op left behind by a dead process takes no number.
         ``check`` raises to end the wait for the server.
         """
         while True:
@@ -84,7 +84,7 @@ class OwnNumber:
 
 
 def find_own_number(graph: SyncGraph, addresses: Mapping[str, Any]) -> OwnNumber | None:
-    """Returns what asks for a replica's number; None where no server is known."""
+    """Returns a replica's ``OwnNumber``; None where its server is not known."""
     device = tf.DeviceSpec.from_string(graph.state.table.device)
     servers = addresses.get("ps", ())
     if device.job != "ps" or device.task is None or device.task >= len(servers):

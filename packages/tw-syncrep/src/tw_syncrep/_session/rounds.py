@@ -1,4 +1,4 @@
-"""A session's work around its calls: numbering batches, running the chief's rounds."""
+"""Work of a session around its calls: numbers batches, runs the chief's rounds."""
 
 import logging
 import threading
@@ -53,7 +53,7 @@ class BatchStamps:
         self.is_repeated = False  # whether the last call was made again
 
     def begin_session(self, number: int) -> None:
-        """Records that a session has joined; an open call will be made again."""
+        """Records that a session has joined; a pending call will be made again."""
         self._number = number
         self._is_again = not self._has_returned
 
@@ -74,9 +74,9 @@ class BatchStamps:
 class ChiefRole:
     """Whether this process acts as the chief, and the rounds that it then runs.
 
-    In an elastic run any replica may, if the chief is lost. The rounds have a thread of
-    their own, outside the coordinator: it joins its threads at the end, when this one
-    still waits for gradients that will not arrive.
+    In an elastic run any replica may, if the chief is lost. The rounds run in a thread
+    outside the coordinator, which joins its threads at the end, when this one still
+    waits for gradients that will not arrive.
     """
 
     graph: SyncGraph
@@ -185,7 +185,7 @@ class ChiefRole:
         return True
 
     def pause(self) -> None:
-        """Lets no further round begin, and no failure be reported, in this session."""
+        """Prevents further rounds, and reports of failures, in this session."""
         with self._lock:
             self._session = None
             if self._stopped is not None:

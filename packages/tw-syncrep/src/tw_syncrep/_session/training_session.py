@@ -1,4 +1,4 @@
-"""``training_session``: TensorFlow's arguments, with bounds from cluster and hooks."""
+"""``training_session``: a session with bounds taken from the cluster and the hooks."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +23,7 @@ _DEFAULTS: dict[tuple[str, ...], tuple[Any, ...]] = {
     ("save_summaries_steps", "save_summaries_secs"): (100, None),
     ("log_step_count_steps",): (100,),
 }
-"""Those of ``MonitoredTrainingSession`` where none of the names is given."""
+"""Defaults of ``MonitoredTrainingSession``, where none of the names is passed."""
 
 
 def training_session(
@@ -57,33 +57,33 @@ def training_session(
       master: target of this task's server.
       is_chief: whether to initialize variables and write checkpoints; in an elastic
         run, the replica that acts as the chief writes them.
-      checkpoint_dir: where; the chief restores from there.
-      scaffold: as TensorFlow's.
-      hooks: including the optimizer's hook.
-      chief_only_hooks: as TensorFlow's.
-      save_checkpoint_secs: as TensorFlow's.
-      save_summaries_steps: as TensorFlow's.
-      save_summaries_secs: as TensorFlow's.
-      config: as TensorFlow's; without ``device_filters`` in it, a replica sees
-        the parameter servers and itself, so that no other replica's death
+      checkpoint_dir: folder of checkpoints, from which the chief restores.
+      scaffold: as in TensorFlow.
+      hooks: hooks, including the optimizer's.
+      chief_only_hooks: as in TensorFlow.
+      save_checkpoint_secs: as in TensorFlow.
+      save_summaries_steps: as in TensorFlow.
+      save_summaries_secs: as in TensorFlow.
+      config: as in TensorFlow; without ``device_filters`` in it, a replica sees
+        only the parameter servers and itself, so that no other replica's death
         affects its session.
-      stop_grace_period_secs: as TensorFlow's.
-      log_step_count_steps: as TensorFlow's.
-      max_wait_secs: longest wait for the chief's initialization;
+      stop_grace_period_secs: as in TensorFlow.
+      log_step_count_steps: as in TensorFlow.
+      max_wait_secs: longest wait for the chief's initialization, in seconds;
         ``start_timeout_s`` if that is less.
-      save_checkpoint_steps: as TensorFlow's.
-      summary_dir: as TensorFlow's.
-      save_graph_def: as TensorFlow's.
+      save_checkpoint_steps: as in TensorFlow.
+      summary_dir: as in TensorFlow.
+      save_graph_def: as in TensorFlow.
       cluster: tasks and their addresses; by default TF_CONFIG's.
-      wait_timeout_s: how long parameter servers may be silent, not reach each other,
-        or let no session be recreated; by default the hook's, else 600. No bound if
-        the hook has None. In an elastic run, a replica that no server answers waits
-        for ``start_timeout_s`` more.
-      start_timeout_s: how long creating the session may take; by default the
+      wait_timeout_s: longest time, in seconds, in which parameter servers are silent or
+        cut off from each other, or the session is recreated; by default the hook's, or
+        600 without a hook. No bound if the hook has None. In an elastic run, a replica
+        that no server answers waits ``start_timeout_s`` longer.
+      start_timeout_s: longest creation of the session, in seconds; by default the
         hook's.
 
     Returns:
-      The session, created.
+      The created session.
 
     Raises:
       TypeError: an argument is of the wrong type.
@@ -123,7 +123,7 @@ def training_session(
     start_s = _timeout(start_timeout_s, [hook.start_timeout_s for hook in ours])
     wait_s = _timeout(wait_timeout_s, [hook.wait_timeout_s for hook in ours])
     calls = SessionCalls(wait_s)
-    # A replica that is cut off from an elastic run is evicted, then starts as at first.
+    # A replica that is cut off from an elastic run is evicted, then starts again.
     is_elastic = bool(ours) and all(hook.is_elastic for hook in ours)
     watch = {
         "patience_s": start_s if is_elastic else 0.0,
@@ -171,28 +171,28 @@ class _ReplicasSession(TrainingSession):
 def _prepare(
     ours: list[SyncReplicasHook], calls: SessionCalls, addresses: Mapping[str, Any]
 ) -> None:
-    """Prepares for making a session, which ends those of others of this name."""
+    """Prepares for making a session, which ends other processes' of this name."""
     calls.begin_making()
     for hook in ours:
         hook._take_number(addresses, calls.check)
 
 
 def _name_own(cluster: TaskConfig | None) -> str:
-    """Names this task, whom the servers must reach."""
+    """Names this task, which the servers must reach."""
     if cluster is None or cluster.address is None:
         return "this task"
     return f"this task, {cluster.job} {cluster.index}, at {cluster.address}"
 
 
 def _read_folder(**given: Any) -> str | None:
-    """Returns the path of a folder, if there is one, as TensorFlow takes it."""
+    """Returns the path of a folder, if any, as a string."""
     ((_, folder),) = given.items()
     check_kind(str | os.PathLike | None, "the path of a folder", **given)
     return None if folder is None else os.fspath(folder)
 
 
 def _read_hooks(**given: Any) -> list[Any]:
-    """Returns the hooks of one argument, each of which has a hook's methods."""
+    """Returns the hooks of one argument; refuses values without a hook's methods."""
     ((name, hooks),) = given.items()
     if hooks is None:
         return []

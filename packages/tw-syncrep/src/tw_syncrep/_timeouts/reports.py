@@ -1,7 +1,7 @@
-"""The report of a deadline error that has a status.
+"""The reports of deadline errors, from the status of the run.
 
 The run table records which replicas have arrived in which round, and when each was last
-heard from: a replica that waits can see from it where all the others are.
+heard from: a waiting replica can see from it where all the others are.
 """
 
 from typing import TypeVar
@@ -20,7 +20,7 @@ def report_run(
     missing = {f"replica {n}": _replica(status, n) for n in error.missing}
     if isinstance(error, ChiefLostError):
         heard = when_heard(status, status.chief)
-        why = f"is the chief, and does not end the round; {heard}"
+        why = f"is the chief, and has not ended the round; {heard}"
         missing[f"replica {status.chief}"] = why
     if not status.incarnation:
         missing["the chief"] = "has not started"
@@ -40,14 +40,14 @@ def report_run(
 
 
 def _replica(status: Status, n: int) -> str:
-    """Describes where a replica is, by the run table."""
+    """Describes a replica's state in the run table."""
     round_number, arrived_s = status.round_number, status.arrived_s[n]
     if n in status.left:
         state = "has left the run"
     elif n in status.evicted:
         state = "was evicted"
     elif n in status.arrived:
-        state = f"has arrived in round {round_number} {arrived_s or 0.0:.1f} s ago"
+        state = f"arrived in round {round_number}, {arrived_s or 0.0:.1f} s ago"
     elif n not in status.joined:
         state = "has not started"
     else:

@@ -1,9 +1,9 @@
-"""Probes parameter servers, and decides when a session's call is given up.
+"""Probes parameter servers, and decides when to abandon a session's call.
 
 Servers are probed without TensorFlow. A dead server refuses the connection. A stopped
 one does not: the kernel accepts the connection for it. So the probe sends the greeting
-of HTTP/2, which gRPC speaks, and waits for the first bytes of the answer. Whether
-servers reach each other only they can tell: a small graph crosses each pair of them.
+of HTTP/2, which gRPC speaks, and waits for the first bytes of the answer. Only servers
+know whether they reach each other: a small graph crosses each pair of them.
 """
 
 import errno
@@ -29,7 +29,7 @@ from tw_syncrep._errors import (
 _E = TypeVar("_E", bound=SyncTimeoutError)
 
 CHECK_EVERY_S = 0.5
-"""Seconds between two checks during a call that takes long."""
+"""Seconds between two checks during a long call."""
 _PROBE_S = 0.4
 _CROSSING_MS = 1500
 _REFUSED = os.strerror(errno.ECONNREFUSED)
@@ -39,7 +39,7 @@ _GREETING = (
 
 
 def find_fault(address: str, *, timeout_s: float = _PROBE_S) -> str | None:
-    """Returns the fault of the server at "host:port" in a few words; None if none."""
+    """Describes the fault of the server at "host:port"; None if it has none."""
     try:
         with socket.create_connection(split_address(address), timeout_s) as peer:
             peer.settimeout(timeout_s)
@@ -65,10 +65,10 @@ def find_faults(addresses: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_parted(addresses: Mapping[str, str]) -> list[str]:
-    """Asks servers, by "job index", for each other; returns pairs that are parted."""
+    """Tests servers, by "job index"; returns pairs that cannot reach each other."""
 
     def is_parted(pair: tuple[str, str]) -> bool:
-        # A server that does not answer this process either is not parted, but slow.
+        # A server that does not answer this process either is slow, not cut off.
         alone = all(_crosses(addresses[name], name) for name in pair)
         return alone and not _crosses(addresses[pair[0]], *pair)
 
@@ -99,7 +99,7 @@ def _crosses(address: str, *names: str) -> bool:
             session.run(tensor)
     except (tf.errors.DeadlineExceededError, tf.errors.UnavailableError):
         return False
-    except tf.errors.OpError:  # It answers, whatever it says.
+    except tf.errors.OpError:  # An error is an answer too.
         pass
     return True
 
@@ -112,14 +112,14 @@ class ServerMonitor:
     servers: Mapping[str, str]  # "host:port" by task name
     timeout_s: float | None  # longest silence of servers
     limit_s: float | None = None  # longest time of the whole call
-    unanswered: Callable[[], bool] = lambda: False  # a question through the session
-    failure: Callable[[], Exception | None] = lambda: None  # why to give the call up
+    unanswered: Callable[[], bool] = lambda: False  # a request in the session
+    failure: Callable[[], Exception | None] = lambda: None  # why to abandon the call
     probe: Callable[[Mapping[str, str]], dict[str, str]] = find_faults
     events: Recorder = field(default_factory=lambda: Recorder("training_session"))
     clock: Callable[[], float] = time.monotonic
     patience_s: float | None = 0.0  # beyond timeout_s, where this task may be cut off
-    remade_since: Callable[[], float | None] = lambda: None  # the session, in this call
-    own: str = "this task"  # whom the servers must reach, for errors
+    remade_since: Callable[[], float | None] = lambda: None  # the session, by this call
+    own: str = "this task"  # the task that servers must reach, for errors
     cross: Callable[[Mapping[str, str]], list[str]] = find_parted
     _began: float = field(init=False)
     _answered: float = field(init=False)
@@ -159,9 +159,9 @@ class ServerMonitor:
         return pause_s
 
     def _check_silence(self, faults: Mapping[str, str], now: float) -> float:
-        """Returns as ``check``, or raises if servers were silent for too long."""
+        """Returns like ``check``, or raises if servers were silent for too long."""
         if self._silent_since is None:
-            # Since the last answer, except for time in which this process did not ask.
+            # Since the last answer, but without the time in which no probe was sent.
             self._silent_since = max(self._answered, now - CHECK_EVERY_S)
         if self.timeout_s is None:
             return CHECK_EVERY_S
@@ -183,14 +183,14 @@ class ServerMonitor:
                 waited_s=self._elapsed(),
             )
             raise self._with_report(error, _places(faults), limit_s)
-        # The last probe is to end when the time is over.
+        # The last probe must end at the deadline.
         return max(0.01, min(CHECK_EVERY_S, limit_s - silent_s - _PROBE_S))
 
     def _may_be_cut_off(self, faults: Mapping[str, str]) -> bool:
         """Returns whether no server answers, or has answered, and none refuses.
 
-        Where the network is back, TCP may take as long again as it was gone until a
-        call goes on.
+        After an outage of the network, TCP may need as long again before a call goes
+        on.
         """
         if any(_REFUSED in fault for fault in faults.values()):
             self._was_cut_off = False
@@ -202,25 +202,25 @@ class ServerMonitor:
         named = "the one that holds the global step"
         if not self.servers:
             return named
-        return f"{named}, though a probe finds all of them"
+        return f"{named}, though all of them answer a probe"
 
     def _bound(self, limit_s: float) -> str:
         more_s = limit_s - (self.timeout_s or 0.0)
-        more = f", and one that is cut off has {more_s:g} s more" if more_s else ""
+        more = f", and {more_s:g} s more for a replica cut off" if more_s else ""
         return f"wait_timeout_s is {self.timeout_s:g}{more}"
 
     def _advice(self, faults: Mapping[str, str]) -> str:
         look = (
-            f"Perhaps they do not reach {self.own}: look at its port and its firewall. "
+            f"Perhaps they cannot reach {self.own}: check its port and its firewall. "
         )
         own = look if self.servers and not faults else ""
         if self.patience_s == 0.0:
             first = "Then" if own else "Restart them before the timeout, or"
-            return f"{own}{first} start the whole run again from its last checkpoint."
+            return f"{own}{first} restart the whole run from its last checkpoint."
         return own + (
-            "Replicas that reach them go on without this one (elastic=True): where "
-            "they do, start it again, and it joins them; else restart the servers, "
-            "and the whole run from its last checkpoint."
+            "Replicas that reach them go on without this one (elastic=True): if there "
+            "are any, restart this one, and it joins them; otherwise restart the "
+            "servers, and the whole run from its last checkpoint."
         )
 
     def _check_remaking(self) -> None:
@@ -232,12 +232,12 @@ class ServerMonitor:
         if remade_s < self.timeout_s:
             return
         error = SyncTimeoutError(
-            f"training_session: {self.doing} has lost its session and recreated it, "
-            f"again and again or without an end, for {remade_s:.1f} s (wait_timeout_s "
-            f"is {self.timeout_s:g}), though all parameter servers answer. Either they "
-            f"do not reach {self.own}: look at its port and its firewall, and whether "
-            "TF_CONFIG names the same address on the servers. Or the chief has not "
-            "restored the variables of a server that restarted: start it.",
+            f"training_session: {self.doing} has been losing and recreating its "
+            f"session for {remade_s:.1f} s (wait_timeout_s is {self.timeout_s:g}), "
+            "though all parameter servers answer. Either they cannot reach "
+            f"{self.own}: check its port, its firewall, and whether TF_CONFIG has the "
+            "same address on the servers. Or the chief has not restored the variables "
+            "of a server that restarted: start the chief.",
             waited_s=self._elapsed(),
         )
         raise self._with_report(error, {}, self.timeout_s)
@@ -260,7 +260,7 @@ class ServerMonitor:
             self._cross_at = min(self.clock() + self.timeout_s / 8, due)
 
     def explain(self, error: SyncTimeoutError) -> SyncTimeoutError:
-        """Returns the error of a wait, or that of servers that are parted."""
+        """Returns the error of a wait, or that of servers cut off from each other."""
         if isinstance(error, ServerLostError) or self._cross_at is None:
             return error
         parted = self.cross(self.servers)
@@ -271,12 +271,12 @@ class ServerMonitor:
         error = ServerLostError(
             f"training_session: {self.doing} has waited {self._elapsed():.1f} s "
             f"(wait_timeout_s is {self.timeout_s:g}); all parameter servers answer "
-            f"this task, but do not reach each other: {'; '.join(parted)}. Look at "
-            "the network between them.",
-            servers=tuple(f"{pair} do not reach each other" for pair in parted),
+            f"this task, but cannot reach each other: {'; '.join(parted)}. Check the "
+            "network between them.",
+            servers=tuple(f"{pair} cannot reach each other" for pair in parted),
             waited_s=self._elapsed(),
         )
-        missing = {pair: "do not reach each other" for pair in parted}
+        missing = {pair: "cannot reach each other" for pair in parted}
         return self._with_report(error, missing, self.timeout_s or 0.0)
 
     def _check_limit(self, faults: Mapping[str, str]) -> None:
@@ -285,12 +285,12 @@ class ServerMonitor:
         servers = "; ".join(faults.values()) or "all parameter servers answer"
         error = StartTimeoutError(
             f"training_session: {self.doing} has taken {self._elapsed():.1f} s "
-            f"(start_timeout_s is {self.limit_s:g}): {servers}. Where they answer, the "
+            f"(start_timeout_s is {self.limit_s:g}): {servers}. If they answer, the "
             "chief has not initialized the variables, or another task that the "
-            "session needs is not there: start it, set device_filters, or raise "
-            f"start_timeout_s. Or the servers do not reach {self.own}: they look for "
-            "it where their own TF_CONFIG says, so a task that has moved to another "
-            "address joins only servers that are started again.",
+            "session needs is not running: start it, set device_filters, or raise "
+            f"start_timeout_s. Or the servers cannot reach {self.own}: they use the "
+            "address in their own TF_CONFIG, so a task that has moved to another "
+            "address can join only after the servers have been restarted.",
             waited_s=self._elapsed(),
         )
         raise self._with_report(error, _places(faults), self.limit_s)
@@ -302,7 +302,7 @@ class ServerMonitor:
             missing = {"the chief, or another task": "all parameter servers answer"}
         wait = Wait(
             who="training_session",
-            what=f"an answer of the parameter servers to {self.doing}",
+            what=f"an answer from the parameter servers to {self.doing}",
             waited_s=error.waited_s,
             deadline_s=deadline_s,
             arrived=[name for name in self.servers if name not in missing],
@@ -315,5 +315,5 @@ class ServerMonitor:
 
 
 def _places(faults: Mapping[str, str]) -> dict[str, str]:
-    """Returns "(host:port) cannot be reached" by name, of faults that begin with it."""
+    """Returns faults such as "(host:port) cannot be reached", without their names."""
     return {name: fault.removeprefix(f"{name} ") for name, fault in faults.items()}

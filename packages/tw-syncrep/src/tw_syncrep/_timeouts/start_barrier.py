@@ -53,8 +53,8 @@ class StartBarrier:
         if names:
             raise RuntimeError(
                 "SyncReplicasOptimizer: the model is not ready: these variables have "
-                f"no value: {', '.join(names)}. Add them to the init_op, or make them "
-                "before the session."
+                f"no value: {', '.join(names)}. Add them to the init_op, or create "
+                "them before the session."
             )
         self._needed = min(graph.aggregate, graph.replicas)
         self._name = f"replica {graph.replica}"
@@ -74,8 +74,8 @@ class StartBarrier:
     def wait(self, session: tf.compat.v1.Session, *, timeout_s: float | None) -> None:
         """Waits until the chief and enough replicas have started.
 
-        Polls 20 times a second at first, then ever less often: a start is noticed late
-        by an eighth of the time that it took. Returns at once if the run that this
+        Polls 20 times a second at first, then less and less often: a start is noticed
+        after at most another eighth of the wait. Returns at once if the run that this
         replica has joined has ended: its step will stop it.
         """
         with self.events.during(self._name, "the wait for the others' start"):
@@ -101,7 +101,7 @@ class StartBarrier:
             self.sleep(pause_s)
 
     def _is_enough(self, status: Status) -> bool:
-        """Returns whether an elastic run begins without the missing replicas."""
+        """Returns whether an elastic run may begin without the missing replicas."""
         if self.at_least is None or not status.incarnation or status.is_closed:
             return False
         return not self._is_left_out(status) and len(status.joined) >= self.at_least
@@ -112,7 +112,8 @@ class StartBarrier:
         session.run(ops.evict, {ops.position: position, ops.whom: whom})
         missing = [n for n, is_missing in enumerate(whom) if is_missing]
         _log.warning(
-            "SyncReplicasOptimizer: the run begins without replica(s) %s: not started.",
+            "SyncReplicasOptimizer: replica(s) %s have not started; the run begins "
+            "without them.",
             name_replicas(status, missing),
         )
 

@@ -1,4 +1,4 @@
-"""The state of a run by its table, and the consequences of a wait that is too long."""
+"""The state of a run, read from its table, and judgements of long waits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,15 +22,15 @@ class Status:
 
     Attributes:
       step: the global step.
-      round_number: steps since the parameter server started; the one in progress.
+      round_number: the round in progress: steps since the parameter server started.
       incarnation: begun by the chief's last start; 0 before it, and while the chief
         initializes or restores the variables.
       is_closed: whether the chief has ended the run.
       chief: the chief's number among the replicas.
       steps_per_s: over the last steps, at most 64; 0 before the second.
       arrived: replicas whose gradients for this round have all arrived.
-      missing: replicas of which some have not, except those that have left or were
-        evicted.
+      missing: replicas with gradients yet to arrive, except those that have left or
+        were evicted.
       left: replicas that have left this run in order.
       evicted: replicas that this run does not wait for until they return.
       joined: replicas that have started in this run, except those that left or were
@@ -41,7 +41,7 @@ class Status:
       heard_s: seconds since each replica was last heard from; None if it never was.
       cut_off: rounds whose chief was lost while their means were being applied: they
         count, but some variables may have missed them.
-      evictions: how often a replica was evicted since the server started.
+      evictions: number of evictions since the server started.
     """
 
     step: int
@@ -110,8 +110,8 @@ def is_held_by_others(
 ) -> bool:
     """Returns whether another replica has trained in this run and is still there.
 
-    Gradients of its process have counted: one that has just started, as all have after
-    a run was killed, has contributed none.
+    Gradients of its process must have counted: processes that have just started, as all
+    have after a run was killed, have contributed none.
     """
     about_run, replicas, _ = parts
     heard = about_run[-2] - replicas[ReplicaField.HEARD]
@@ -154,7 +154,7 @@ def format_status(status: Status) -> str:
 
 
 def name_replicas(status: Status, replicas: Sequence[int]) -> str:
-    """Lists replicas, each with when it was last heard from."""
+    """Lists replicas, each with the time since it was last heard from."""
     named = [f"{replica} ({when_heard(status, replica)})" for replica in replicas]
     return ", ".join(named) or "none"
 
@@ -177,15 +177,15 @@ def judge_wait(
     chief_is_silent = is_silent(status, status.chief, within_s=timeout_s / 2)
     chief_is_lost = is_complete or (status.chief in status.missing and chief_is_silent)
     lost = name_replicas(status, [status.chief])
-    about_chief = f" The chief is lost: replica {lost} does not end the step."
+    about_chief = f" The chief is lost: replica {lost} has not ended the step."
     return _timeout_error(
         ChiefLostError if chief_is_lost else ReplicaTimeoutError,
         f"SyncReplicasOptimizer: replica {replica} waited {waited:.1f} s for the end "
         f"of step {status.step}; wait_timeout_s is {timeout_s:g}."
         f"{about_chief if chief_is_lost else ''} Arrived: "
         f"{name_replicas(status, status.arrived)}. Missing: "
-        f"{name_replicas(status, status.missing)}. Restart what is missing before the "
-        "timeout, raise wait_timeout_s, or have backups (total_num_replicas above "
+        f"{name_replicas(status, status.missing)}. Restart missing replicas before the "
+        "timeout, raise wait_timeout_s, or add backups (total_num_replicas above "
         "replicas_to_aggregate).",
         status,
         waited_s=waited,
@@ -200,10 +200,10 @@ def find_evicted(
     timeout_s: float,
     min_replicas: int,
 ) -> tuple[int, ...] | None:
-    """Decides without whom an elastic run goes on; None if it cannot.
+    """Returns the replicas that an elastic run evicts to go on; None if it cannot.
 
     If the chief is lost, ``replica`` takes over, and a replica that is missing but was
-    heard from lately may be about to arrive: it is not evicted with the chief.
+    heard from recently may be about to arrive: it is not evicted with the chief.
     """
     if not status.incarnation:  # The chief restores the variables.
         return None
@@ -234,9 +234,9 @@ def is_silent(status: Status, replica: int, *, within_s: float) -> bool:
 def judge_absence(
     status: Status, replica: int, *, timeout_s: float, needed: int
 ) -> SyncTimeoutError | None:
-    """Returns the error if the others have given up a replica that does not arrive.
+    """Returns the error if the others have given up on a replica that is missing.
 
-    It would never learn of it: their waits have ended, and its own has not begun.
+    It would not notice otherwise: their waits have ended, and its own has not begun.
     """
     is_needed = len(status.arrived) < min(needed, _present(status))
     if replica not in status.missing or not is_needed or status.waiting_s < timeout_s:
@@ -245,10 +245,10 @@ def judge_absence(
         ReplicaTimeoutError,
         f"SyncReplicasOptimizer: the gradient of replica {replica} for step "
         f"{status.step} has not arrived; others have waited {status.waiting_s:.1f} s "
-        f"for it and given it up (wait_timeout_s is {timeout_s:g}). Arrived: "
+        f"for it and given up (wait_timeout_s is {timeout_s:g}). Arrived: "
         f"{name_replicas(status, status.arrived)}. Missing: "
-        f"{name_replicas(status, status.missing)}. If it computes for so long, raise "
-        "wait_timeout_s; else look at its input and its network.",
+        f"{name_replicas(status, status.missing)}. If its step takes that long, raise "
+        "wait_timeout_s; otherwise check its input and its network.",
         status,
         waited_s=status.waiting_s,
     )
@@ -282,7 +282,7 @@ def overdue_s(
     """Returns the seconds since the replica's round ended; 0 if it may still wait.
 
     If its gradient has arrived and the run has gone on, yet the training op does not
-    return, the token or reply that it waits for was lost on the way.
+    return, the token or reply that it waits for was lost.
     """
     about_run, replicas, ring = parts
     row = replicas[:, replica]
@@ -302,8 +302,8 @@ def overdue_s(
 def longest_pause_s(replicas: int) -> float:
     """Returns the seconds between two reads of the table in a long wait.
 
-    Each read has rows of all replicas. So beyond a hundred replicas each reads less
-    often, and all together no more than a hundred times a second.
+    Each read returns rows of all replicas. So beyond a hundred replicas, each reads
+    less often, and all together at most a hundred times a second.
     """
     return max(1.0, replicas / _QUESTIONS_PER_S)
 

@@ -1,9 +1,9 @@
 """A run table's times, restated by this process's monotonic clock.
 
 The table's times are those of the server's wall clock, which may be set back or forward
-while replicas wait. A time that has not changed since the last look has aged by the
-time that passed here; one that has changed is no older than the last look. So only the
-first look trusts the server's clock, and in an ordinary run nothing is changed.
+while replicas wait. A time that has not changed since the last read has aged by the
+time that passed here; one that has changed is no older than the last read. So only the
+first read trusts the server's clock, and in an ordinary run nothing is changed.
 """
 
 import threading
@@ -19,7 +19,7 @@ _REPLICA_TIMES = [ReplicaField.HEARD, ReplicaField.ARRIVED_AT]
 
 
 class SteadyTimes:
-    """Restates the times of one run table, look by look."""
+    """Restates the times of one run table, read by read."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Takes a ``clock`` in seconds that never goes back."""

@@ -2,13 +2,12 @@
 
 A call that waits inside TensorFlow cannot be interrupted from Python. The watchdog
 wakes it with a token, as the chief does at the end of a round. If the round is long
-over and no token helps, it has the session replaced; if the wait is, the call is left
-behind. In an ordinary run it only records
-now and then that its replica is alive.
+over and no token helps, it has the session replaced; if the wait's deadline is long
+over, the call is abandoned. In an ordinary run it only sends heartbeats.
 
-Its own questions to the server may never return: TensorFlow does not bound the first
-call of a set of fetches, which registers the graph. So every question is asked once
-while the session is made, and a question counts as unanswered while it is open.
+Its own requests to the server may never return: TensorFlow does not bound the first
+call of a set of fetches, which registers the graph. So every request is made once while
+the session is made, and a request counts as unanswered while it is pending.
 """
 
 import logging
@@ -62,19 +61,19 @@ class Watchdog:
     times: SteadyTimes
     clock: Callable[[], float] = time.monotonic
     error: Exception | None = field(init=False, default=None)
-    """Why the training op was woken."""
+    """The error for which the training op was woken."""
     given_up: Exception | None = field(init=False, default=None)
-    """Why to leave the training op behind: waking it has not ended it."""
+    """The reason to abandon the training op, which waking has not ended."""
 
     def __post_init__(self) -> None:
-        """Asks every question once, in the caller's thread, and starts its own."""
+        """Makes every request once, in the caller's thread, and starts its own."""
         self._name = f"replica {self.replica}"
         self._calls = 0
         self._heartbeat_s = heartbeat_interval(self.timeout_s)
         self._check_at: float | None = None
         self._began_at = 0.0
-        self._still_s = 0.0  # part of the wait in which the whole process did not run
-        self._asked_at: float | None = None  # of a question that has no answer yet
+        self._still_s = 0.0  # part of the wait in which the whole process stood still
+        self._asked_at: float | None = None  # when a pending request was sent
         self._answered_at = 0.0
         self._raised_at = 0.0  # when ``error`` was set
         self._has_logged = False
@@ -95,8 +94,8 @@ class Watchdog:
     def is_unanswered(self) -> bool:
         """Whether the server has been silent for too long.
 
-        An open question counts as unanswered. A wait reaches its deadline no later than
-        the silence, which begins with the last answer.
+        A pending request counts as unanswered. A wait reaches its deadline no later
+        than the silence, which begins with the last answer.
         """
         asked_at = self._asked_at
         if asked_at is None or self._stopped.is_set():
@@ -129,7 +128,7 @@ class Watchdog:
 
     def _run(self) -> None:
         next_beat = self.clock() + self._heartbeat_s
-        # A wait that begins during a sleep ends after it: nothing need end the sleep.
+        # A wait that begins during a sleep ends after it: no sleep need be cut short.
         while True:
             began, check_at = self.clock(), self._check_at
             due = next_beat if check_at is None else min(next_beat, check_at)
@@ -149,7 +148,7 @@ class Watchdog:
     def _check(self) -> None:
         answer = self._ask([self.ops.position, *self.ops.status])
         running_s = self.clock() - self._began_at
-        if answer is None:  # A lost server is left to the session's bounds.
+        if answer is None:  # The session's own bounds cover a lost server.
             self._check_again(in_s=_ASK_TIMEOUT_S)
             return
         position, parts = answer[0], self.times.restate(answer[1:])
@@ -164,15 +163,15 @@ class Watchdog:
             self._look_at_silence(status, running_s)
             self._check_again(in_s=self._rest_of_wait(status))
         elif self.recover is not None and self.recover(self._ask, error, status):
-            told = f"the run without {type(error).__name__} in round"
+            told = f"the run despite {type(error).__name__} in round"
             self.events.noted("continued", self._name, told, status.round_number)
-            # The replicas get a while to go on.
+            # The replicas need time to go on.
             self._check_again(in_s=min(self.timeout_s / 4, 1.0))
         else:
             self._end_wait_by(error, status)
 
     def _end_wait_by(self, error: SyncTimeoutError, status: Status) -> None:
-        """Has the hook raise an error; leaves a training op behind that goes on."""
+        """Makes the hook raise an error; abandons a training op that does not end."""
         if self.error is None:
             self.error, self._raised_at = self._with_report(error, status), self.clock()
         elif self.clock() - self._raised_at >= _WAKE_TIMEOUT_S:
@@ -196,7 +195,7 @@ class Watchdog:
 
     def _end_overdue(self, position: Sequence[int], overdue: float) -> None:
         """Wakes a training op whose round is over, or has its session replaced."""
-        half_s = self.timeout_s / 2  # so that the others need not give it up
+        half_s = self.timeout_s / 2  # before the others give up on it
         if overdue < half_s:
             if overdue >= half_s / 4:
                 self._wake(position)
@@ -209,7 +208,7 @@ class Watchdog:
         )
 
     def _look_at_silence(self, status: Status, running_s: float) -> None:
-        """Logs, and finally gives up, a step that neither returns nor arrives."""
+        """Logs, and finally abandons, a step that neither returns nor sends."""
         arrived_s = status.arrived_s[self.replica]
         has_arrived = arrived_s is not None and arrived_s <= running_s
         active_s = running_s - self._still_s
@@ -232,8 +231,8 @@ class Watchdog:
         self._has_logged = True
         _log.warning(
             "SyncReplicasOptimizer: the training op of replica %d has run for %.1f s, "
-            "and its gradient has not arrived: it computes, waits for its input, or "
-            "was lost on the way. The server answers: %s.",
+            "and its gradient has not arrived: the op is computing or waiting for its "
+            "input, or the gradient was lost. The server's status: %s.",
             self.replica,
             running_s,
             format_status(status),
@@ -253,11 +252,11 @@ class Watchdog:
     ) -> Sequence[Any] | None:
         """Runs a small fetch; returns None if the server does not answer in time."""
         options = tf.compat.v1.RunOptions(timeout_in_ms=int(timeout_s * 1000))
-        # A heartbeat returns nothing. It gets through to servers that do not reach
-        # this task too, where a step waits for ever and no other question is answered.
+        # A heartbeat returns no data, so it succeeds even if the servers cannot reach
+        # this task: then steps wait forever, and no other request is answered.
         answers_none = fetches is self.ops.heartbeat and self._asked_at is not None
         self._asked_at = self._asked_at or self.clock()
-        self.events.began(self._name, "a question to the server")
+        self.events.began(self._name, "a request to the server")
         try:
             answer: Sequence[Any] = self.session.run(fetches, feed, options=options)
         except (tf.errors.CancelledError, RuntimeError):
@@ -265,7 +264,7 @@ class Watchdog:
             return None
         except tf.errors.OpError:
             return None
-        self.events.ended(self._name, "a question to the server")
+        self.events.ended(self._name, "a request to the server")
         if answers_none and self._check_at is not None:
             return answer
         self._asked_at = None

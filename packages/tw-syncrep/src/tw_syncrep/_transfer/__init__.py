@@ -1,1 +1,1 @@
-"""Data sent between workers and parameter servers, and the packs it travels in."""
+"""Data sent between workers and parameter servers, and its packs."""

@@ -1,12 +1,12 @@
 """The data that one replica sends to one server, and how replicas' data are added up.
 
-Dense gradients travel in packs. The values of a sparse one travel alone, and the
-indices of all sparse ones with the ticket.
+Dense gradients are sent in packs, the values of a sparse gradient alone, and the
+indices of all sparse gradients with the ticket.
 
-Gradients travel unweighted, and a replica's weight in its ticket. Weights are measured
-in a unit: the first replica's, so that equal ones are exactly 1 and change no bit; and,
-as soon as one differs, the power of two below it, so that whole numbers stay exact. A
-server multiplies only where that changes something.
+Gradients are sent unweighted, and a replica's weight in its ticket. Weights are
+measured in a unit: the first replica's, so that equal weights are exactly 1 and change
+no bit; once a weight differs, the power of two below the unit, so that whole numbers
+stay exact. A server multiplies only by factors other than 1.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,12 +22,12 @@ from tw_syncrep._transfer.rows import RowSums, make_row_sums, sum_dtype_of
 
 @dataclass(frozen=True)
 class SyncOptions:
-    """How gradients travel, and how many make a step."""
+    """How gradients are sent, and how many make a step."""
 
-    aggregate: int  # gradients that make a step
-    total: int  # replicas
-    below_bytes: int  # smaller tensors travel in packs
-    wire_dtype: tf.DType | None  # to which wider floats are cast in transit
+    aggregate: int  # number of gradients per step
+    total: int  # number of replicas
+    below_bytes: int  # smaller tensors are sent in packs
+    wire_dtype: tf.DType | None  # wider floats are cast to it in transit
     sparse_mean: str  # one of SPARSE_MEANS
     is_elastic: bool = False  # whether rounds may go on without missing replicas
     weighs: bool = False  # whether replicas send weights
@@ -37,18 +37,18 @@ class SyncOptions:
 class Payload:
     """Packs of dense gradients, then values and indices of each sparse one.
 
-    The ticket travels as the head of a pack. Where no pack can take it, or there are
-    indices, it travels with these as one vector of whole numbers.
+    The ticket is sent as the head of a pack. If no pack can take it, or there are
+    indices, it is sent with these as one vector of integers.
 
-    Sums are, if replicas send weights, their total and its unit; then one tensor per
-    pack and the state of each ``RowSums``. The sum of the heads is part of its pack's
-    sum, and is cut off with the means.
+    Sums are, if replicas send weights, the weights' total and its unit; then one tensor
+    per pack and the state of each ``RowSums``. The sum of the heads is part of its
+    pack's sum, and is cut off with the means.
     """
 
     packs: tuple[Pack, ...]
     rows: tuple[RowSums, ...]
     wire_dtype: tf.DType | None
-    ticket_size: int  # in numbers
+    ticket_size: int  # number of integers
     weighs: bool = False
 
     def dtypes(self) -> list[tf.DType]:
@@ -145,7 +145,7 @@ class Payload:
 
     @property
     def _carrier(self) -> Pack | None:
-        """The pack that the ticket travels with."""
+        """The pack whose head is the ticket, if any."""
         return next((pack for pack in self.packs if pack.numbers), None)
 
     def _on_wire(self, dtype: Any) -> tf.DType:
@@ -163,7 +163,7 @@ def make_payloads(
     ticket_size: int,
     shared_name: str,
 ) -> dict[str, Payload]:
-    """Plans a replica's payloads by server; to be called in ``detached_scope``.
+    """Plans a replica's payloads by server; call in ``detached_scope``.
 
     The ``first`` server has one even if no gradient goes there.
     """
@@ -204,10 +204,10 @@ def _widened(tensor: tf.Tensor, dtype: Any, shape: Any) -> tf.Tensor:
 def _add_weight(
     so_far: tf.Tensor, weight: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Adds a weight, float64 [], to the total in the unit and the unit, float64 [2].
+    """Adds a weight, float64 [], to the total (in units) and its unit, float64 [2].
 
     Also returns the factor for the sums so far, since the unit may change, and the
-    weight in the unit.
+    weight in units.
     """
     total, unit = tf.unstack(so_far)
     unit = tf.where(total > 0, unit, weight)

@@ -1,9 +1,9 @@
 """How several replicas' sparse gradients are added up.
 
-They become one by ``sparse_mean``: "replicas" divides the sum by the number of replicas
-(or by their total weight), as for dense gradients, so that a row that one of two
-replicas touched counts half. "per_row" divides each row by the number of replicas that
-touched it, as TensorFlow's class does, and uses TensorFlow's accumulator, so that
+``sparse_mean`` chooses the divisor. "replicas" divides the sum by the number of
+replicas (or by their total weight), as for dense gradients, so that a row that one of
+two replicas touched counts half. "per_row" divides each row by the number of replicas
+that touched it, as TensorFlow's class does, and uses TensorFlow's accumulator, so that
 repeated indices in one gradient count as they do there.
 """
 
@@ -15,7 +15,7 @@ import tensorflow as tf
 
 SPARSE_MEANS = ("replicas", "per_row")
 
-# Local steps of gradients that an accumulator always, and never, accepts as fresh.
+# Local steps of gradients that an accumulator always, or never, accepts as fresh.
 _FRESH = 2**62
 _STALE = -1
 
@@ -25,8 +25,8 @@ class RowSums:
     """One sparse gradient.
 
     While replicas are added, its state is two lists of tensors, of the replicas' values
-    and of their indices. Lists keep what they are given: values are copied once, when
-    all are there. With weights a third part is each one's factor, float64 [R].
+    and of their indices. Lists do not copy their elements: values are copied once, when
+    all have arrived. With weights, a third part is each replica's factor, float64 [R].
     """
 
     index: int  # its place in the caller's list
@@ -70,7 +70,7 @@ class RowSums:
     ) -> list[tf.Tensor]:
         """Returns the state after one more replica, values and indices.
 
-        Its values count by ``factor``, those of all before also by ``before``; None: 1.
+        ``factor`` is its factor, ``before`` multiplies those of earlier replicas.
         """
         lists = [
             tf.raw_ops.TensorListPushBack(input_handle=own, tensor=more)
@@ -108,7 +108,7 @@ class RowSums:
     ) -> tf.Tensor:
         """Multiplies each replica's rows by its factor, if any is not 1."""
 
-        def multiply() -> tf.Tensor:  # By 0 to 0, even NaN.
+        def multiply() -> tf.Tensor:  # A factor of 0 gives 0, even for NaN.
             of_rows = tf.repeat(tf.cast(factors, values.dtype), rows)
             width = [1] * (len(self.shape) - 1)
             return tf.math.multiply_no_nan(values, tf.reshape(of_rows, [-1, *width]))
@@ -171,7 +171,7 @@ def make_row_sums(
     shared_name: str,
     weighs: bool,
 ) -> RowSums:
-    """Makes the sums of one sparse gradient; to be called in ``detached_scope``."""
+    """Makes the sums of one sparse gradient; call in ``detached_scope``."""
     accumulator = None
     if sparse_mean == "per_row":
         with tf.device(variable.device):
