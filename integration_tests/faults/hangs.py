@@ -219,7 +219,7 @@ def hang_load(rng: random.Random) -> Hang:
         load(next_too=True)
     began = time.monotonic()
     where = f"tower {victim} of {count}, column {column} of {columns}, {mode}, on {how}"
-    others = [f"tower {k}: not begun" for k in range(victim + 1, count)]
+    others = [f"tower {k}: not started" for k in range(victim + 1, count)]
     missing = [f"tower {victim}: column 'c{column}' for ", *others]
     hang = Hang(where, missing, "the load of a batch")
     try:

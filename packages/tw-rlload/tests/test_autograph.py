@@ -80,10 +80,10 @@ def test_what_cannot_be_traced_is_refused_and_the_batch_stays(autograph):
         *([Weight()], [keras.optimizers.SGD(1.0)]),
     )
     for call, message in (
-        (lambda: batch.load([ROWS]), "DeviceBatch.load copies rows; do so"),
-        (lambda: batch.load_next([ROWS]), "load_next copies rows; do"),
-        (lambda: train.run_epochs(1), "EpochFunction gives arrays; do so"),
-        (lambda: train.optimize(0), "EpochFunction gives arrays; do so"),
+        (lambda: batch.load([ROWS]), "DeviceBatch.load copies rows; use it"),
+        (lambda: batch.load_next([ROWS]), "load_next copies rows; use"),
+        (lambda: train.run_epochs(1), "EpochFunction returns arrays; use it"),
+        (lambda: train.optimize(0), "EpochFunction returns arrays; use it"),
     ):
         with pytest.raises(RuntimeError, match=message):
             tf.function(lambda call=call: call(), autograph=autograph)()

@@ -93,7 +93,7 @@ def test_a_load_that_fails_half_way_is_freed_and_never_trained_on():
     with pytest.raises(OSError, match="the device is gone"):
         load(buffers, writer=writer)
     assert writer.calls == [("empty", 0), ("write", 0, 0, [0, 1, 2, 3]), ("empty", 0)]
-    with pytest.raises(RuntimeError, match="the last load failed half-way"):
+    with pytest.raises(RuntimeError, match="the last load failed halfway"):
         current(buffers)
     assert buffers.report is None
 
@@ -147,7 +147,7 @@ def test_a_load_that_takes_too_long_names_the_column_and_goes_on():
     buffers, writer = make(), FakeWriter()
     load(buffers)
     writer.may_write.clear()
-    with pytest.raises(DeadlineError, match=r" after 0.2 s \(tower 0 inside"):
+    with pytest.raises(DeadlineError, match=r" after 0.2 s \(tower 0: column"):
         load(buffers, writer=writer, timeout_s=0.2)
     with pytest.raises(RuntimeError, match="takes too long; use_next waits for it"):
         current(buffers)
@@ -157,7 +157,7 @@ def test_a_load_that_takes_too_long_names_the_column_and_goes_on():
         buffers.use_next(0.1)
     first, second = missing_in(caught.value.report)
     assert first.startswith("tower 0: column 'x' for 0.")
-    assert second == "tower 1: not begun"
+    assert second == "tower 1: not started"
     assert "arrived   nobody" in caught.value.report
     writer.may_write.set()
     assert buffers.use_next(30).rows_given == 8
@@ -186,7 +186,7 @@ def test_a_tower_that_is_filled_has_arrived_and_a_slow_check_is_told():
         may_bind.wait(30)
         return FakeWriter()
 
-    with pytest.raises(DeadlineError, match="all towers inside checking of the batch"):
+    with pytest.raises(DeadlineError, match="all towers: checking the batch"):
         buffers.load("load", [ROWS], [], bind, timeout_s=0.1)
     may_bind.set()
     assert buffers.use_next(30).rows_given == 8

@@ -75,7 +75,7 @@ def test_sizes_left_open_come_from_the_data():
         ([[X, X[:, :2]], N], r"'x' fragment 1 has shape \[4, 2\]"),
         ([X, N.astype(object)], "'n' is an array of object; must be int32"),
         ([X, np.array(list("abcd"))], "'n' is an array of <U1; must be int32"),
-        ([X[:, :2], N.astype("f")], "(?s)'x' has shape .*'n': float32 does not"),
+        ([X[:, :2], N.astype("f")], "(?s)'x' has shape .*'n': float32 cannot"),
         ([X, N.astype(np.int64) + 2**40], "'n': int64 values .* do not fit int32"),
         ([X, [[1], [2, 3]]], "'n' is not a rectangular array"),
         ([[[1, 2, 3], [4, 5]], N], "'x' is not a rectangular array"),

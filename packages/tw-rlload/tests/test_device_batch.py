@@ -45,7 +45,7 @@ def test_a_load_that_fails_half_way_is_freed_and_never_trained_on(monkeypatch):
     assert [len(variable.numpy()) for variable in written] == [0, 0, 0]
     assert batch.report is None
     for call in (lambda: train.optimize(0), lambda: train.run_epochs(1)):
-        with pytest.raises(RuntimeError, match="the last load failed half-way"):
+        with pytest.raises(RuntimeError, match="the last load failed halfway"):
             call()
     np.testing.assert_array_equal(model.w.numpy(), 0)
     batch.load(columns)

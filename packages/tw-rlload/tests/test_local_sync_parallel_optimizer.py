@@ -147,7 +147,7 @@ def test_a_value_that_does_not_fit_its_placeholder_is_refused():
     optimizer.get_device_losses()[1].value = [1.0, 2.0]
     with session() as sess:
         optimizer.load_data(sess, [X], [])
-        with pytest.raises(ValueError, match=r"takes values of shape \(\); got one of"):
+        with pytest.raises(ValueError, match=r"takes values of shape \(\); got shape"):
             optimizer.optimize(sess, 0)
 
 

@@ -49,10 +49,10 @@ def test_a_cast_that_keeps_the_values_passes(given, wanted):
 @pytest.mark.parametrize(
     ("given", "wanted", "message"),
     [
-        (np.float64([1.0]), np.int32, "float64 does not become int32 without loss"),
-        (np.float32([1.0]), np.bool_, "float32 does not become bool without loss"),
-        (np.int32([1]), np.bool_, "int32 does not become bool without loss"),
-        (np.complex64([1]), np.float32, "complex64 does not become float32"),
+        (np.float64([1.0]), np.int32, "float64 cannot be cast to int32 without loss"),
+        (np.float32([1.0]), np.bool_, "float32 cannot be cast to bool without loss"),
+        (np.int32([1]), np.bool_, "int32 cannot be cast to bool without loss"),
+        (np.complex64([1]), np.float32, "complex64 cannot be cast to float32"),
         (np.int64([0, 2**31]), np.int32, "from 0 to 2147483648 do not fit int32"),
         (np.int8([-1, 3]), np.uint8, "int8 values from -1 to 3 do not fit uint8"),
         (np.int64([2**24 + 1]), np.float32, "every integer up to 16777216"),

@@ -161,7 +161,7 @@ OTHERS = {
     "DeviceBatch": [
         ({"towers": []}, ValueError, "towers is empty"),
         ({"towers": ["/cpu:0"]}, TypeError, "towers(devices)"),
-        ({"towers": towers(["/cpu:0"] * 2)}, ValueError, "given twice"),
+        ({"towers": towers(["/cpu:0"] * 2)}, ValueError, "passed twice"),
         ({"towers": towers(["/gpu:7"])}, ValueError, "/gpu:7"),
         ({"columns": {"x": "float32"}}, TypeError, "got {'x': 'str'}"),
         ({"columns": {}}, ValueError, "at least one col"),
@@ -172,7 +172,7 @@ OTHERS = {
         ),
         (
             {"states": {"x": tf.TensorSpec([None])}},
-            *(ValueError, "names of their own; twice: ['x']"),
+            *(ValueError, "unique names; twice: ['x']"),
         ),
     ],
     "DeviceBatch.load.columns": [
@@ -183,8 +183,8 @@ OTHERS = {
         ),
     ],
     "EpochFunction": [
-        ({"models": ["a", "b"]}, TypeError, "with trainable_variables, as Keras's"),
-        ({"models": [Strange()] * 2}, ValueError, "given twice"),
+        ({"models": ["a", "b"]}, TypeError, "with trainable_variables, such as"),
+        ({"models": [Strange()] * 2}, ValueError, "passed twice"),
         (
             {"models": [Strange(), Strange()]},
             *(TypeError, "Strange.trainable_variables m"),
@@ -198,17 +198,17 @@ OTHERS = {
             {"models": Late(lambda: [keras.Sequential() for _ in range(2)])},
             *(ValueError, "has no trainable variables"),
         ),
-        ({"optimizers": [sgd()] * 2}, ValueError, "is given twice"),
+        ({"optimizers": [sgd()] * 2}, ValueError, "was passed twice"),
         ({"optimizers": [None, sgd()]}, TypeError, "with apply_gradients(pairs)"),
         ({"optimizers": [type(sgd()), keras.Model]}, TypeError, "got the class SGD"),
-        ({"apply_fn": print}, ValueError, "applies with; got 2 models and 2 opt"),
+        ({"apply_fn": print}, ValueError, "for apply_fn; got 2 models and 2 opt"),
         (
             {"models": [Model()], "optimizers": [sgd()], "apply_fn": print},
-            *(ValueError, "must be one model per tower, and the one optimizer"),
+            *(ValueError, "must be one model per tower, and a single optimizer"),
         ),
         (
             {"models": [Model()] * 2, "optimizers": [sgd()], "apply_fn": print},
-            *(ValueError, "A model or an optimizer is given twice"),
+            *(ValueError, "A model or an optimizer was passed twice"),
         ),
         (
             {"optimizers": [sgd()], "apply_fn": print},
@@ -224,7 +224,11 @@ OTHERS = {
         ),
         ({"devices": []}, ValueError, "devices must hold at least one of"),
         ({"devices": ["/cpu:zero"]}, ValueError, "is not a TensorFlow device string"),
-        ({"devices": ["/cpu:0", "/cpu:1", "/device:CPU:0"]}, ValueError, "given twice"),
+        (
+            {"devices": ["/cpu:0", "/cpu:1", "/device:CPU:0"]},
+            ValueError,
+            "passed twice",
+        ),
         ({"input_placeholders": []}, ValueError, "input_placeholders must hold"),
         ({"input_placeholders": [X]}, TypeError, "got ['ndarray']"),
         (
@@ -241,7 +245,7 @@ OTHERS = {
         ),
         (
             {"input_placeholders": Late(lambda: [placeholder()] * 2)},
-            *(ValueError, "names of their own; twice: ['x']"),
+            *(ValueError, "unique names; twice: ['x']"),
         ),
         ({"rnn_inputs": [X]}, TypeError, "rnn_inputs must hold placeholders"),
         (
@@ -255,7 +259,7 @@ OTHERS = {
     ],
     ".sess": [
         (None, TypeError, "sess must be a session"),
-        (v1.Session(graph=tf.Graph()), ValueError, "another graph"),
+        (v1.Session(graph=tf.Graph()), ValueError, "session of the graph in which"),
     ],
 }
 
@@ -276,7 +280,7 @@ new_function = partial(INTERFACE.call, "EpochFunction")
 # Refused for the state that they meet, with a RuntimeError.
 TOO_EARLY = [
     ("DeviceBatch", graph_of_its_own(batch), "use tw_rlload.LocalSyncParallel"),
-    ("DeviceBatch", tf.function(batch, autograph=False), "makes variables; do so"),
+    ("DeviceBatch", tf.function(batch, autograph=False), "makes variables; use it"),
     ("DeviceBatch.load_next", lambda: batch().load_next([X]), "num_buffers=2"),
     ("DeviceBatch.use_next", lambda: batch().use_next(), "load_next"),
     (

@@ -22,8 +22,8 @@ class DeviceBatch:
     An ``EpochFunction`` trains on it.
 
     Attributes:
-      towers: K of them.
-      specs: of the variables: columns, states, and row weights if batches are padded.
+      towers: K towers.
+      specs: specs of the columns, the states, and row weights if batches are padded.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class DeviceBatch:
 
         Raises:
           RuntimeError: inside a graph or a ``tf.function``.
-          ValueError, TypeError: no towers, devices repeated or unknown, no column,
-            or bad options.
+          ValueError, TypeError: no towers, repeated or unknown devices, no columns,
+            or invalid options.
         """
         check_eager("DeviceBatch makes variables")
         check_towers(towers)
@@ -85,7 +85,7 @@ class DeviceBatch:
           columns: by name, or in the order of the specs: arrays, tensors, or
             lists of such fragments; [rows, ...].
           states: the same, [sequences, ...].
-          timeout_s: seconds that the load may take; None for no bound.
+          timeout_s: longest load, in seconds; None for no bound.
 
         Returns:
           The plan of the batch and its size in bytes.
@@ -116,8 +116,8 @@ class DeviceBatch:
 
         Raises:
           RuntimeError: there is only one buffer, a load is already under way, another
-            thread still trains on the batch before the current one, or in a graph
-            or a ``tf.function``.
+            thread still trains on the previous batch, or in a graph or a
+            ``tf.function``.
           ValueError, TypeError: the batch was refused; the current one stays.
         """
         check_eager("DeviceBatch.load_next copies rows")
@@ -127,7 +127,7 @@ class DeviceBatch:
         """Waits for ``load_next`` and makes its batch the current one.
 
         Args:
-          timeout_s: seconds to wait, at most; None for no bound.
+          timeout_s: longest wait, in seconds; None for no bound.
 
         Returns:
           The plan of the batch and its size in bytes.
@@ -148,7 +148,7 @@ def check_eager(why: str) -> None:
     """Refuses graphs and ``tf.function`` bodies, for the reason ``why``."""
     if not tf.executing_eagerly():
         raise RuntimeError(
-            f"{why}; do so outside of graphs and tf.function. In a session graph use "
+            f"{why}; use it outside of graphs and tf.function. In a session graph use "
             "tw_rlload.LocalSyncParallelOptimizer."
         )
 
@@ -170,8 +170,8 @@ def _eager_writer(variables: DataVariables) -> Writer:
 
 
 def _adopt(rows: Any) -> tf.Tensor:
-    # tf.convert_to_tensor copies, into newly allocated memory each time. DLPack hands
-    # the array over, but has no bools and none of the floats of ml_dtypes.
+    # tf.convert_to_tensor copies, into newly allocated memory each time. DLPack does
+    # not copy, but supports neither bools nor the floats of ml_dtypes.
     if rows.dtype.kind in "iuf" and rows.size:
         with tf.device("/cpu:0"):
             return tf.experimental.dlpack.from_dlpack(rows.__dlpack__())

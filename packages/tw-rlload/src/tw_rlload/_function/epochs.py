@@ -64,35 +64,34 @@ class EpochFunction:
             ``trainable_variables``.
           optimizers: as many as models; Keras or v1 optimizers, or anything
             with ``apply_gradients(pairs)``. With ``apply_fn`` a single one.
-          reducer: [K][N] gradients to [K][N] sums, as those of ``tw_reduce``; None
-            for ``tw_reduce.all_reduce`` of the towers' devices. The sums are
+          reducer: maps [K][N] gradients to [K][N] sums, as those of ``tw_reduce`` do;
+            None for ``tw_reduce.all_reduce`` of the towers' devices. The sums are
             divided by K here, or, with pads, by the number of rows that are not pads.
-            What one with memory remembers is in ``reducer_state``.
+            The memory of a reducer that has one is in ``reducer_state``.
           grad_norm_clipping: bound of the averaged gradients' global norm; None
-            or 0 for none.
+            or 0 for no bound.
           apply_fn: ``apply_fn(towers, grads, variables, optimizer)`` applies the
             averaged and clipped [K][N] gradients to the [K][N] variables of K models
             with the one optimizer, such as ``tw_builders.apply_at_owners``; a
             variable without a gradient in any tower has None. By default every
             optimizer applies to its model.
-          sparse_gradients: whether gradients of embeddings stay sparse, so that the
-            optimizer's momentum, RMSprop or the like may leave rows alone that a step
-            does not look up. By default they are made dense, as in
-            ``LocalSyncParallelOptimizer``, and every row moves on.
+          sparse_gradients: whether gradients of embeddings stay sparse, so that
+            momentum, RMSprop and the like may leave rows unchanged that a step does not
+            look up. By default they are made dense, as in
+            ``LocalSyncParallelOptimizer``, and every row is updated.
           trace: ``"once"``: ``loss_fn`` is traced for tower 0, and called for every
             tower with its own model; ``"each"``: it is traced for every tower, for
             models whose Python code differs. As for ``tw_core.map_towers``.
           jit_compile: whether XLA compiles each tower's loss and gradients, and each
-            optimizer's clipping and update, again for every number of rows; an
-            ``apply_fn`` is called as it is. Needs ``trace="once"``.
+            optimizer's clipping and update, once per number of rows; an ``apply_fn``
+            is not compiled. Needs ``trace="once"``.
 
         Raises:
-          ValueError: an unknown ``trace``, one that ``jit_compile`` does not take, a
-            wrong number of models or optimizers, no
-            variables, a reducer
-            that averages, or, with ``apply_fn``, a Keras optimizer that has not been
-            built. Variables that two models share are refused at the first call.
-          TypeError: an argument of another kind than described above.
+          ValueError: a ``trace`` that is unknown or does not go with ``jit_compile``, a
+            wrong number of models or optimizers, no variables, a reducer that averages,
+            or, with ``apply_fn``, a Keras optimizer that has not been built. Variables
+            that two models share are refused at the first call.
+          TypeError: an argument has the wrong type.
           RuntimeError: in a graph or a ``tf.function``.
         """
         check_eager("EpochFunction makes the optimizers' variables")
@@ -103,8 +102,8 @@ class EpochFunction:
             raise ValueError(f"trace must be 'once' or 'each'; got {trace!r}.")
         if check_flag(jit_compile=jit_compile) and trace == "each":
             raise ValueError(
-                "jit_compile=True compiles what is traced for all towers; use "
-                "trace='once', or have loss_fn call tf.function(..., jit_compile=True)."
+                "jit_compile=True compiles one trace for all towers; use trace='once', "
+                "or have loss_fn call tf.function(..., jit_compile=True)."
             )
         update = read_update(
             *(batch.towers, reducer, grad_norm_clipping, apply_fn), sparse_gradients
@@ -122,7 +121,7 @@ class EpochFunction:
 
     @property
     def reducer_state(self) -> ReducerState | None:
-        """What a reducer with memory remembers, for ``tf.train.Checkpoint``."""
+        """The state of a reducer with memory, for ``tf.train.Checkpoint``."""
         return None if self._memory is None else self._memory.state
 
     def optimize(self, batch_index: int) -> dict[str, Any]:
@@ -141,7 +140,7 @@ class EpochFunction:
             graph or a ``tf.function``.
           IndexError: ``batch_index`` is not one of those.
         """
-        check_eager("EpochFunction gives arrays")
+        check_eager("EpochFunction returns arrays")
         with self._buffers.training(self, "optimize") as loaded:
             first = first_sequence(loaded.report, batch_index)
             step = first // loaded.report.sequences_per_device_step
@@ -171,8 +170,8 @@ class EpochFunction:
           shuffle: None for the order of loading; ``"minibatches"`` permutes
             whole steps; ``"rows"`` permutes rows (sequences, with states) within
             each device.
-          seed: of the order; None draws one.
-          progress: shows a bar, which takes one call per epoch; needs tqdm.
+          seed: seed of the order; None draws one.
+          progress: whether to show a bar, with one call per epoch; needs tqdm.
 
         Returns:
           The losses and other scalars of each step, and the order.
@@ -180,9 +179,9 @@ class EpochFunction:
         Raises:
           RuntimeError: nothing is loaded, another call has not returned, or in a
             graph or a ``tf.function``.
-          ValueError, TypeError: a bad argument.
+          ValueError, TypeError: an invalid argument.
         """
-        check_eager("EpochFunction gives arrays")
+        check_eager("EpochFunction returns arrays")
         with self._buffers.training(self, "run_epochs") as loaded:
             order = epoch_order(loaded.report, num_epochs, shuffle, seed=seed)
             loop, layout = self._traced

@@ -1,8 +1,8 @@
 """One step in a ``tf.function``: towers' losses, and averaged gradients applied.
 
-Every tower has a model and an optimizer of its own (replicas, kept equal by equal
-gradients), or all share one of each; or every tower has a model, and a function given
-by the user applies with one optimizer.
+Every tower has its own model and optimizer (replicas, kept equal by equal gradients),
+or all share one of each; or every tower has its own model, and the user's function
+applies gradients with one optimizer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -136,7 +136,7 @@ class FunctionStep:
     def _apply_compiled(
         self, pairs: Sequence[Pairs], outputs: Sequence[TowerOutput]
     ) -> None:
-        """Clips and applies in functions that XLA compiles, one a tower."""
+        """Clips and applies in functions that XLA compiles, one per tower."""
 
         def apply(optimizer: Any, own: Pairs, computed: Pairs) -> None:
             grads, variables = zip(*own, strict=True)
@@ -149,7 +149,7 @@ class FunctionStep:
         items = list(zip(self._optimizers, pairs, computed, strict=False))
         scopes = [tower.scope for tower in self._update.towers]
         once = are_alike(self._optimizers)
-        # A trace for one tower alone may write what only its optimizer knows.
+        # A trace for a single tower may write variables that only its optimizer has.
         for own in (
             [slice(None)] if once else [slice(k, k + 1) for k in range(len(items))]
         ):
@@ -161,7 +161,7 @@ class FunctionStep:
 
     def _scaled_bound(self, optimizer: Any) -> tf.Tensor | float | None:
         # The gradients are those of scaled losses. All optimizers have the same scale,
-        # as all see the same gradients.
+        # since all apply the same gradients.
         bound = self._update.bound
         scale = None if bound is None else self._scale_of(optimizer)
         # In float64, as the gradients may be.
@@ -193,7 +193,7 @@ def _check_counts(
     wanted = "one of each per tower, or one of each for all"
     counts = [(1, 1), (num_towers, num_towers)]
     if has_apply:
-        wanted = "one model per tower, and the one optimizer that apply_fn applies with"
+        wanted = "one model per tower, and a single optimizer for apply_fn"
         counts = [(num_towers, 1)]
     if (len(models), len(optimizers)) not in counts:
         raise ValueError(
@@ -204,7 +204,7 @@ def _check_counts(
     own = {id(item) for items in (models, optimizers) for item in items}
     if len(own) < len(models) + len(optimizers):
         raise ValueError(
-            "A model or an optimizer is given twice; every tower needs its own, or "
+            "A model or an optimizer was passed twice; every tower needs its own, or "
             "pass a single one of each for all towers."
         )
 
@@ -215,7 +215,7 @@ def _check_built(optimizer: Any) -> None:
         raise ValueError(
             f"{type(optimizer).__name__} must be built before apply_fn uses it; make "
             "it with tw_builders.make_sharded_optimizer, or call "
-            "optimizer.build(variables) with those that apply_fn updates."
+            "optimizer.build(variables) with the variables that apply_fn updates."
         )
 
 
@@ -230,7 +230,7 @@ def _check_home(tower: Tower, optimizer: Any, variables: Sequence[Any]) -> None:
     )
     if away:
         raise ValueError(
-            f"jit_compile=True: XLA compiles what {tower.name} writes on its device, "
+            f"jit_compile=True: {tower.name} must write only variables on its device, "
             f"{home}; got {', '.join(away)}. Make optimizers there, as "
             "tw_core.map_towers(lambda tower: keras.optimizers.Adam(), towers) does, "
             "or use jit_compile=False."
@@ -240,8 +240,8 @@ def _check_home(tower: Tower, optimizer: Any, variables: Sequence[Any]) -> None:
 def _trainable(model: Any) -> list[Any]:
     if not hasattr(model, "trainable_variables"):
         raise TypeError(
-            "models must hold objects with trainable_variables, as Keras's and "
-            f"tf.Module's are; got {model!r:.80} ({type(model).__name__})."
+            "models must hold objects with trainable_variables, such as Keras models "
+            f"and tf.Modules; got {model!r:.80} ({type(model).__name__})."
         )
     variables = list(model.trainable_variables)
     others = [

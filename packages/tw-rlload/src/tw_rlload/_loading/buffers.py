@@ -2,7 +2,7 @@
 
 A buffer holds one batch in the variables. Training always reads the current buffer; a
 load in the background fills the other one. After a load that was refused, or failed
-half-way, neither its batch nor the one that it was to replace is trained on.
+halfway, neither its batch nor the one that it was to replace is trained on.
 
 Several threads may call. A load into rows that another thread trains on is refused,
 and so is training on rows that are being replaced: if it waited, the order of threads
@@ -75,7 +75,7 @@ class Buffers:
         devices = [tower.device for tower in towers]
         if twice := repeated_devices(devices):
             raise ValueError(
-                f"Every tower needs a device of its own; given twice: {twice}, in "
+                f"Every tower needs its own device; {twice} were passed twice in "
                 f"{devices}."
             )
         check_flag(check_finite=check_finite)
@@ -151,10 +151,10 @@ class Buffers:
             timeout_s = check_number(timeout_s=timeout_s, at_least=0)
 
         def work(buffer: int) -> Loaded:
-            with self._events.during(ALL_TOWERS, "checking of the batch"):
+            with self._events.during(ALL_TOWERS, "checking the batch"):
                 writer = bind()
                 prepared = self._prepare(inputs, states)
-            self._forget("the last load failed half-way")
+            self._forget("the last load failed halfway")
             self._fill(prepared, writer, buffer)
             return self._describe(prepared, buffer)
 
@@ -234,7 +234,7 @@ class Buffers:
             if runs:
                 raise RuntimeError(
                     f"{' and '.join(runs)} has not returned yet, and still trains on "
-                    "the rows that this load would replace; nothing was touched. Wait "
+                    "the rows that this load would replace; nothing was changed. Wait "
                     "until it returns, or load into another buffer: num_buffers=2 and "
                     "load_next."
                 )
@@ -273,7 +273,7 @@ class Buffers:
         }
         here = [k for k, name in enumerate(self._towers) if name in inside]
         begun = here[0] if here else 0  # Towers are filled one after the other.
-        named = "; ".join(f"{who} inside {what}" for who, what in inside.items())
+        named = "; ".join(f"{who}: {what}" for who, what in inside.items())
         who = f"{self._owner}.{method}"  # A wait's report is read without a traceback.
         error = DeadlineError(
             f"{who}: the batch is still loading after {timeout_s} s "
@@ -285,7 +285,7 @@ class Buffers:
             waited_s=timeout_s,
             deadline_s=timeout_s,
             arrived=self._towers[:begun],
-            missing=dict.fromkeys(self._towers[begun:], "not begun") | inside,
+            missing=dict.fromkeys(self._towers[begun:], "not started") | inside,
         )
         return add_report(error, late, self._events)
 
@@ -308,7 +308,7 @@ class Buffers:
         if plan.rows_dropped:
             self._say_once(
                 *("dropped", logging.WARNING),
-                "%s: %d of %d rows do not fill a step and were dropped (said once; "
+                "%s: %d of %d rows do not fill a step and were dropped (logged once; "
                 "report.rows_dropped has each load's). remainder='pad' keeps them.",
                 *(plan.rows_dropped, plan.rows_given),
             )

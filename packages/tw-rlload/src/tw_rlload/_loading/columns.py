@@ -1,7 +1,7 @@
 """A caller's batch, read into columns, checked, and planned.
 
-A column is given as an array, a tensor, or a list of such fragments, treated as if
-joined along axis 0 but never joined. Columns are given as a list in the order of the
+A column is an array, a tensor, or a list of such fragments, which are read as if joined
+along axis 0 but are never joined. Columns are passed as a list in the order of the
 specs, or as a dictionary by name. Everything is checked here, and every offender named,
 before any row is copied.
 """
@@ -19,14 +19,13 @@ from tw_rlload._loading.specs import Array, ColumnSpec, DType, cast_fault
 
 Columns: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
 
-# Values are checked in blocks of rows of about this size, which takes hardly any
-# memory.
+# Values are checked in blocks of rows of about this size, to save memory.
 _BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Column:
-    """Rows of one column, checked."""
+    """The checked rows of one column."""
 
     spec: ColumnSpec
     fragments: tuple[Array, ...]  # not copied; at least one, of equal inner shape
@@ -177,7 +176,7 @@ def _shape_fault(fragment: Array, column: Column) -> str | None:
         return f"has shape {shape}; must be {wanted}"
     first = list(column.row_shape)
     if shape[1:] != first:
-        return f"has rows of shape {shape[1:]}, fragment 0 of {first}"
+        return f"has rows of shape {shape[1:]}, but fragment 0 of {first}"
     return None
 
 

@@ -159,7 +159,7 @@ def plan_load(
       The plan.
 
     Raises:
-      TypeError: an argument that is not a whole number.
+      TypeError: an argument is not a whole number.
       ValueError: no rows; rows not divisible by states; fewer sequences than
         devices; a maximum below one sequence; an unknown ``remainder``; rows
         left over where ``remainder="error"``.
@@ -177,7 +177,7 @@ def plan_load(
 def check_options(
     num_devices: int, max_per_device_batch_size: int, remainder: str
 ) -> None:
-    """Refuses options with which no batch could be cut."""
+    """Refuses options that no batch could be cut by."""
     check_whole_number(num_devices=num_devices, at_least=1)
     maximum = max_per_device_batch_size
     check_whole_number(max_per_device_batch_size=maximum, at_least=1)
@@ -190,7 +190,7 @@ def check_options(
 def cut_batch(
     rows: int, states: int | None, num_devices: int, maximum: int, remainder: Remainder
 ) -> LoadPlan:
-    """Does the work of ``plan_load``, with checked options."""
+    """Plans like ``plan_load``, with checked options."""
     length = _sequence_length(rows, states)
     sequences = rows // length
     _check_fits(sequences, length, num_devices, maximum)

@@ -1,8 +1,7 @@
 """The specs of columns, and the casts to their dtypes that would change values.
 
-A float may lose digits (float64 to float32), as feeding always allowed; it may not
-become an integer, nor overflow. An integer must stay exact. Faults are found before
-anything is copied.
+A float may lose digits (float64 to float32), as in feeds; it may not become an integer,
+nor overflow. An integer must stay exact. Faults are found before anything is copied.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ class ColumnSpec:
 
     name: str
     dtype: DType
-    inner_shape: tuple[int | None, ...]  # of one row; the data decides a None
+    inner_shape: tuple[int | None, ...]  # of one row; None: any size
     is_state: bool  # one row per sequence
 
 
@@ -47,12 +46,12 @@ def specs_of_placeholders(
         if others:
             raise TypeError(
                 f"{name} must hold placeholders, or other tensors of the graph; got "
-                f"{others}. Arrays are for load_data."
+                f"{others}. Pass arrays to load_data."
             )
         foreign = [tensor.name for tensor in given if tensor.graph is not graph]
         if foreign:
             raise ValueError(
-                f"{name} must be of the default graph; got tensors of another: "
+                f"{name} must belong to the default graph; got tensors of another: "
                 f"{foreign}."
             )
     return _specs([(t.op.name, t) for t in inputs], [(t.op.name, t) for t in states])
@@ -89,7 +88,7 @@ def _specs(
     names = [name for name, _ in (*columns, *states)]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"columns and states need names of their own; twice: {twice}.")
+        raise ValueError(f"columns and states must have unique names; twice: {twice}.")
     own = [make_spec(name, given, is_state=False) for name, given in columns]
     return (*own, *(make_spec(name, given, is_state=True) for name, given in states))
 
@@ -117,9 +116,9 @@ def is_numeric(dtype: tf.DType) -> bool:
 
 
 def cast_fault(array: Array, wanted: DType) -> str | None:
-    """Describes what a cast to ``wanted`` would lose; None where it loses nothing.
+    """Describes the loss of a cast to ``wanted``; None if it is lossless.
 
-    Values are read only where the dtypes do not settle the question.
+    Values are read only if the dtypes do not decide that.
     """
     given = array.dtype
     kinds = (_kind(given), _kind(wanted))
@@ -131,7 +130,7 @@ def cast_fault(array: Array, wanted: DType) -> str | None:
         return _overflow_fault(array, wanted)
     if np.can_cast(given, wanted, "safe"):
         return None
-    return f"{given.name} does not become {wanted.name} without loss"
+    return f"{given.name} cannot be cast to {wanted.name} without loss"
 
 
 def _kind(dtype: DType) -> str:

@@ -1,14 +1,14 @@
-"""The variables that hold a batch, and filling them through memory of our own.
+"""The variables that hold a batch, and filling them through our own memory.
 
 The variables are in no collection: a saver, an initialiser or a summary of "all
 variables" leaves them alone. Assigning zero rows frees their memory, both in a graph
 and eagerly.
 
-A session adopts a fed array as a variable's memory where the array starts at a
-multiple of 64 bytes and the device is a CPU. So rows are always copied into blocks
-of our own: the caller's array is never adopted, and on CPUs the copy is the only
-one. A block is reused when the array handed out over it is gone, which a weak
-reference shows: TensorFlow releases it when the variable does.
+A session adopts a fed array as a variable's memory if the array starts at a multiple
+of 64 bytes and the device is a CPU. So rows are always copied into our own blocks: the
+caller's array is never adopted, and on CPUs the copy is the only one. A block is reused
+when the array over it is gone, as a weak reference shows: TensorFlow releases the array
+with the variable's value.
 """
 
 import math
@@ -32,7 +32,7 @@ ALL_TOWERS = "all towers"
 def make_data_variables(
     towers: Sequence[Tower], specs: Sequence[ColumnSpec], num_buffers: int
 ) -> DataVariables:
-    """Makes variables of no rows, per buffer, tower and column, on towers' devices."""
+    """Makes empty variables, per buffer, tower and column, on the towers' devices."""
     return [
         map_towers(lambda _: [_variable(spec) for spec in specs], towers)
         for _ in range(num_buffers)
@@ -90,7 +90,7 @@ class StagingPool:
         self._blocks = kept
 
     def take(self, shape: Sequence[int], dtype: DType) -> Array:
-        """Hands out an uninitialised array, which holds its block while it lives."""
+        """Returns an uninitialised array, which uses its block while it exists."""
         size = math.prod(shape) * dtype.itemsize
         free = [b for b in self._blocks if b.is_free and b.fits(size)]
         if free:
@@ -111,7 +111,7 @@ def fill(
     events: Recorder,
 ) -> None:
     """Frees a buffer's old rows, then copies and assigns new ones, device by device."""
-    with events.during(ALL_TOWERS, "freeing of buffer", buffer):
+    with events.during(ALL_TOWERS, "freeing buffer", buffer):
         writer.empty(buffer)
     plan = load.plan
     staging.keep_fitting(load.chunk_sizes * plan.num_devices)

@@ -45,13 +45,13 @@ class SessionCalls:
         """Refuses anything but a session of the graph."""
         if not callable(getattr(sess, "run", None)):
             raise TypeError(
-                f"sess must be a session, as tf.compat.v1.Session is; got {sess!r:.80} "
-                f"({type(sess).__name__})."
+                f"sess must be a session such as tf.compat.v1.Session; got "
+                f"{sess!r:.80} ({type(sess).__name__})."
             )
         graph = getattr(sess, "graph", None)
         if graph is not None and graph is not self._graph:
             raise ValueError(
-                "sess is a session of another graph than the optimizer was made in; "
+                "sess must be a session of the graph in which the optimizer was made; "
                 "make it with Session(graph=...), or inside `with graph.as_default():`."
             )
 
@@ -66,7 +66,7 @@ class SessionCalls:
         session, callables = self._cache
         if session is not sess:
             callables = {}
-            # In one assignment, as a loading thread calls too.
+            # In one assignment, since a loading thread calls this too.
             self._cache = (sess, callables)
         names = tuple(tensor.name for tensor in feeds)
         if (key, names) not in callables:
@@ -80,7 +80,7 @@ class SessionCalls:
 def session_writer(
     towers: Sequence[Tower], variables: DataVariables, calls: SessionCalls
 ) -> Callable[..., Writer]:
-    """Builds the ops that free and fill variables; returns what binds a session."""
+    """Builds ops that free and fill variables; returns a function of a session."""
 
     def assign_each(_: Tower, column: list[tf.Variable]) -> list[Any]:
         pairs = zip(column, fed, strict=True)
@@ -123,7 +123,7 @@ def _make(
     leaves = tf.nest.flatten(fetches)
     if not all(isinstance(leaf, tf.Tensor | tf.Operation) for leaf in leaves):
         return None
-    fed = [tensor.name for tensor in feeds]  # a fed tensor cannot also be fetched
+    fed = [tensor.name for tensor in feeds]  # A fed tensor cannot also be fetched.
     tensors = {t.name: t for t in leaves if isinstance(t, tf.Tensor)}
     computed = [tensor for name, tensor in tensors.items() if name not in fed]
     operations = [leaf for leaf in leaves if isinstance(leaf, tf.Operation)]
@@ -142,7 +142,7 @@ def _as_fed(tensor: tf.Tensor, value: Any) -> Any:
     array = np.asarray(value, tensor.dtype.as_numpy_dtype)
     if not tensor.shape.is_compatible_with(array.shape):
         raise ValueError(
-            f"{tensor.name} takes values of shape {tensor.shape}; got one of shape "
+            f"{tensor.name} takes values of shape {tensor.shape}; got shape "
             f"{array.shape} from extra_compute_grad_feed_dict()."
         )
     return array
@@ -200,7 +200,7 @@ def build_epochs(step: SessionStep, picks: list[Pick]) -> SessionEpochs | None:
 def _make_copier(
     inputs: Sequence[tf.Tensor], targets: Sequence[tf.Tensor | tf.Operation]
 ) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor | tf.Operation]]:
-    """Returns what copies the ops from ``inputs`` to ``targets`` into a body."""
+    """Returns a function that copies ops from ``inputs`` to ``targets`` into a body."""
     ends = [t if isinstance(t, tf.Operation) else t.op for t in targets]
     operations = _ancestors({t.op for t in inputs}, ends)
     outside = {op for op in operations if _stays_outside(op)}
@@ -227,7 +227,7 @@ def _make_copier(
 
 
 def _leaves(fetches: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields what nested dictionaries of fetches hold; joins names with ``/``."""
+    """Yields the leaves of nested dictionaries, with names joined by ``/``."""
     for name, value in fetches.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{prefix}{name}/")

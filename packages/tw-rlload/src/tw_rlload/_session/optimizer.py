@@ -94,7 +94,7 @@ class LocalSyncParallelOptimizer:
 
         Args:
           optimizer: a v1 optimizer, or an object with its ``apply_gradients``.
-          devices: K device strings, none twice; an int k means ``/gpu:k``.
+          devices: K different device strings; an int k means ``/gpu:k``.
           input_placeholders: one per column, [rows, ...].
           rnn_inputs: one per state, [sequences, ...]; may be empty.
           max_per_device_batch_size: maximum number of rows per device and step.
@@ -104,31 +104,31 @@ class LocalSyncParallelOptimizer:
             ``loss`` or ``_loss``, a scalar that ``run_epochs`` reports;
             ``extra_compute_grad_feed_dict()``; and
             ``_get_grad_and_stats_fetches()`` or ``extra_compute_grad_fetches()``.
-            Called for the whole placeholders first, then once per tower.
+            Called for the placeholders themselves first, then once per tower.
           grad_norm_clipping: bound of the averaged gradients' global norm; None
-            or 0 for none.
-          reducer: [K][N] gradients to [K][N] sums, as those of ``tw_reduce``; None
-            for ``tw_reduce.all_reduce`` of the towers' devices. The sums are
+            or 0 for no bound.
+          reducer: maps [K][N] gradients to [K][N] sums, as those of ``tw_reduce`` do;
+            None for ``tw_reduce.all_reduce`` of the towers' devices. The sums are
             divided by K here, or, with pads, by the number of rows that are not pads.
           remainder: how to treat rows that do not fill a step; see ``plan_load``.
           check_finite: whether loads refuse NaN and infinity.
           num_buffers: 2 holds two batches, so that one can load while one trains.
-          apply_fn: with None the optimizer applies to variables that the towers share.
+          apply_fn: if None, the optimizer updates variables that the towers share.
             Otherwise every tower has its own, those of tower k >= 1 local and under
             ``tower<k>/``, and ``apply_fn(towers, grads, variables, optimizer)``
             returns the op that applies the averaged and clipped [K][N] gradients to
             the [K][N] variables, such as ``tw_builders.apply_at_owners``; a variable
             without a gradient in any tower has None. After the initialisers, copy
             tower 0's values to the other towers.
-          sparse_gradients: whether gradients of embeddings stay sparse, so that the
-            optimizer's momentum, RMSprop or the like may leave rows alone that a step
-            does not look up. By default they are made dense, as RLlib's are, and every
-            row moves on.
+          sparse_gradients: whether gradients of embeddings stay sparse, so that
+            momentum, RMSprop and the like may leave rows unchanged that a step does not
+            look up. By default they are made dense, as in RLlib, and every row is
+            updated.
 
         Raises:
           RuntimeError: outside a session graph.
-          ValueError, TypeError: devices repeated or unknown, placeholders of
-            unknown rank, an optimizer of Keras, a reducer that averages, bad
+          ValueError, TypeError: repeated or unknown devices, placeholders of
+            unknown rank, a Keras optimizer, a reducer that averages, invalid
             options, or towers that do not match.
         """
         check_session_graph(
@@ -187,7 +187,7 @@ class LocalSyncParallelOptimizer:
           inputs: a column per placeholder, [rows, ...]: arrays, eager tensors,
             or lists of such fragments; or a dictionary by placeholder name.
           state_inputs: the same for the states, [sequences, ...].
-          timeout_s: seconds that the load may take; None for no bound.
+          timeout_s: longest load, in seconds; None for no bound.
 
         Returns:
           Rows on each device: the original's tuples per device.
@@ -220,7 +220,7 @@ class LocalSyncParallelOptimizer:
 
         Raises:
           RuntimeError: there is only one buffer, a load is already under way, or
-            another thread still trains on the batch before the current one.
+            another thread still trains on the previous batch.
           ValueError, TypeError: the batch was refused; the current one stays.
         """
         writer = self._bind_writer(sess)
@@ -230,7 +230,7 @@ class LocalSyncParallelOptimizer:
         """Waits for ``load_next`` and makes its batch the current one.
 
         Args:
-          timeout_s: seconds to wait, at most; None for no bound.
+          timeout_s: longest wait, in seconds; None for no bound.
 
         Returns:
           Rows on each device.
@@ -257,7 +257,7 @@ class LocalSyncParallelOptimizer:
           RuntimeError: nothing is loaded, or another call has not returned.
           IndexError: ``batch_index`` is not one of those.
           TypeError, ValueError: ``batch_index`` is not a whole number, or ``sess``
-            not a session of the graph.
+            is not a session of the graph.
         """
         with self._buffers.training(self, "optimize") as loaded:
             first = first_sequence(loaded.report, batch_index)
@@ -282,8 +282,8 @@ class LocalSyncParallelOptimizer:
           shuffle: None for the order of loading; ``"minibatches"`` permutes
             whole steps; ``"rows"`` permutes rows (sequences, with states) within
             each device.
-          seed: of the order; None draws one.
-          progress: shows a bar, which takes one session call per epoch; needs tqdm.
+          seed: seed of the order; None draws one.
+          progress: whether to show a bar, with one session call per epoch; needs tqdm.
 
         Returns:
           The losses and other scalars of each step, and the order.
@@ -291,7 +291,7 @@ class LocalSyncParallelOptimizer:
         Raises:
           RuntimeError: nothing is loaded, the towers have no scalar losses, or another
             call has not returned.
-          ValueError, TypeError: a bad argument.
+          ValueError, TypeError: an invalid argument.
         """
         with self._buffers.training(self, "run_epochs") as loaded:
             plan, epochs = loaded.report, self._epochs
@@ -299,7 +299,7 @@ class LocalSyncParallelOptimizer:
             if epochs is None:
                 raise RuntimeError(
                     "The objects that build_graph returns must have a scalar tensor "
-                    "`loss` (or `_loss`), to report; they have none."
+                    "`loss` (or `_loss`), which run_epochs reports; they have none."
                 )
 
             def run(part: EpochOrder) -> Packed:
@@ -311,7 +311,7 @@ class LocalSyncParallelOptimizer:
         return make_result(packed, epochs.layout, order)
 
     def get_common_loss(self) -> Any:
-        """Returns the result of ``build_graph`` for the whole placeholders."""
+        """Returns the result of ``build_graph`` for the placeholders themselves."""
         return self._step.common_loss
 
     def get_device_losses(self) -> list[Any]:

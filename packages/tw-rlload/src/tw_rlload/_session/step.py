@@ -100,7 +100,7 @@ def _slice_step(
 ) -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
     """Slices a step's [K][C] rows, by a placeholder of four numbers, out of buffers."""
     with tf.device("/cpu:0"):
-        # One feed for four numbers, as every feed takes time.
+        # One feed for four numbers, since every feed takes time.
         fed = v1.placeholder(tf.int32, [4], "cut")
         *cut, buffer = tf.unstack(fed)  # first sequence, their number, their length
 
@@ -118,7 +118,7 @@ def _slice_step(
 
 
 def _check_made_once(made: set[int], variables: Sequence[Any]) -> None:
-    """Refuses variables of tower 0 that the common loss had not made."""
+    """Refuses variables of tower 0 that the common loss did not make."""
     new = {id(variable) for variable in v1.global_variables()} - made
     names = [str(variable.name) for variable in variables if id(variable) in new]
     if names:
@@ -132,7 +132,7 @@ def _check_made_once(made: set[int], variables: Sequence[Any]) -> None:
 def _checked_op(returned: Any) -> Any:
     if not isinstance(returned, tf.Operation | tf.Tensor):
         raise TypeError(
-            f"apply_fn must return the op that applies; got {returned!r:.80} "
+            f"apply_fn must return the op that applies gradients; got {returned!r:.80} "
             f"({type(returned).__name__})."
         )
     return returned
@@ -205,7 +205,7 @@ def _build_losses(
 
 
 def _without_other_towers(tower: Tower, pairs: Pairs) -> Pairs:
-    # Given no list of variables, an optimizer differentiates by all in the graph.
+    # Without a list of variables, an optimizer differentiates by all in the graph.
     def is_others(variable: Any) -> bool:
         origin = variable_origin(variable)
         return (origin.tower if origin else 0) != tower.index
@@ -228,14 +228,14 @@ def _gradients_of(tower_loss: Any, optimizer: Any) -> Pairs:
     loss = loss_of(tower_loss)
     if loss is None:
         raise TypeError(
-            f"{who} takes a loss as well as the optimizer, and {kind} has no scalar "
-            "tensor `loss` (or `_loss`) to give it."
+            f"{who} takes a loss as well as the optimizer, but {kind} has no scalar "
+            "tensor `loss` (or `_loss`) to pass to it."
         )
     return list_pairs(result, gradients(optimizer, loss))
 
 
 def _fetches_of(tower_loss: Any) -> dict[str, Any]:
-    """Returns a tower's fetches, which it computes along with its gradients."""
+    """Returns the fetches that a tower computes along with its gradients."""
     for name in ("_get_grad_and_stats_fetches", "extra_compute_grad_fetches"):
         fetches = getattr(tower_loss, name, None)
         if fetches:

@@ -1,6 +1,6 @@
 """From every tower's gradients to those applied: weight, reduce, average, clip.
 
-The same in both modes. Towers may share variables or have their own; the caller
+This is the same in both modes. Towers may share variables or have their own; the caller
 applies tower 0's result, or every tower's.
 """
 
@@ -35,17 +35,17 @@ Pairs: TypeAlias = "list[tuple[Any, tf.Variable]]"
 ApplyFn: TypeAlias = Callable[
     [Sequence[Tower], list[list[Any]], list[list[Any]], Any], Any
 ]
-"""Applies for all towers, and gives all of them the new values.
+"""Applies gradients once, and copies the new values to all towers.
 
-It takes K towers, their [K][N] combined gradients (None for a variable in all of them
-or in none), their [K][N] variables and the one optimizer. In a session graph it returns
+Takes K towers, their [K][N] combined gradients (None for a variable in all of them or
+in none), their [K][N] variables and the one optimizer. In a session graph it returns
 the op that does so.
 """
 
 
 @without_autograph
 def weighted_mean(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Averages values by weights; 0 where no weight is above 0.
+    """Averages values by weights; 0 if no weight is above 0.
 
     A tower's loss under ``remainder="pad"`` is such a mean, so that pads do not count
     and a tower with only pads returns 0 rather than NaN.
@@ -79,14 +79,14 @@ def weighted_mean(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
 
 
 class Memory:
-    """Holds what a reducer with memory remembers, once the variables are known."""
+    """Holds the state of a reducer with memory, once the variables are known."""
 
     def __init__(self, reducer: Any, towers: Sequence[Tower]) -> None:
         self._reducer, self._devices = reducer, [own.device for own in towers]
         self.state: ReducerState | None = None
 
     def make(self, variables: Sequence[Sequence[Any]]) -> ReducerState:
-        """Returns the holder, made for [K][N] variables at the first call."""
+        """Returns the state, made for [K][N] variables at the first call."""
         if self.state is None:
             self.state = ReducerState(self._reducer, variables, devices=self._devices)
         return self.state
@@ -149,7 +149,7 @@ class Update:
         reducer = mean(reducer, weights=weights)
         if loss_scale is None:
             return reducer(read)
-        # What is kept for the next step may meet another scale there.
+        # The loss scale may change before the next step, the kept memory must not.
         unscaled = [[_times(grad, 1.0 / loss_scale) for grad in own] for own in read]
         means = reducer(Gradients(unscaled, tests=read.tests))
         return [[_times(grad, loss_scale) for grad in own] for own in means]
@@ -160,7 +160,7 @@ class Update:
         variables: Sequence[Any],
         bound: tf.Tensor | float | None,
     ) -> list[Any]:
-        """Makes a tower's averaged gradients what is applied: dense, and clipped."""
+        """Prepares a tower's averaged gradients to be applied: dense, and clipped."""
         if self.keeps_sparse:
             return _clipped([with_unique_rows(grad) for grad in grads], bound)
         pairs = zip(grads, variables, strict=True)
@@ -174,7 +174,7 @@ class Update:
     ) -> Any:
         """Calls ``apply_fn`` with combined pairs, and None for all other variables.
 
-        It gets every variable, so that their owners do not depend on the loss.
+        It receives every variable, so that their owners do not depend on the loss.
         """
         grads = []
         for found, own in zip(pairs, variables, strict=True):
@@ -191,7 +191,7 @@ def read_update(
     apply_fn: ApplyFn | None,
     sparse_gradients: bool,
 ) -> Update:
-    """Checks what both modes take; a bound of 0 is none."""
+    """Checks the arguments that both modes take; a bound of 0 means no bound."""
     if reducer is None:
         reducer = all_reduce([tower.device for tower in towers])
     else:
@@ -234,7 +234,7 @@ def _without_missing(grad_list: Sequence[Pairs]) -> list[Pairs]:
 
 
 def _dense(grad: Any, variable: Any) -> Any:
-    """Makes a sparse gradient dense where its values are."""
+    """Makes a sparse gradient dense, on the device of its values."""
     if not isinstance(grad, tf.IndexedSlices):
         return grad
     num_rows = tf_variable(variable).shape[0]

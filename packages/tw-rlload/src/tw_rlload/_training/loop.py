@@ -1,7 +1,7 @@
 """A loop over the steps of whole epochs, the same in both modes.
 
-Each turn picks the towers' rows, by slicing or (where rows are shuffled) gathering,
-and hands them to a step. Turns are strictly sequential, as each trains on the
+Each iteration picks the towers' rows, by slicing or (if rows are shuffled) gathering,
+and passes them to a step. Iterations are strictly sequential, as each trains on the
 variables that the last one left. A step's scalars leave the loop as one row of float64,
 in which every float up to 64 bits, and every integer below 2**53, is preserved exactly.
 
@@ -61,9 +61,9 @@ class ScalarLayout:
 
 
 class LoopFeeds(NamedTuple):
-    """The inputs of a loop of T turns; int32 tensors, or arrays to be fed."""
+    """The inputs of a loop of T iterations; int32 tensors, or arrays to be fed."""
 
-    steps: Any  # [T], the minibatch of each turn
+    steps: Any  # [T], the minibatch of each iteration
     sequences: Any  # [T, K, B], sequences to gather; B is 0 where rows are sliced
     shape: Any  # [2], sequences per device and step, and rows per sequence
     source: Any  # scalar, 2 * buffer, plus 1 to gather
@@ -76,7 +76,7 @@ LOOP_SPECS = LoopFeeds(
     source=tf.TensorSpec([], tf.int32),
 )
 
-# (feeds, turn) -> [K][C] rows on the towers' devices.
+# (feeds, iteration) -> [K][C] rows on the towers' devices.
 Pick: TypeAlias = Callable[[LoopFeeds, tf.Tensor], list[list[tf.Tensor]]]
 
 
@@ -85,7 +85,7 @@ def lay_out(
     weights: Sequence[tf.Tensor] | None,
     others: Sequence[Mapping[str, tf.Tensor]],
 ) -> tuple[ScalarLayout, list[tf.Tensor]]:
-    """Puts the scalars of K towers into a row of M."""
+    """Lays out the scalars of K towers as a row of M."""
     layout = ScalarLayout(
         loss_dtype=np.dtype(losses[0].dtype.as_numpy_dtype),
         has_weights=bool(weights),
@@ -124,7 +124,7 @@ def make_result(packed: Packed, layout: ScalarLayout, order: EpochOrder) -> Epoc
 
 
 def loop_feeds(plan: LoadPlan, order: EpochOrder, buffer: int) -> LoopFeeds:
-    """Returns the arrays with which a loop runs these epochs."""
+    """Returns the arrays to feed to a loop over these epochs."""
     steps = order.steps.reshape(-1)
     sequences = np.zeros((len(steps), plan.num_devices, 0), np.int32)
     if order.sequences is not None:
@@ -158,7 +158,7 @@ def slice_rows(
 def make_picks(
     towers: Sequence[Tower], specs: Sequence[ColumnSpec], variables: DataVariables
 ) -> list[Pick]:
-    """Makes functions, one per ``source``, that pick all towers' rows of a turn."""
+    """Makes functions, one per ``source``, that pick the rows of an iteration."""
 
     def sliced(
         columns: list[list[tf.Variable]], feeds: LoopFeeds, turn: tf.Tensor
@@ -186,8 +186,8 @@ def make_picks(
 def loop_over_steps(feeds: LoopFeeds, picks: Sequence[Pick], step: Step) -> tf.Tensor:
     """Runs a step on T minibatches in sequence; returns [T, M] scalars, on the CPU.
 
-    Each way of picking rows has a loop of its own, of which one runs: branching in
-    every turn took a tenth of a small model's step.
+    Each way of picking rows has its own loop, and only one runs: branching in every
+    iteration took a tenth of a small model's step.
     """
     loops = [partial(_loop, feeds, pick, step) for pick in picks]
     packed: tf.Tensor = tf.switch_case(feeds.source, loops)

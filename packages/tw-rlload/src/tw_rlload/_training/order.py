@@ -1,8 +1,8 @@
 """The order in which epochs visit their minibatches or rows; NumPy only.
 
 An order depends only on the plan, the kind of shuffle, the seed and the number of
-epochs: with the same ones a run can be repeated. A whole order runs in one call, or
-with a progress bar in one call per epoch.
+epochs, so that a run can be repeated. A whole order runs in one call, or, with a
+progress bar, in one call per epoch.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def epoch_order(
     """Draws the order of epochs.
 
     Args:
-      plan: how the batch was cut.
+      plan: plan of the batch.
       num_epochs: E, at least 1.
       shuffle: None for the order of loading; ``"minibatches"`` permutes whole
         steps; ``"rows"`` permutes the sequences (rows, without states) of each
@@ -60,7 +60,7 @@ def epoch_order(
       The order. Every sequence occurs once per epoch.
 
     Raises:
-      TypeError: not a plan, or a number that is not whole.
+      TypeError: ``plan`` is not a plan, or a number is not whole.
       ValueError: fewer than 1 epoch, an unknown ``shuffle``, a negative seed.
     """
     if not isinstance(plan, LoadPlan):
