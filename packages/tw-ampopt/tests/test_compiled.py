@@ -202,7 +202,7 @@ def test_flat_variables_are_updated_as_their_parts_are():
 def test_what_cannot_be_compiled_is_refused():
     run = Run(1, options=DYNAMIC)
     grads = [tf.ones(s) for s in SHAPES]
-    with pytest.raises(RuntimeError, match=r"part of a tf.function; call apply in one"):
+    with pytest.raises(RuntimeError, match=r"part of a tf.function; call apply inside"):
         run.optimizer.apply(grads, jit_compile=True)
     with pytest.raises(TypeError, match="jit_compile"):
         run.optimizer.apply(grads, jit_compile="auto")

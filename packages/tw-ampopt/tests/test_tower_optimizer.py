@@ -320,7 +320,7 @@ def test_in_a_function_or_graph_it_is_refused():
 @pytest.mark.parametrize(
     ("lists_of", "count", "message"),
     [
-        (lambda a, b: [a, a], None, r"one list 2 times.*tw_core\.towers\(devic"),
+        (lambda a, b: [a, a], None, r"holds one list 2 times.*tw_core\.towers\(devic"),
         (
             lambda a, b: [a, [tf.Variable(1.0, name="x")]],
             None,
@@ -345,7 +345,7 @@ def test_pairs_of_other_variables_are_named():
     [variables] = variables_on("/cpu:0")
     stranger = tf.Variable(1.0, name="stranger")
     with pytest.raises(
-        ValueError, match=r"got unknown \['stranger:0'\].* missing are \['b:0'\]"
+        ValueError, match=r"got unknown \['stranger:0'\], and missing \['b:0'\]"
     ):
         TowerOptimizer(variables).apply_gradients(
             [(tf.ones(2), variables[0]), (tf.constant(1.0), stranger)]
@@ -359,7 +359,7 @@ def test_pairs_of_more_towers_than_there_are_are_refused(num_lists):
     pairs = [(tf.ones(2), lists[0][0]), (tf.constant(1.0), lists[0][1])]
     for count in (1, 3):
         with pytest.raises(
-            ValueError, match=f"each of 2 towers; got them from {count}"
+            ValueError, match=f"each of 2 towers; got pairs from {count}"
         ):
             optimizer.apply_gradients([pairs] * count)
     np.testing.assert_array_equal(lists[0][0], [1, 2])

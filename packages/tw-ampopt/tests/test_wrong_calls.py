@@ -228,7 +228,7 @@ GRADIENTS = [
     ),
     (
         [tf.sparse.from_dense([1.0, 2.0])],
-        *(TypeError, "A gradient is a tensor of a floating dtype"),
+        *(TypeError, "A gradient must be a tensor of a floating dtype"),
     ),
 ]
 ALL = (*BOTH, "SimpleAdam")
@@ -242,7 +242,7 @@ OTHERS = {
         ),
         (
             {"use_loss_scaling": True, "loss_scaling_init": -1.0},
-            *(ValueError, "loss_scaling_init: The initial log2 must lie within"),
+            *(ValueError, "loss_scaling_init: The initial log2 must be within"),
         ),
     ],
     "TowerOptimizer.loss_scale": [
@@ -311,16 +311,16 @@ OTHERS = {
     "GradualLossScale": [
         ({"increment": -1}, ValueError, "increment must be at least 0; got -1"),
         ({"decrement": INF}, ValueError, "decrement must be finite"),
-        ({"init": -1.0}, ValueError, "must lie within the bounds; got init=-1.0"),
+        ({"init": -1.0}, ValueError, "must be within the bounds; got init=-1.0"),
         *(
             ({"lowest": lowest, "highest": highest}, ValueError, "within -120..120")
             for lowest, highest in ((65.0, 64.0), (-200.0, 120.0))
         ),
     ],
     "DynamicLossScale": [
-        ({"growth_interval": 0}, ValueError, "growth_interval counts updates"),
-        ({"hysteresis": 0}, ValueError, "hysteresis counts updates"),
-        ({"init": 25}, ValueError, "must lie within the bounds"),
+        ({"growth_interval": 0}, ValueError, "growth_interval must be at least 1"),
+        ({"hysteresis": 0}, ValueError, "hysteresis must be at least 1"),
+        ({"init": 25}, ValueError, "must be within the bounds"),
     ],
     "StaticLossScale.log2": [
         (121, ValueError, "within -120..120"),
@@ -378,7 +378,7 @@ ROWS = [
         *(RuntimeError, "needs a graph"),
     ),
     WrongCall(
-        "StatisticsWriter.write", write_closed, RuntimeError, "comes after close"
+        "StatisticsWriter.write", write_closed, RuntimeError, "was called after close"
     ),
 ]
 

@@ -80,11 +80,11 @@ class BaseOptimizer:
         In a session graph, fetch them between steps.
 
         Returns:
-          ``learning_rate`` of the next update; ``loss_scaling_log2`` where there is a
-          scale; ``overflow_frequency``, the share of updates due that were skipped;
+          ``learning_rate`` of the next update; ``loss_scaling_log2`` if there is a
+          scale; ``overflow_frequency``, the fraction of due updates that were skipped;
           ``updates`` and ``skipped_updates``; ``global_norm`` of the last update's
-          mean gradient before clipping; and ``micro_batches_dropped`` if any
-          can be.
+          mean gradient before clipping; and ``micro_batches_dropped`` with
+          ``on_nonfinite="drop_micro_batch"`` and accumulation.
         """
         updater = self._built()
         with self._scope():
@@ -117,7 +117,7 @@ class BaseOptimizer:
           flags: the value of the tensor that ``nonfinite_gradients`` returned.
 
         Raises:
-          ValueError: another shape, or values that are not bool.
+          ValueError: ``flags`` has another shape, or is not bool.
         """
         variables = self._built().variables
         try:
@@ -139,10 +139,10 @@ class BaseOptimizer:
     def copy_to_replicas(self) -> tf.Operation | None:
         """Copies tower 0's variables and slots to all towers, e.g. after a restore.
 
-        Accumulators are left alone: towers differ in theirs, and all are saved.
+        Accumulators are left alone: each tower has its own, and all are saved.
 
         Returns:
-          In a graph the op that copies; eagerly None, once it is done.
+          In a graph the op that copies; eagerly None, after the copy.
         """
         updater = self._built()
         with self._scope():

@@ -1,6 +1,6 @@
 """Checks of this package for ``tw-doctor``, which finds them by an entry point.
 
-A gate must skip a step whose gradients are not finite in one tower, and take the next.
+A gate must skip a step whose gradients are not finite in one tower, and apply the next.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +18,9 @@ _RATE, _START = 0.5, np.arange(4_096.0, dtype=np.float32) % 8
 
 
 def checks(devices: Sequence[str]) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yields the name of each check and its function, which raises what does not hold.
+    """Yields the name of each check and its function, which raises if the check fails.
 
-    ``devices`` are the towers', at least two.
+    ``devices`` are those of the towers, at least two.
     """
     yield "TowerOptimizer's gate", partial(_check_gate, devices)
     yield "Optimizer's gate", partial(_check_graph_gate, devices)
@@ -46,8 +46,8 @@ def _check_gate(devices: Sequence[str]) -> None:
     taken = [bool(call([*ones[:-1], tf.constant(np.inf)])), bool(call(ones))]
     if taken != [False, True]:
         raise AssertionError(
-            f"a step that is not finite and one that is were taken {taken} instead of "
-            "[False, True]"
+            f"a non-finite and a finite step returned {taken} for whether they were "
+            "applied, instead of [False, True]"
         )
     _compare([weights.numpy() for weights in copies])
 

@@ -1,8 +1,8 @@
 """Loss-scale rules: how the log2 of the scale follows good and bad updates.
 
 A rule is a frozen description. Its state is a handful of scalars that are kept in
-variables elsewhere; the rule says how they start and how they change. All rules but
-the gradual one change the log2 in whole steps and build the scale by writing the
+variables elsewhere; the rule defines how they start and how they change. All rules
+except the gradual one change the log2 in whole steps and build the scale by writing the
 exponent of a float, so that scaling changes no bit of a mantissa.
 
 In the formulas s is the log2 of the scale, which is 2**s; an update is good when every
@@ -60,7 +60,7 @@ class LossScale(Protocol):
 
 @dataclass(frozen=True)
 class GradualLossScale:
-    """A little up after every good update, a lot down after a bad one.
+    """Raises the scale a little after a good update, lowers it a lot after a bad one.
 
     ``s = clip(s + increment)`` after a good update, ``s = clip(s - decrement)`` after
     a bad one.
@@ -68,7 +68,7 @@ class GradualLossScale:
     Attributes:
       init: log2 of the scale at the start.
       increment: added to the log2 after a good update.
-      decrement: taken from the log2 after a bad update.
+      decrement: subtracted from the log2 after a bad update.
       lowest: lower bound of the log2.
       highest: upper bound of the log2.
 
@@ -141,7 +141,7 @@ class DynamicLossScale:
         for name in ("growth_interval", "hysteresis"):
             if getattr(self, name) < 1:
                 raise ValueError(
-                    f"{name} counts updates, 1 or more; got {getattr(self, name)}."
+                    f"{name} must be at least 1 update; got {getattr(self, name)}."
                 )
 
     def initial(self) -> dict[str, int | float]:
@@ -230,7 +230,7 @@ def _check_ints(values: Mapping[str, object]) -> None:
     }
     if wrong:
         raise TypeError(
-            "The exponent of the scale is whole, so every number must be an int; got "
+            "The log2 of the scale is an integer, so every number must be an int; got "
             f"{wrong}. GradualLossScale takes fractions."
         )
 
@@ -239,11 +239,11 @@ def _check_bounds(init: float, lowest: float, highest: float) -> None:
     largest = _LARGEST_LOG2
     if not (-largest <= lowest <= highest <= largest):
         raise ValueError(
-            f"The log2 of the scale must lie within -{largest}..{largest}, lowest "
-            f"before highest; got lowest={lowest}, highest={highest}."
+            f"The log2 of the scale must be within -{largest}..{largest}, with lowest "
+            f"<= highest; got lowest={lowest}, highest={highest}."
         )
     if not lowest <= init <= highest:
         raise ValueError(
-            f"The initial log2 must lie within the bounds; got init={init}, "
+            f"The initial log2 must be within the bounds; got init={init}, "
             f"lowest={lowest}, highest={highest}. Change init or the bounds."
         )

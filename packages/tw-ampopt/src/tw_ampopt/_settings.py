@@ -29,7 +29,7 @@ AccumulationSteps: TypeAlias = int | tf.Tensor | tf.Variable
 Reducer: TypeAlias = Callable[[Sequence[Sequence[Any]]], Sequence[Sequence[Any]]]
 
 _ON_NONFINITE = ("skip_group", "drop_micro_batch")
-# What sharing optimizers must agree on, with the arguments' names.
+# Settings that must be equal in sharing optimizers, with the arguments' names.
 _SHARED = {
     "factory": "tf_optimizer",
     "kwargs": "arguments",
@@ -50,7 +50,7 @@ class Settings:
     rule: LossScale
     master_copies: bool
     accumulation_steps: AccumulationSteps | None  # micro-batches per update
-    steps_message: str  # for a tensor of steps with a bad value
+    steps_message: str  # for a tensor of steps with an invalid value
     rereads_steps: bool  # at every micro-batch, as StyleGAN2's optimizer does
     drops: bool  # a bad micro-batch is dropped, rather than its update skipped
     clip: float | None  # bound of the global norm
@@ -69,7 +69,7 @@ class Settings:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(
                 "tf_optimizer must make an optimizer when it is called with "
-                f"learning_rate and {sorted(self.kwargs)}; {self.factory!r} says: "
+                f"learning_rate and {sorted(self.kwargs)}; {self.factory!r} raised: "
                 f"{error}"
             ) from error
         wrapped = wrap(optimizer)
@@ -85,8 +85,8 @@ class Settings:
         ]
         if different:
             raise ValueError(
-                "share takes an optimizer made with the same settings, since both use "
-                f"one set of slots and one scale; got {'; '.join(different)}."
+                "share must be an optimizer with the same settings, since both use one "
+                f"set of slots and one scale; got {'; '.join(different)}."
             )
 
 

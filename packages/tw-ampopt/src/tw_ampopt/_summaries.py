@@ -28,12 +28,12 @@ class StatisticsWriter:
         """Opens an event file.
 
         Args:
-          optimizer: its statistics are written.
+          optimizer: optimizer whose statistics are written.
           logdir: folder of the event file, a string or a path.
 
         Raises:
-          TypeError: an argument of the wrong kind.
-          ValueError: an empty ``logdir``.
+          TypeError: an argument has the wrong type.
+          ValueError: ``logdir`` is empty.
         """
         if not isinstance(optimizer, TowerOptimizer):
             raise TypeError(
@@ -50,23 +50,23 @@ class StatisticsWriter:
         """Writes the statistics; call it between steps, outside of a ``tf.function``.
 
         Args:
-          step: place on the axis; by default the number of updates that were due.
+          step: position on the axis; by default the number of updates that were due.
 
         Raises:
           RuntimeError: inside a ``tf.function``, or after ``close``.
-          TypeError: a step that is not a whole number.
-          ValueError: a negative step.
+          TypeError: ``step`` is not a whole number.
+          ValueError: ``step`` is negative.
         """
         if not tf.executing_eagerly():
             raise RuntimeError(
-                "StatisticsWriter.write: reads numbers, and so must be called outside "
-                "of a tf.function, between its calls."
+                "StatisticsWriter.write reads numbers, so it must be called outside of "
+                "a tf.function, between its calls."
             )
         if step is not None:
             check_whole_number(step=step, at_least=0)
         if self._is_closed:
             raise RuntimeError(
-                "StatisticsWriter.write: comes after close; make another writer."
+                "StatisticsWriter.write was called after close; make another writer."
             )
         values = self._interval.close(self._optimizer.statistics(), self._optimizer)
         at = self._interval.due if step is None else step
@@ -90,7 +90,7 @@ class Interval:
 
     @property
     def due(self) -> int:
-        """Updates that were due until the last write, skipped ones included."""
+        """Updates that were due by the last write, skipped ones included."""
         return sum(self._counts)
 
     def close(
@@ -110,8 +110,8 @@ class Interval:
 def _memory_of(optimizer: BaseOptimizer) -> dict[str, float]:
     """Returns the GiB in use on the first device, if wanted and counted there.
 
-    The query starts TensorFlow's eager context: made once a session runs, it keeps the
-    session's memory settings.
+    The query starts TensorFlow's eager context: started after a session, the context
+    keeps the session's memory settings.
     """
     if not optimizer.report_mem_usage:
         return {}

@@ -92,7 +92,7 @@ class TowerOptimizer(
     ) -> None:
         """Makes all state.
 
-        A reducer and a schedule run as they are written: AutoGraph is off in them.
+        AutoGraph is off in reducers and schedules.
 
         Args:
           variables: [K][N] trainable variables, K towers' copies; or [N], which
@@ -105,30 +105,30 @@ class TowerOptimizer(
           towers: K towers; by default one for each list of variables, on its
             device. Required if towers share their variables.
           accumulation_steps: micro-batches per update; a whole number of 1 or more,
-            or a numeric scalar tensor that holds one, read as a group begins.
+            or a numeric scalar tensor that holds one, read when a group begins.
           share: an optimizer of the same settings; both use its slots and scale.
           loss_scale: a rule such as ``DynamicLossScale()``; None does not scale.
           on_nonfinite: ``"skip_group"`` or ``"drop_micro_batch"``.
           clip_by_global_norm: largest norm of the mean gradient, or None.
           master_copies: whether float16 and bfloat16 variables get float32 copies
             for the optimizer to update.
-          reducer: sums [K][N] tensors over towers; called for one tower too, as it
+          reducer: sums [K][N] tensors over towers; called for one tower too, since it
             may add over processes. Unless it is ``tw_reduce.reducers.elementwise``, it
-            gets unscaled gradients in their variables' shapes. One with memory, as of
-            ``tw_reduce.compression``, remembers where an update is made, and is saved
-            with this optimizer. None for ``tw_reduce.all_reduce`` of the towers'
-            devices; a lone tower needs none.
+            gets unscaled gradients in their variables' shapes. The memory of a reducer
+            such as those of ``tw_reduce.compression`` changes when an update is made,
+            and is saved with this optimizer. None for ``tw_reduce.all_reduce`` of the
+            towers' devices; a single tower needs none.
           report_mem_usage: whether ``StatisticsWriter`` writes the memory in use.
           **kwargs: further arguments of ``tf_optimizer``.
 
         Raises:
           RuntimeError: inside a ``tf.function`` or a session graph.
-          ValueError: an argument out of its range, or variables that do not fit.
-          TypeError: an argument of the wrong kind.
+          ValueError: an argument is out of range, or variables do not fit.
+          TypeError: an argument has the wrong type.
         """
         if not tf.executing_eagerly():
             raise RuntimeError(
-                "TowerOptimizer makes variables, and so must be made outside of the "
+                "TowerOptimizer makes variables, so it must be made outside of the "
                 "tf.function that uses it. In a session graph use tw_ampopt.Optimizer."
             )
         check_name(name)
@@ -189,17 +189,17 @@ class TowerOptimizer(
 
         Args:
           grads: [K][N] gradients, or [N] for one tower; None counts as zero.
-          weights: [K] weights of the towers in the mean, such as rows, tokens or
+          weights: [K] weights of the towers in the mean, such as their rows, tokens or
             sums of sample weights: numbers or scalar tensors, 0 or more. With
             accumulation the mean is over the towers of all micro-batches. A tower of
             weight 0 does not count, and its gradients may be NaN; if all weights are
             0, the means are 0. None for 1 each.
-          jit_compile: in a ``tf.function``, whether XLA compiles, one function a
-            device, what is done after the towers' sums: unscaling, the test, clipping
-            and the update; and, with accumulation, what is done before them.
+          jit_compile: in a ``tf.function``, whether XLA compiles, as one function per
+            device, the work after the towers' sums (unscaling, the test, clipping and
+            the update) and, with accumulation, the work before them.
           group: ranks (``tw_core.ranks.RankGroup``) that all call this with the same
-            weights, and update by the mean of their means, which travels only where an
-            update is due. None for this process alone.
+            weights, and update by the mean of their means, which they exchange only if
+            an update is due. None for this process alone.
 
         Returns:
           bool scalar, whether variables changed.
@@ -212,8 +212,8 @@ class TowerOptimizer(
           TypeError: something that is not a gradient, a weight or a group.
           ValueError: wrong numbers of towers, gradients or weights, a weight below 0,
             no gradient at all, shapes that are not the variables', several devices
-            or a GPU in a function that XLA compiles, or a tower whose variables are on
-            several devices and ``jit_compile``.
+            or a GPU in a function that XLA compiles, or, with ``jit_compile``, a tower
+            whose variables are on several devices.
         """
         raw = self._raw(grads)
         check_weights(weights, num_towers=len(raw))
@@ -231,15 +231,15 @@ class TowerOptimizer(
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """Micro-batches accumulated, and those of an update, of a step that is over."""
+        """Numbers of micro-batches accumulated, and per update, between two steps."""
         own = self._updater.accumulator
         return None if own is None else (int(own.count), int(own.steps))
 
     @without_autograph
     def average_accumulated(self, group: Any) -> None:
-        """Gives each rank of a group the mean of what all have accumulated.
+        """Gives each rank of a group the mean of all ranks' accumulated gradients.
 
-        What any rank saves is then that of all.
+        A checkpoint of any rank then holds the gradients of all.
 
         Args:
           group: as for ``apply``; all ranks call this.
@@ -257,16 +257,18 @@ class TowerOptimizer(
     def nonfinite_gradients(self, grads: Sequence[Any]) -> tf.Tensor:
         """Returns [K, N] bool: which gradients of a micro-batch are not finite.
 
+        Costs a pass over the gradients: call it only if the answer is needed.
+
         Args:
-          grads: as for ``apply``. Call it only if the answer is needed.
+          grads: as for ``apply``.
         """
         return nonfinite_flags(self._raw(grads), self._updater.devices)
 
     def reset_optimizer_state(self) -> None:
-        """Resets slots, accumulators, counts and a reducer's memory, but no scale."""
+        """Resets slots, accumulators, counts and reducer memory, but not the scale."""
         if not tf.executing_eagerly():
             raise RuntimeError(
-                "reset_optimizer_state makes fresh slots to copy from, and so must be "
+                "reset_optimizer_state makes fresh slots to copy from, so it must be "
                 "called outside of a tf.function."
             )
         # A variable does not know its initial value. Counts and accumulators start at
@@ -289,7 +291,7 @@ class TowerOptimizer(
         Args:
           loss: scalar tensor of a ``tf.function``, unscaled.
           var_list: by default tower 0's variables.
-          **options: as ``tf.gradients`` takes them.
+          **options: options of ``tf.gradients``.
 
         Raises:
           RuntimeError: outside of a ``tf.function``.
@@ -321,12 +323,12 @@ class TowerOptimizer(
     ) -> tf.Tensor:
         """Processes unscaled gradients as pairs, already reduced by the caller.
 
-        A ``reducer`` that this optimizer was given is called all the same.
+        The optimizer's own ``reducer``, if any, is called too.
 
         Args:
           grads_and_vars: [N] pairs for one tower, or [K][N] pairs.
           global_step: incremented by 1 with every update, and only then.
-          name: of the scope.
+          name: name of the scope.
 
         Returns:
           bool scalar, whether variables changed.
@@ -334,8 +336,8 @@ class TowerOptimizer(
         Raises:
           RuntimeError: in a session graph.
           TypeError: an invalid pair, gradient, variable or counter.
-          ValueError: variables other than this optimizer was made for, no gradient
-            at all, or shapes that are not the variables'.
+          ValueError: variables other than those that this optimizer was made for, no
+            gradient at all, or shapes that are not the variables'.
         """
         self._enter()
         check_step_and_name(global_step, name)
@@ -354,8 +356,8 @@ class TowerOptimizer(
     def __dir__(self) -> list[str]:
         """Lists the attributes, except one that checkpoints would misinterpret.
 
-        Checkpoints take an object that lists ``get_slot_names`` for an optimizer that
-        saves its slots in its own way; this one's are saved as plain variables.
+        Checkpoints treat an object that lists ``get_slot_names`` as an optimizer that
+        saves its slots in its own way; here they are saved as plain variables.
         """
         return [name for name in super().__dir__() if name != "get_slot_names"]
 
@@ -367,7 +369,7 @@ class TowerOptimizer(
                 "tw_ampopt.Optimizer there."
             )
         if not compiles_with_xla() or traces_tower():
-            return  # Of a traced tower, scalars are read before.
+            return  # A traced tower's scalars have been read before.
         if any("GPU" in own for own in self._devices()):
             raise ValueError(
                 "TowerOptimizer was called in a function that XLA compiles for a GPU, "
@@ -405,16 +407,16 @@ class TowerOptimizer(
         devices = sorted(self._devices())
         if len(devices) > 1:
             raise ValueError(
-                "XLA compiles a function with the variables of one device; got towers "
-                f"on {devices}. Call apply(..., jit_compile=True) in one that is not "
-                "compiled."
+                "XLA compiles functions for one device; got towers on "
+                f"{devices}. Call apply(..., jit_compile=True) in a function that is "
+                "not compiled."
             )
 
     def _check_compiled(self) -> None:
         if not (traces_function() and orders_effects()):
             raise RuntimeError(
                 "jit_compile=True compiles an update that is part of a tf.function; "
-                "call apply in one."
+                "call apply inside a tf.function."
             )
         for k, (own, _) in enumerate(self._updater.replicas()):
             devices = sorted({v.device for v in tf_variables(own)})

@@ -1,4 +1,4 @@
 """Checks of arguments, made once, in the public methods that take them.
 
-Each raises ``TypeError`` or ``ValueError``, whose message names every offender.
+Each raises ``TypeError`` or ``ValueError`` with a message that names every offender.
 """

@@ -28,8 +28,8 @@ def check_name(name: object) -> str:
     text = check_text(name=name)
     if not _SCOPE.fullmatch(text.replace("/", ".")):
         raise ValueError(
-            "name must begin with a letter, a digit or '.', and hold only these, '_', "
-            f"'-', '/', '>' and backslashes; got {text!r}."
+            "name must begin with a letter, a digit or '.', and contain only these, "
+            f"'_', '-', '/', '>' and backslashes; got {text!r}."
         )
     return text
 
@@ -60,8 +60,8 @@ def check_variables(variables: Iterable[Any]) -> list[Any]:
     if wrong:
         raise TypeError(
             "Only resource variables, TensorFlow's or Keras's, are supported; got "
-            f"{wrong!r}. Reference variables become resource variables by "
-            "tf.compat.v1.enable_resource_variables()."
+            f"{wrong!r}. tf.compat.v1.enable_resource_variables() makes variables "
+            "resource variables."
         )
     dtypes = [tf.as_dtype(v.dtype) for v in found]
     wrong = [
@@ -81,8 +81,8 @@ def check_variables(variables: Iterable[Any]) -> list[Any]:
     ]
     if wrong:
         raise ValueError(
-            "Variables must have known shapes, as slots and accumulators have theirs; "
-            f"got {', '.join(wrong)}. Make them with a full shape."
+            "Variables must have known shapes, since slots and accumulators have the "
+            f"same; got {', '.join(wrong)}. Make them with a full shape."
         )
     check_same_graph(found, lambda n: f"the variable {name_of(found[n])}")
     return found
@@ -91,7 +91,7 @@ def check_variables(variables: Iterable[Any]) -> list[Any]:
 def variables_by_tower(variables: Any, *, knows_towers: bool) -> list[list[Any]]:
     """Returns checked [K][N] variables; [1][N] if all towers share theirs.
 
-    Their devices do not tell the towers then: ``knows_towers`` from elsewhere.
+    Shared variables do not define towers: then ``knows_towers`` must be true.
     """
     wanted = "variables must be one list per tower, or one list for all"
     lists = lists_by_tower(variables, wanted)
@@ -106,8 +106,8 @@ def variables_by_tower(variables: Any, *, knows_towers: bool) -> list[list[Any]]
     if all(key == keys[0] for key in keys):
         if len(lists) > 1 and not knows_towers:
             raise ValueError(
-                f"variables are one list {len(lists)} times, which {len(lists)} towers "
-                "share; pass that list, and the towers, as in "
+                f"variables holds one list {len(lists)} times; for {len(lists)} towers "
+                "that share it, pass it once, and the towers, as in "
                 "towers=tw_core.towers(devices)."
             )
         lists = lists[:1]
@@ -116,7 +116,7 @@ def variables_by_tower(variables: Any, *, knows_towers: bool) -> list[list[Any]]
     if twice:
         raise ValueError(
             f"variables holds {sorted(v.name for v in twice)} more than once; every "
-            "tower has its own variables, or all have the same list."
+            "tower must have its own variables, or all the same list."
         )
     return lists
 
@@ -150,7 +150,7 @@ def check_differentiation(
     if not variables:
         raise ValueError(
             "No variables; pass those that the loss trains, or None for all trainable "
-            f"ones made before; got var_list={var_list!r}."
+            f"ones made so far; got var_list={var_list!r}."
         )
     return check_variables(variables)
 
@@ -215,7 +215,7 @@ def graphs_around(graph: tf.Graph) -> Iterator[tf.Graph]:
 
 
 def lists_by_tower(values: Any, wanted: str) -> list[list[Any]]:
-    """Lists what came as one list per tower, or as a single one."""
+    """Returns [K][N] values; [1][N] if they were passed as a single list."""
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise TypeError(f"{wanted}; got {values!r}.")
     are_lists = [isinstance(tower, list | tuple) for tower in values]

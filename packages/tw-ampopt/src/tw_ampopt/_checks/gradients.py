@@ -1,7 +1,6 @@
 """Gradients as callers pass them, read against their variables: kind, dtype, shape.
 
-Shapes that are known while the step is built are compared then, all others by tw-core
-when the step runs.
+Static shapes are compared while the step is built, all others by tw-core when it runs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -117,7 +116,7 @@ def gradients_of_pairs(
     if len(by_tower) != len(lists):
         raise ValueError(
             f"grads_and_vars must hold pairs from each of {len(lists)} towers; got "
-            f"them from {len(by_tower)}."
+            f"pairs from {len(by_tower)}."
         )
     grads = []
     for tower, own in zip(by_tower, lists, strict=True):
@@ -128,8 +127,8 @@ def gradients_of_pairs(
         if unknown or missing:
             raise ValueError(
                 "The pairs must have the variables that the optimizer was made for; "
-                f"got unknown {unknown}, and missing are {missing}. A variable without "
-                "a gradient takes part with None."
+                f"got unknown {unknown}, and missing {missing}. Pass None as the "
+                "gradient of a variable without one."
             )
         grads.append([found[key][0] for key in known])
     return _of_one_call(check_gradients(grads, lists))
@@ -171,9 +170,9 @@ def _check_kinds(places: Sequence[_Place]) -> None:
     ]
     if wrong:
         raise TypeError(
-            "A gradient is a tensor of a floating dtype, an IndexedSlices with int32 "
-            f"or int64 indices, or None; got {'; '.join(wrong)}. Cast it where you "
-            "compute it."
+            "A gradient must be a tensor of a floating dtype, an IndexedSlices with "
+            f"int32 or int64 indices, or None; got {'; '.join(wrong)}. Cast it where "
+            "you compute it."
         )
 
 

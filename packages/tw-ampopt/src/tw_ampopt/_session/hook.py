@@ -17,8 +17,8 @@ class StatisticsHook(
 ):
     """Event files for TensorBoard, written from a session graph.
 
-    The tags are ``<id>/learning_rate`` and so on, as the older system had them.
-    ``overflow_frequency`` is the share of skipped updates since the hook last wrote,
+    The tags are ``<id>/learning_rate`` and so on, as in the older system.
+    ``overflow_frequency`` is the fraction of updates skipped since the hook last wrote,
     and the step is the number of updates that were due, skipped ones included.
     """
 
@@ -33,15 +33,15 @@ class StatisticsHook(
         """Stores the settings; make the hook after ``apply_updates``.
 
         Args:
-          optimizer: its statistics are written.
+          optimizer: optimizer whose statistics are written.
           logdir: folder of the event file, a string or a path.
           every_steps: session calls between writes, at least 1.
           name_nonfinite: whether to test every call's gradients and log the names of
             variables with non-finite ones; costs a pass over the gradients.
 
         Raises:
-          TypeError: an argument of the wrong kind.
-          ValueError: ``every_steps`` below 1, or an empty ``logdir``.
+          TypeError: an argument has the wrong type.
+          ValueError: ``every_steps`` is below 1, or ``logdir`` is empty.
         """
         if not isinstance(optimizer, Optimizer):
             raise TypeError(
@@ -58,14 +58,14 @@ class StatisticsHook(
         self._flags: tf.Tensor | None = None
 
     def begin(self) -> None:
-        """Builds what is read between steps, while the graph can still be changed."""
+        """Builds the statistics, while the graph can still be changed."""
         self._statistics = self._optimizer.statistics()
         if self._name_nonfinite:
             self._flags = self._optimizer.nonfinite_gradients()
         self._writer = tf.compat.v1.summary.FileWriter(self._logdir)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Notes the counts restored from a checkpoint."""
+        """Records the counts restored from a checkpoint."""
         self._interval = Interval(session.run(self._statistics))
 
     def before_run(self, run_context: Any) -> Any:

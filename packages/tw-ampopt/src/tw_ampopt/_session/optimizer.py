@@ -84,28 +84,29 @@ class Optimizer(BaseOptimizer):
             function of the number of updates made).
           minibatch_multiplier: micro-batches per update; a whole number of 1 or
             more, or a numeric scalar tensor that holds one. It is read for every
-            micro-batch, which is divided by it, and ends a group that has as many.
+            micro-batch, which is divided by it; a group ends when it has that many.
           share: an optimizer of the same settings; both use its slots and scale.
-          use_loss_scaling: scales by ``GradualLossScale`` with the next three values.
+          use_loss_scaling: whether to scale by ``GradualLossScale`` with the next
+            three values.
           loss_scaling_init: log2 of the scale at the start.
           loss_scaling_inc: added to the log2 after a good update.
-          loss_scaling_dec: taken from the log2 after a bad update.
+          loss_scaling_dec: subtracted from the log2 after a bad update.
           report_mem_usage: whether ``StatisticsHook`` writes the memory in use.
-          loss_scale: a rule to use in place of ``use_loss_scaling``.
-          on_nonfinite: ``"skip_group"`` skips the update of micro-batches in which
-            a gradient is not finite; ``"drop_micro_batch"`` only the micro-batch.
+          loss_scale: a rule to use instead of ``use_loss_scaling``.
+          on_nonfinite: ``"skip_group"`` skips an update if any of its micro-batches has
+            a non-finite gradient; ``"drop_micro_batch"`` drops only that micro-batch.
           clip_by_global_norm: largest norm of the mean gradient, or None.
           master_copies: whether float16 and bfloat16 variables get float32 copies
             for the optimizer to update.
           reducer: sums [K][N] tensors over towers, e.g. from ``tw_reduce``; called
-            for one tower too, as it may add over processes. None for
-            ``tw_reduce.all_reduce`` of the towers' devices; a lone tower needs none.
+            for one tower too, since it may add over processes. None for
+            ``tw_reduce.all_reduce`` of the towers' devices; a single tower needs none.
           **kwargs: further arguments of ``tf_optimizer``.
 
         Raises:
           RuntimeError: outside of a graph.
-          ValueError: an argument out of its range, or two kinds of scaling.
-          TypeError: an argument of the wrong kind.
+          ValueError: an argument is out of range, or there are two kinds of scaling.
+          TypeError: an argument has the wrong type.
         """
         check_in_graph()
         check_name(name)
@@ -149,13 +150,13 @@ class Optimizer(BaseOptimizer):
         """Registers the gradients of a loss; call it at least once per device.
 
         A variable's gradients of several calls on a device are averaged over the calls
-        that list it, as StyleGAN2's are: one whose loss does not reach it counts as 0.
+        that list it, as in StyleGAN2; a loss that does not depend on it counts as 0.
 
         Args:
           loss: scalar tensor; its device identifies the tower.
           trainable_vars: variables on that device, as a list or as a dict's values.
-          weight: of this loss in the mean over all losses, such as its rows, tokens
-            or sum of sample weights: a number or a scalar tensor, 0 or more. With
+          weight: weight of this loss in the mean over all losses, such as its rows,
+            tokens or sum of sample weights: a number or scalar tensor, 0 or more. With
             accumulation the mean is over the towers of all micro-batches. A loss of
             weight 0 does not count, and its gradients may be NaN; if all weights are
             0, the means are 0. Either all registrations pass a weight, or none does,
@@ -163,7 +164,7 @@ class Optimizer(BaseOptimizer):
 
         Raises:
           RuntimeError: after ``apply_updates``.
-          TypeError: a loss, variables or a weight of the wrong kind.
+          TypeError: a loss, variables or a weight of the wrong type.
           ValueError: a loss that is not a scalar; no variable, a repeated one, or one
             on another device; anything of another graph; a weight below 0, or weights
             in some registrations only.
@@ -182,7 +183,7 @@ class Optimizer(BaseOptimizer):
         Raises:
           RuntimeError: on a second call.
           TypeError: ``allow_no_op`` is not a bool.
-          ValueError: no gradients, devices that differ in their variables, or
+          ValueError: no gradients, devices with different variables, or
             gradients of a branch or loop that is finished.
         """
         check_flag(allow_no_op=allow_no_op)
@@ -199,8 +200,8 @@ class Optimizer(BaseOptimizer):
         Args:
           loss: scalar tensor, unscaled.
           var_list: by default the graph's trainable variables.
-          **options: as ``tf.compat.v1.gradients`` takes them, and
-            ``gate_gradients`` as v1 optimizers do.
+          **options: options of ``tf.compat.v1.gradients``, and
+            ``gate_gradients`` as in v1 optimizers.
 
         Raises:
           TypeError: an invalid loss, variable or option.
@@ -224,12 +225,12 @@ class Optimizer(BaseOptimizer):
     ) -> tf.Operation:
         """Builds the op that processes a micro-batch, reduced by the caller.
 
-        A ``reducer`` that this optimizer was given is called all the same.
+        The optimizer's own ``reducer``, if any, is called too.
 
         Args:
           grads_and_vars: [N] unscaled pairs; None counts as zero.
           global_step: incremented by 1 with every update, and only then.
-          name: of the op.
+          name: name of the op.
 
         Raises:
           TypeError: an invalid pair, gradient, variable or counter.
@@ -250,12 +251,12 @@ class Optimizer(BaseOptimizer):
     def get_loss_scaling_var(self, device: str) -> tf.Variable | None:
         """Returns the variable of the scale's log2, or None without scaling.
 
-        All devices share it; it is on the host of the first ``device`` that asks. It is
-        float32 for the gradual rule and int64 for a whole exponent.
+        All devices share it; it is on the host of the ``device`` of the first call. It
+        is float32 for the gradual rule and int64 for integer exponents.
 
         Raises:
-          TypeError: not a string.
-          ValueError: not a device.
+          TypeError: ``device`` is not a string.
+          ValueError: ``device`` is not a device.
         """
         check_text(empty=True, device=device)
         canonical_device(device)

@@ -1,4 +1,4 @@
-"""What one optimizer of a session graph has registered and built.
+"""The registered losses and built steps of one optimizer in a session graph.
 
 Losses are registered one by one; the device of a loss identifies its tower. State is
 made when the first step for a set of variables is built.
@@ -34,7 +34,7 @@ from tw_core.internal import (
     tf_variables,
 )
 
-_GATE_OP = 1  # v1's name for gradients that wait for each other
+_GATE_OP = 1  # v1's option for gradients that wait for each other
 
 
 @dataclass
@@ -76,8 +76,8 @@ class Registered:
         """Checks one registration and returns its variables as a list."""
         if self._taken:
             raise RuntimeError(
-                "register_gradients comes after apply_updates, whose op would not see "
-                "these gradients; register all of them first."
+                "register_gradients was called after apply_updates, whose op does not "
+                "use these gradients; register all gradients first."
             )
         check_loss(loss)
         self._check_weight(weight)
@@ -124,7 +124,7 @@ class Registered:
         """Returns each device's gradients, once; ``[]`` for none, if allowed."""
         if self._taken:
             raise RuntimeError(
-                "apply_updates was called before; keep the op that it returned."
+                "apply_updates has already been called; keep the op that it returned."
             )
         towers = list(self._by_device.values())
         calls = [call for tower in towers for call in tower.calls.values()]
@@ -157,8 +157,8 @@ class Registered:
         if self._by_device and weighs != (weight is not None):
             came, before = ("one", "none") if weight is not None else ("none", "some")
             raise ValueError(
-                f"Every registration must have a weight, or none may; got {came} after "
-                f"{before}."
+                f"Either all registrations must have a weight, or none; got {came} "
+                f"after {before}."
             )
 
 
@@ -233,7 +233,7 @@ class GraphSteps:
     ) -> tf.Tensor:
         """Builds a step, with state for new variables; returns whether any changed."""
         accumulates = self._settings.accumulation_steps is not None
-        # Weighted steps have their own accumulators: others are saved as they were.
+        # Weighted steps have their own accumulators; others are saved as before.
         weighs = accumulates and weights is not None
         plain = tf_variables([v for tower in variables for v in tower])
         key = (weighs, *map(id, plain))
@@ -266,8 +266,8 @@ class GraphSteps:
         return [v for updater in self._updaters.values() for v in updater.state()]
 
     def _renew_reset_op(self) -> None:
-        # Made early, as the graph may be final when it is needed. Initialisers that
-        # a branch or loop depended on would run with it, at every step.
+        # Made early, since the graph may be final when it is needed. Initialisers that
+        # a branch or loop depended on would run with it, in every step.
         if self.updater is None:
             return
         counts = self._shared.scalars.counts()

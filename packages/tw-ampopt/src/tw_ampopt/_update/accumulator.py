@@ -1,10 +1,10 @@
 """Gradient accumulation: sums over the micro-batches that make one update.
 
 Every tower sums its own gradients; nothing is reduced before the accumulator is full.
-The number of micro-batches it takes is read when it starts to fill, so that a change
+The number of micro-batches per update is read when it starts to fill, so that a change
 meanwhile does not spoil the mean. StyleGAN2's optimizer reads it for every micro-batch
-instead: it divides that one by it, and is full once it has seen as many. ``rereads``
-does the same, with sums that are in the unit of the first number.
+instead, divides the micro-batch by it, and updates once it has seen that many.
+``rereads`` does the same, with sums in the unit of the first number.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,12 @@ from tw_core.internal import compiles_with_xla
 
 
 class Progress(NamedTuple):
-    """How full an accumulator is, in scalars."""
+    """The fill level of an accumulator, in scalars."""
 
     full: tf.Tensor  # bool, whether the update is due
     seen: tf.Tensor  # int64, micro-batches so far
-    summed: tf.Tensor  # int64, those of them that were added
-    divisor: tf.Tensor  # float32, makes means of the sums over all towers
+    summed: tf.Tensor  # int64, micro-batches added
+    divisor: tf.Tensor  # float32, turns the sums over all towers into means
 
 
 class _MicroBatch(NamedTuple):
@@ -84,7 +84,7 @@ class GradientAccumulator:
 
     @property
     def _divides_each(self) -> bool:
-        """Whether a micro-batch is divided by the number that was read for it."""
+        """Whether each micro-batch is divided by the number read for it."""
         return self._rereads and self.weight is None and self.summed is None
 
     def state(self) -> list[tf.Variable]:
@@ -100,7 +100,7 @@ class GradientAccumulator:
         inverse: tf.Tensor | None,
         weights: Sequence[Any] | None,
         *,
-        jit: bool,  # whether XLA compiles what is done to the buffers
+        jit: bool,  # whether XLA compiles the work on the buffers
         group: Any,  # of ranks, which drop a micro-batch together; or None
     ) -> Progress:
         """Adds a [K][M] micro-batch; once the result is known, it has been added."""
@@ -130,7 +130,7 @@ class GradientAccumulator:
                     divisor = tf.cast(count, tf.float32) * float(len(self._devices))
                 else:
                     divisor = self.weight.divisor(summed)
-            # Where an update is due, nothing is emptied before the divisor is known.
+            # If an update is due, nothing is emptied before the divisor is known.
             with tf.control_dependencies([divisor]):
                 return Progress(tf.identity(full), seen, added_up, divisor)
 
@@ -153,7 +153,7 @@ class GradientAccumulator:
         return values, emptied
 
     def average(self, group: Any) -> tf.Tensor:
-        """Gives each rank the mean of all ranks' sums, in its tower 0's."""
+        """Gives each rank the mean of all ranks' sums, in its tower 0's sums."""
         columns = list(zip(*self.sums, strict=True))
         names = [f"accumulated, {m}" for m in range(len(columns))]
         totals = [tf.add_n([own.read_value() for own in of]) for of in columns]
@@ -240,14 +240,14 @@ def one_at_a_time(
 
     Adding to accumulators, counting, and emptying them are many reads and writes. A
     second step in between, from another thread or another call in flight, would lose
-    gradients. A body that fails lets the next one in. XLA has no mutex and needs none:
-    it locks the variables that a compiled function changes for as long as that runs.
+    gradients. A body that fails releases the mutex. XLA has no mutex and needs none: it
+    locks the variables that a compiled function changes while that runs.
     """
     if compiles_with_xla():
         return body()
     with tf.device(device or None), tf.control_dependencies(after):
-        # Made where it is used, and found by its name: a function that captured it
-        # could not be exported.
+        # Made where it is used, and shared by name: a function that captured it could
+        # not be exported.
         handle = tf.raw_ops.MutexV2(shared_name=mutex)
         lock = tf.raw_ops.MutexLock(mutex=handle)
     if tf.executing_eagerly():

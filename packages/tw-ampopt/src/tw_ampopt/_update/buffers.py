@@ -1,9 +1,9 @@
 """Gradients made uniform and joined, and tests of their finiteness and norm.
 
-Each variable's gradient is averaged over the calls that list it, made float32, and
-zero where a call's loss does not reach it. Small gradients are then joined, so that
-adding, reducing and testing them take one kernel each. Large ones stay alone: joining
-them would be one more copy of the model. Sparse ones stay alone to stay sparse.
+Each variable's gradient is averaged over the calls that list it, in float32; a call
+whose loss does not depend on it counts as zero. Small gradients are then joined, so
+that adding, reducing and testing them take one kernel each. Large ones stay alone:
+joining them would copy the model once more. Sparse ones stay alone to stay sparse.
 
 The sum of squares is the cheapest pass over the data, and finite only if every element
 is. If it is not, all elements may still be finite and only a square too large; then
@@ -95,7 +95,7 @@ def to_float32(grad: Buffer) -> Buffer:
 
 
 def sum_of_calls(grads: Sequence[Buffer]) -> Buffer:
-    """Adds gradients; sparse where all of them are."""
+    """Adds gradients; the sum is sparse if all of them are."""
     if all(isinstance(grad, tf.IndexedSlices) for grad in grads):
         return join_rows(grads)
     return tf.add_n([tf.convert_to_tensor(grad) for grad in grads])
@@ -135,7 +135,7 @@ def on_devices(
         return call_once(fn, items, scopes, jit_compile=jit_compile)
     results = []
     for scope, own in zip(scopes, items, strict=True):
-        if jit_compile:  # What it writes may be known to its optimizer alone.
+        if jit_compile:  # It may write variables that only its optimizer has.
             results += call_once(fn, [own], [scope], outside="", jit_compile=True)
         else:
             with scope():

@@ -36,13 +36,13 @@ class Scalars:
         }
         self.updates = make_state(0, name="updates", device=host)
         self.skipped = make_state(0, name="skipped_updates", device=host)
-        # Of steps that accumulate. Sessions of one server share variables by name, and
-        # so must share the mutex. Outside of session graphs, names repeat.
+        # For steps that accumulate. Sessions of one server share variables by name, so
+        # they must share the mutex. Outside of session graphs, names repeat.
         unique = self.updates.op.name if builds_session_graph() else uuid4().hex
         self.mutex = f"{unique}_mutex"
-        # Scaling and unscaling must see the same value. Where nothing orders a read
-        # against updates, the graph (of a session, or of wrap_function) reads once,
-        # and its branches and loops use that value.
+        # Scaling and unscaling must see the same value. If nothing orders reads and
+        # updates, the graph (of a session, or of wrap_function) reads once, and its
+        # branches and loops use that value.
         self._reads: dict[tf.Graph, dict[int, tf.Tensor]] = {}
 
     @property
@@ -107,7 +107,7 @@ class Scalars:
 
     def _made_in(self, graph: tf.Graph) -> dict[int, tf.Tensor]:
         enclosing = list(graphs_around(graph))
-        # All others are finished; those of wrap_function must not be kept alive.
+        # All other graphs are finished; those of wrap_function must not be kept alive.
         self._reads = {g: self._reads[g] for g in enclosing if g in self._reads}
         nearest = next((g for g in enclosing if g in self._reads), graph)
         return self._reads.setdefault(nearest, {})
@@ -135,7 +135,7 @@ class SharedState:
         self._scalars: Scalars | None = None
         self._requests: list[SlotRequest] = []
         self.wrapped: dict[str, WrappedOptimizer] = {}  # by the towers' keys
-        self.on_new_slots: list[Callable[[], None]] = []  # one per sharer
+        self.on_new_slots: list[Callable[[], None]] = []  # one per sharing optimizer
 
     @property
     def scalars(self) -> Scalars:

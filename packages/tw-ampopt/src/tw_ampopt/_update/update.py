@@ -50,7 +50,7 @@ from tw_core.internal import (
 from tw_core.variables import override_to_local_variable
 from tw_reduce.internal import with_memory
 
-Average: TypeAlias = Callable[[Buffer], Buffer]  # makes means of sums over towers
+Average: TypeAlias = Callable[[Buffer], Buffer]  # turns sums over towers into means
 
 
 class Updater:
@@ -101,7 +101,7 @@ class Updater:
             )
 
     def _make_memory(self) -> tw_reduce.ReducerState | None:
-        """Returns what holds the memory of a reducer that has one."""
+        """Returns the state of a reducer with memory, else None."""
         made = with_memory(self._settings.reducer, self.variables, self.devices)
         return made if isinstance(made, tw_reduce.ReducerState) else None
 
@@ -112,7 +112,7 @@ class Updater:
         return reducer is not None and not is_elementwise(reducer)
 
     def state(self) -> list[tf.Variable]:
-        """Lists the state that is not shared, but for a reducer's memory."""
+        """Lists the state that is not shared, except a reducer's memory."""
         own = [] if self.accumulator is None else self.accumulator.state()
         return [self.global_norm, *own]
 
@@ -186,7 +186,7 @@ class Updater:
 
     def _update(
         self,
-        plan: PackPlan | None,  # None where the sums are a lone tower's gradients
+        plan: PackPlan | None,  # None if the sums are a single tower's gradients
         sums: Any,
         average: Average | None,
         complete: tf.Tensor | bool,
@@ -210,7 +210,7 @@ class Updater:
             return self._count([*done(), *remember()], norm, global_step)
 
         updated = tf.cond(finite, update, self._skip)
-        # In parallel with the update: the rule needs to know ``finite`` only.
+        # In parallel with the update: the rule only needs ``finite``.
         good = finite if complete is True else tf.logical_and(finite, complete)
         moved = self._scalars.move_scale(good)
         with tf.control_dependencies(moved):
@@ -225,8 +225,9 @@ class Updater:
     ) -> tuple[list[list[Buffer]], Average | None]:
         """Returns [K][M] weighted gradients, and the function that averages their sums.
 
-        The same way with and without weights, so that equal ones change no bit. Without
-        a scale that is a product: TensorFlow makes one of a division by a constant.
+        The steps are the same with and without weights, so that equal weights change no
+        bit. Without a scale the mean is a product: TensorFlow turns a division by a
+        constant into one.
         """
         if weights is None:
             total: Any = float(len(buffers))
@@ -248,7 +249,7 @@ class Updater:
     def _averaged(
         self, sums: Sequence[Sequence[Buffer]], average: Average | None
     ) -> list[list[Buffer]]:
-        """Returns [K][M] means over towers, made by ``average`` of their sums.
+        """Returns [K][M] means over towers, which ``average`` computes from their sums.
 
         It divides once, by the number (or weight) of towers times all other factors in
         the sums (micro-batches, or the scale), so that nothing is rounded twice.
@@ -264,15 +265,15 @@ class Updater:
         average: Average | None,
         group: Any,
     ) -> tuple[Any, Average | None, Callable[[], list[Any]]]:
-        """Returns [K][M] sums, the rest of the mean, and a function that remembers.
+        """Returns [K][M] sums, the rest of the mean, and a function for the memory.
 
-        A reducer with memory gets shares of the mean, so that what it keeps is part of
-        one. With a group, sums are the means of the ranks'.
+        A reducer with memory gets shares of the mean, so that it remembers shares of
+        means. With a group, sums are means over the ranks.
         """
         reducer = self._settings.reducer
         if reducer is None:
             if len(given) == 1 and group is None:
-                return given, average, list  # A lone tower needs none.
+                return given, average, list  # A single tower needs none.
             reducer = tw_reduce.all_reduce(self.devices)
         if not self._sees_gradients:
             sums = _of_ranks(self._checked(given, reducer(given)), group)
@@ -299,7 +300,7 @@ class Updater:
         return on_devices(self.devices, packed, reduced.sums), average, remember
 
     def _sum_of_all(self, group: Any, given: Sequence[Sequence[Any]]) -> Any:
-        """Adds what the towers of all ranks send."""
+        """Adds the tensors of the towers of all ranks."""
         return [_summed(group, tw_reduce.all_reduce(self.devices)(given)[0])] * len(
             given
         )
@@ -308,15 +309,15 @@ class Updater:
         if not _are_sums_of(given, sums):
             wanted = [[str(buffer.shape) for buffer in tower] for tower in given]
             raise ValueError(
-                "reducer must return [K][M] sums, for each tower one for each tensor "
-                f"that it was given, here of shapes {wanted}; got {sums!r}."
+                "reducer must return [K][M] sums, one per tower and tensor, here of "
+                f"shapes {wanted}; got {sums!r}."
             )
         return sums
 
     def _apply(
         self, plan: PackPlan | None, means: Sequence[Sequence[Buffer]], norm: tf.Tensor
     ) -> list[Any]:
-        """Updates every tower; returns what is known once that has happened."""
+        """Updates every tower; returns tensors or ops that depend on the updates."""
         once = self._are_alike()
 
         def update(*own: Any) -> Any:
@@ -330,7 +331,7 @@ class Updater:
     def _update_compiled(
         self, plan: PackPlan | None, sums: Any, average: Average | None
     ) -> tuple[tf.Tensor, tf.Tensor, Callable[[], list[Any]]]:
-        """Updates every tower in a function of its own, if its means are finite.
+        """Updates every tower in its own function, if its means are finite.
 
         All values are kept or replaced one by one: a branch could not read a schedule's
         count on another device, and on a GPU it would wait for the test.
@@ -405,7 +406,7 @@ class Updater:
 
 
 def _of_ranks(sums: Any, group: Any) -> Any:
-    """Returns [K][M] means over ranks of what each has; without a group as it is."""
+    """Returns [K][M] means of the ranks' sums; without a group, the sums."""
     if group is None:
         return sums
     totals = _summed(group, list(map(tf.convert_to_tensor, sums[0])))

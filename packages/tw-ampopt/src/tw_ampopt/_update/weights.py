@@ -61,7 +61,7 @@ class AccumulatedWeight:
         # The total in the unit, less 1 for each tower of each micro-batch, so that 0 is
         # right for a group that an older version, without weights, has begun.
         self.excess = make_state(zero, name="grad_acc_weight", device=host)
-        # 0 until it is known.
+        # 0 until the unit is known.
         self.unit = make_state(zero, name="grad_acc_weight_unit", device=host)
 
     def state(self) -> list[tf.Variable]:
@@ -94,7 +94,7 @@ class AccumulatedWeight:
         return tf.cast(tf.where(total > 0, total, count), tf.float32)
 
     def clear(self) -> list[Any]:
-        """Starts over."""
+        """Returns the ops that reset the state."""
         return [variable.assign(0.0, read_value=False) for variable in self.state()]
 
     def _total(self, summed: tf.Tensor) -> tf.Tensor:

@@ -1,8 +1,8 @@
 """Plain Adam, as in StyleGAN2's ``dnnlib/tflib/optimizer.py``.
 
 It follows Kingma and Ba, "Adam" (2015), in the form with the bias correction in the
-learning rate. Where TensorFlow's op fuses the update, this one spells it out in
-ordinary ops, and so runs wherever those run.
+learning rate. TensorFlow's op fuses the update; this class spells it out in ordinary
+ops, so it runs wherever those run.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ class SimpleAdam:
           epsilon: added to the root of the mean square.
 
         Raises:
-          TypeError: an argument of the wrong kind.
+          TypeError: an argument has the wrong type.
           ValueError: a decay outside of [0, 1), a negative epsilon, a learning rate
             that is not finite or not a scalar, or an invalid name of a scope.
         """
@@ -77,7 +77,7 @@ class SimpleAdam:
         Args:
           loss: scalar tensor of a graph.
           var_list: by default all trainable variables of the graph.
-          **options: as ``tf.compat.v1.gradients`` takes them.
+          **options: options of ``tf.compat.v1.gradients``.
 
         Raises:
           RuntimeError: in eager mode.

@@ -61,7 +61,7 @@ class WrappedV1:
     def build(self, variables: Sequence[Any]) -> None:
         """Makes the slots, ahead of the update."""
         self._variables |= {id(v): v for v in tf_variables(variables)}
-        # In eager mode their names have always been without a scope.
+        # In eager mode their names have never had a scope.
         with tf.name_scope("") if tf.executing_eagerly() else nullcontext():
             create_slots(self.optimizer, variables)
 
@@ -73,7 +73,7 @@ class WrappedV1:
         """Lists slots and other state, in the same order in every process.
 
         Slots come last, in the order of their variables. v1 optimizers sort them by
-        names, which depend on what else the process has made.
+        names, which depend on all that the process has made before.
         """
         variables = self.optimizer.variables
         every = list(variables() if callable(variables) else variables)
@@ -115,7 +115,7 @@ class WrappedKeras3:
     def apply(self, grads: Sequence[Any], variables: Sequence[Any]) -> Any:
         """Updates by float32 gradients, maybe sparse; returns a dependency or None."""
         self._check_known(variables)
-        # Rows that share an index are added before they are rounded.
+        # Rows of equal index are added before they are rounded.
         grads = [
             grad if tf.as_dtype(v.dtype) == tf.float32 else with_unique_rows(grad)
             for grad, v in zip(grads, variables, strict=True)
@@ -166,10 +166,10 @@ class MasterWeights:
     """A wrapped optimizer that updates float32 masters in place of half variables.
 
     A half-precision variable cannot hold small updates. The optimizer updates a
-    float32 master instead, and the variable is the master, rounded. Where rounding the
+    float32 master instead, and the variable is the master, rounded. If rounding the
     master does not give the variable, the variable has been assigned since (by a
-    restore, or a copy between towers), and the master takes its value: so masters need
-    no special treatment.
+    restore, or a copy between towers), and the master takes its value, so that masters
+    need no special treatment.
     """
 
     def __init__(self, wrapped: WrappedOptimizer) -> None:
@@ -255,9 +255,9 @@ def _keras_reference(variable: Any) -> str:
 def _check_keras_3(optimizer: Any) -> None:
     keras = sys.modules["keras"]
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        problem = "scales the loss itself; pass the optimizer in it, and loss_scale="
+        problem = "scales the loss itself; pass its inner optimizer, and loss_scale="
     elif getattr(optimizer, "gradient_accumulation_steps", None):
-        problem = "accumulates itself; let tw_ampopt do so, by the argument for it"
+        problem = "accumulates itself; use the accumulation of tw_ampopt instead"
     else:
         return
     raise TypeError(f"Cannot wrap {_class_of(optimizer)}: it {problem}.")
