@@ -104,7 +104,7 @@ def test_steps_of_ones_own_are_averaged(threads):
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("no group", "local_steps are those of several ranks"),
+        ("no group", "local_steps needs a group of ranks"),
         ("flat", "use flat_below_bytes=0"),
         ("calls", "multiple of steps_per_execution; got 4 and 3"),
         ("saves", r"BackupAndRestore\(save_freq=3\) would save rank 0's weights"),

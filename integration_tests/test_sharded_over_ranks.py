@@ -143,10 +143,10 @@ def test_files_are_those_of_one_device(threads, shape, optimizer, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        *[("MultiOptimizer", "holds optimizers of some")] * ("MultiOptimizer" in CASES),
+        *[("MultiOptimizer", "holds several optimizers")] * ("MultiOptimizer" in CASES),
         ("flat", "use flat_below_bytes=0"),
         ("frequency", "ModelCheckpoint saves between batches.*got 2"),
-        ("swap", "SwapEMAWeights takes the optimizer's variables by itself"),
+        ("swap", "SwapEMAWeights reads the optimizer's variables itself"),
     ],
 )
 def test_what_shards_cannot_do_is_refused(groups, kind, says):

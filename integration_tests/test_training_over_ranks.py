@@ -272,12 +272,12 @@ def test_ranks_and_towers_draw_unlike_numbers_which_a_seed_repeats(groups):
     ("kind", "says"),
     [
         ("stop, none", r"every rank needs a batch.*got \[0, 1\] by rank"),
-        ("stop, a part", r"steps_per_execution=2 batches; got \[3, 4\] by rank"),
-        ("shared", "the data of some has ended"),
+        ("stop, a part", r"steps_per_execution=2; got \[3, 4\] by rank"),
+        ("shared", "some ranks' data has ended"),
         ("other rows", "all ranks must get the same batches"),
-        ("weights", "by a sum that one rank does not know where it validates"),
+        ("weights", "by a sum over all ranks, which is not known when they"),
         ("synchronised, eagerly", "over ranks, which needs run_eagerly=False"),
-        ("synchronised, rows", r"whose shapes must be known; got \(None, 4\)"),
+        ("synchronised, rows", r"so their shapes must be known; got \(None, 4\)"),
     ],
 )
 def test_what_ranks_cannot_do_is_refused(groups, kind, says):

@@ -102,7 +102,7 @@ def test_the_lost_error_of_a_tower_is_found_by_running_its_part_again(name, opti
     said = "\n".join([str(caught.value), *caught.value.__notes__])
     tower = 1  # Of 3 rows each tower has one.
     assert f"(in tower{tower} of 3, on /cpu:{tower})" in said
-    assert "Words.call()" in said and "ran one by one" in said
+    assert "Words.call()" in said and "ran again, one by one" in said
     lines = [str(entry.statement).strip() for entry in caught.traceback]
     assert "return tf.gather(self.embeddings, x)  # the line that fails" in lines
 

@@ -85,7 +85,7 @@ def test_parts_lie_on_their_towers_devices():
     ("data", "message"),
     [
         (None, "must hold at least one tensor"),
-        ((tf.constant(1.0),), "must have rows, which the towers share; got 1 scalar"),
+        ((tf.constant(1.0),), "must have rows, which are divided among towers"),
         ((tf.zeros([2]), tf.zeros([3])), r"same number of rows; got \['\(2,\)', '\(3"),
     ],
 )

@@ -1,7 +1,7 @@
 """A Keras model over towers: ``compile``, ``fit`` and all the rest of Keras.
 
-Every tower runs the model's own ``train_step``, which is traced once, for all of them.
-They meet wherever all are needed: where an optimizer applies, or a metric is updated.
+Every tower runs the model's own ``train_step``, traced once for all of them. Towers
+synchronise where an optimizer applies or a metric is updated.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""What a ``TowerModel`` answers as tower 0's model, which is an ordinary one, does."""
+"""The part of a ``TowerModel`` that behaves as tower 0's model, an ordinary one."""
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
@@ -14,7 +14,7 @@ class OfTower0(Generic[T]):
     """An attribute or a method of tower 0's model."""
 
     def __init__(self, before: Any = None) -> None:
-        """Takes the value before the copies are made, as Keras asks for some then."""
+        """Takes the value to return before the copies exist, when Keras reads some."""
         self._before = before
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -27,11 +27,11 @@ class OfTower0(Generic[T]):
         return cast(T, self._before if own is None else getattr(own.main, self._name))
 
     def __set__(self, model: Any, value: Any) -> None:
-        """Does nothing: Keras sets some while it makes the object."""
+        """Does nothing: Keras sets some attributes while it creates the object."""
 
 
 class AsTower0(keras.Model):  # type: ignore[misc] # Keras is untyped
-    """Answers as tower 0's model does, which is what Keras saves, shows and copies."""
+    """Behaves as tower 0's model, which Keras saves, shows and copies."""
 
     _own: Copies
 
@@ -64,12 +64,12 @@ class AsTower0(keras.Model):  # type: ignore[misc] # Keras is untyped
     _obj_type = OfTower0[Callable[[], str]]()
     # For ``clone_model``, as ``_layers`` is.
     _run_through_graph = OfTower0[Callable[..., Any]]()
-    # A tf.train.Checkpoint of this holds what one of the plain model does.
+    # A tf.train.Checkpoint of this equals one of the plain model.
     _trackable_children = OfTower0[Callable[..., Any]]()
 
     @property
     def trainable(self) -> bool:
-        """Whether the model trains; set in every copy."""
+        """Whether the model is trainable; set in every copy."""
         own = vars(self).get("_own")
         return True if own is None else bool(own.main.trainable)
 
@@ -80,7 +80,7 @@ class AsTower0(keras.Model):  # type: ignore[misc] # Keras is untyped
                 model.trainable = value
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls tower 0's copy, which is also what becomes part of another model."""
+        """Calls tower 0's copy, which also becomes part of a model built from this."""
         return self._own.main(*args, **kwargs)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
@@ -92,21 +92,21 @@ class AsTower0(keras.Model):  # type: ignore[misc] # Keras is untyped
         return self._own.main.compute_loss(*args, **kwargs)
 
     def get_compile_config(self) -> dict[str, Any] | None:
-        """Returns how tower 0 is compiled; None with an optimizer over towers."""
+        """Returns tower 0's compile config; None with an optimizer over towers."""
         with self._own.without_wrapped():
             return self._own.main.get_compile_config()  # type: ignore[no-any-return]
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
-        """Refuses: towers would be quantized apart."""
+        """Refuses: each tower would be quantized separately."""
         raise NotImplementedError(
             "TowerModel: cannot be quantized; use model.towers[0].quantize(...), which "
             "is an ordinary model."
         )
 
-    @property  # type: ignore[misc] # and nobody sets it
+    @property  # type: ignore[misc] # and read-only
     def __class__(self) -> Any:
-        # What ``isinstance`` and Keras see: ``keras.saving.save_model`` writes the
-        # class of its model, and callbacks ask its name.
+        # ``isinstance`` and Keras see tower 0's class: ``keras.saving.save_model``
+        # writes it, and callbacks read its name.
         own = vars(self).get("_own")
         return type(self) if own is None else type(own.main)
 
@@ -114,7 +114,7 @@ class AsTower0(keras.Model):  # type: ignore[misc] # Keras is untyped
         return f"<TowerModel name={self.name}, built={self.built}>"
 
     def __dir__(self) -> list[str]:
-        # Keras saves what these names are, and is to find tower 0's parts alone.
+        # Keras saves the attributes with these names, and must find tower 0's alone.
         return dir(self._own.main)
 
     def __reduce__(self) -> Any:
@@ -123,11 +123,11 @@ class AsTower0(keras.Model):  # type: ignore[misc] # Keras is untyped
 
     def _lookup_dependency(self, *args: Any, **kwargs: Any) -> Any:
         main = self._own.main
-        main._maybe_initialize_trackable()  # TensorFlow does so when it tracks
+        main._maybe_initialize_trackable()  # as TensorFlow does when it tracks
         return main._lookup_dependency(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        # Only what nothing here defines: what the user's class has.
+        # Only for names that nothing here defines: those of the user's class.
         if name.startswith("_") or "_own" not in vars(self):
             raise AttributeError(f"TowerModel has no attribute {name!r}.")
         return getattr(self._own.main, name)

@@ -1,4 +1,4 @@
-"""Batches as Keras passes them to a step: as tensors, as specs, and joined again."""
+"""A step's batches: converted to tensors, described by specs, and joined from parts."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,7 +13,7 @@ from tw_reduce import mean, sum_on_device
 
 
 def tensors(data: Any) -> Any:
-    """Converts the arrays of a batch, which eager steps receive, to tensors."""
+    """Converts a batch's arrays, which eager steps receive, to tensors."""
     return tf.nest.map_structure(
         lambda leaf: leaf if leaf is None or tf.is_tensor(leaf) else tf.constant(leaf),
         data,
@@ -21,10 +21,10 @@ def tensors(data: Any) -> Any:
 
 
 def after(data: Any) -> AbstractContextManager[Any]:
-    """Has what a step changes wait for its batch, also where it does not read it.
+    """Makes a step's side effects wait for its batch, even those that do not read it.
 
-    Data of unknown length ends with a step that has no batch. TensorFlow would run the
-    rest of it: a count of updates, a random generator.
+    Data of unknown length ends with a step without a batch, in which TensorFlow would
+    still run other effects: a counter of updates, a random generator.
     """
     leaves = tf.nest.flatten(data, expand_composites=True)
     leaves = [leaf for leaf in leaves if leaf is not None]
@@ -36,13 +36,13 @@ def after(data: Any) -> AbstractContextManager[Any]:
 
 
 def _cost_to_wait_for(leaf: tf.Tensor) -> tuple[bool, int]:
-    # XLA, which may compile what waits, knows no strings.
+    # XLA, which may compile the operations that wait, does not support strings.
     sizes = leaf.shape.as_list() if leaf.shape.rank else []
     return leaf.dtype == tf.string, prod(size or 1 for size in sizes)
 
 
 def checked_sizes(data: Any, num_parts: int) -> Any:
-    """Checks a batch of tensors; returns the number of rows of each tower's part."""
+    """Checks a batch of tensors; returns the number of rows in each tower's part."""
     specs = [
         tf.type_spec_from_value(leaf)
         for leaf in tf.nest.flatten(data)
@@ -55,14 +55,14 @@ def checked_sizes(data: Any, num_parts: int) -> Any:
 
 
 def lent_rows(sizes: Sequence[Any]) -> Any:
-    """Returns how many towers have only a filled-in row; None if none can."""
+    """Returns how many towers have only a padding row; None if none can."""
     if isinstance(sizes[0], int):
         return sizes.count(0) or None
     return len(sizes) - tf.math.count_nonzero(tf.stack(sizes), dtype=tf.int32)
 
 
 def have_rows(sizes: Sequence[Any]) -> list[tf.Tensor] | None:
-    """Returns which towers have rows of their own; None if all do."""
+    """Returns which towers have rows, apart from padding; None if all do."""
     if isinstance(sizes[0], int) and 0 not in sizes:
         return None
     return [tf.convert_to_tensor(size > 0) for size in sizes]
@@ -73,9 +73,9 @@ def join(
 ) -> Any:
     """Joins K nests of tensors along their rows, in the towers' order.
 
-    The last ``lent`` of them are left out. A tower may return more rows than it got,
-    such as one per token. Scalars are averaged by the ``sizes`` of the parts; of those
-    that are not fractions the first is taken.
+    The last ``lent`` of them are dropped. A tower may return more rows than it
+    received, such as one per token. Floating-point scalars are averaged, weighted by
+    ``sizes``; for other scalars the first is returned.
     """
 
     def join_leaf(*pieces: Any) -> Any:
@@ -100,7 +100,7 @@ def _mean(values: Sequence[Any], sizes: Sequence[Any]) -> Any:
 
 
 def _without_last(joined: Any, last: Any, times: Any) -> Any:
-    """Leaves out ``times`` as many rows as ``last`` has."""
+    """Drops the last ``times * rows(last)`` rows."""
     times = tf.cast(times, tf.int64)
     if isinstance(joined, tf.SparseTensor):
         shape = joined.dense_shape
@@ -111,7 +111,7 @@ def _without_last(joined: Any, last: Any, times: Any) -> Any:
 
 
 def any_rows(data: Any) -> Any:
-    """Returns a batch's nest of shapes and dtypes, with any number of rows."""
+    """Returns a batch's nest of specs, with an unspecified number of rows."""
 
     def spec(leaf: Any) -> tf.TensorSpec | None:
         if leaf is None:

@@ -1,4 +1,4 @@
-"""What a model makes by its first batch, and the states of its random generators."""
+"""Builds a model from its first batch, and lists its random generators' states."""
 
 from collections.abc import Sequence
 from types import FunctionType, MethodType
@@ -18,10 +18,10 @@ def is_seed(variable: Any) -> bool:
 
 
 def unlisted_of(model: Any) -> list[Any]:
-    """Lists the variables that a model holds and Keras does not list.
+    """Lists a model's variables that Keras does not list.
 
-    They are found wherever Keras or ``tf.Module`` would track them: in attributes of
-    layers, modules and TensorFlow's random generators, and in lists and dicts there.
+    Searches wherever Keras or ``tf.Module`` would track them: attributes of layers,
+    modules and TensorFlow's random generators, and lists and dicts in these.
     """
     flat = [flat_variable_of(own) for own in model.variables]
     listed = [*model.variables, *(own for own in flat if own is not None)]
@@ -30,7 +30,7 @@ def unlisted_of(model: Any) -> list[Any]:
     stack: list[Any] = [model]
     while stack:
         own = stack.pop()
-        if type(own) in _LEAVES:  # Most are; this is run between epochs.
+        if type(own) in _LEAVES:  # Most are; this runs between epochs.
             continue
         own = own.state if isinstance(own, tf.random.Generator) else own
         key = id(tf_variable(own)) if is_variable(own) else id(own)
@@ -53,7 +53,7 @@ _HOLDERS = (keras.layers.Layer, keras.random.SeedGenerator, tf.Module)
 
 
 def states_of_rows(model: Any) -> list[Any]:
-    """Lists the states of stateful recurrent layers, which belong to batches' rows."""
+    """Lists the states of stateful recurrent layers, one per row of a batch."""
     stateful = [o for o in layers_of(model) if getattr(o, "stateful", False)]
     every = [tf.nest.flatten(getattr(own, "states", None)) for own in stateful]
     return [state for states in every for state in states if is_variable(state)]
@@ -72,7 +72,7 @@ def seeds_of(model: Any) -> list[Any]:
 
 
 class _Updates(keras.StatelessScope):  # type: ignore[misc] # untyped
-    """Notes what would be assigned, and assigns nothing."""
+    """Records the update that would be assigned, without assigning it."""
 
     def add_update(self, update: Any) -> None:
         self.updated = update[0]
@@ -82,7 +82,7 @@ class _Updates(keras.StatelessScope):  # type: ignore[misc] # untyped
 def global_seeds() -> Sequence[tf.Variable]:
     """Lists the state of the generator that ``keras.random`` uses without a seed.
 
-    Makes it if needed, which a step may not do. Towers share it, and draw in turn.
+    Creates it if needed, since a step may not. Towers share it and draw in turn.
     """
     with tf.init_scope(), _Updates() as updates:
         keras.random.uniform([])
@@ -95,16 +95,16 @@ def has_metrics_built(model: Any, data: Any) -> bool:
     y = data[1] if isinstance(data, tuple) and len(data) in (2, 3) else None
     outputs = getattr(model, "outputs", None) or ()
     if not model.run_eagerly and max(len(outputs), len(tf.nest.flatten(y))) > 1:
-        # The loss of several outputs has metrics of its own, one per output.
+        # The loss of a model with several outputs has one metric per output.
         stateful.append(getattr(model, "_compile_loss", None))
     return all(getattr(own, "built", True) for own in stateful)
 
 
 def build_variables(batch: Any, model: Any) -> None:
-    """Calls a model on symbols, unless it is built or only has a ``train_step``.
+    """Calls a model on symbolic inputs, unless built or without a ``call``.
 
-    A model's own ``train_step`` may take other batches than ``(x, y, sample_weight)``,
-    and call the model or its parts otherwise: then it is traced.
+    An overridden ``train_step`` may take batches other than ``(x, y, sample_weight)``,
+    or call the model or its parts differently; then it is traced instead.
     """
     own_step = has_own_step(model)
     if model.built or (own_step and type(model).call is keras.Model.call):
@@ -133,14 +133,14 @@ def build_metrics(batch: Any, model: Any) -> None:
 
 
 def has_own_step(model: Any) -> bool:
-    """Whether a model's class defines a ``train_step``."""
+    """Returns whether a model's class overrides ``train_step``."""
     return type(model).train_step is not keras.Model.train_step
 
 
 def _trace_step(batch: Any, model: Any) -> None:
-    """Traces a model's own ``train_step``, so that it makes its variables.
+    """Traces an overridden ``train_step``, so that it creates its variables.
 
-    Nothing runs. Optimizers make no slots, which are placed elsewhere.
+    Nothing runs. Optimizers create no slots; those are placed elsewhere.
     """
     optimizers = optimizers_of(model)
 

@@ -1,4 +1,4 @@
-"""Checks of a ``TowerModel``, and how its losses are combined."""
+"""Checks of a ``TowerModel``'s arguments, layers, losses and optimizers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,12 +11,12 @@ from tw_keras._updates.sharded import held_in
 from tw_keras._updates.wrapped import WrappedOptimizer
 
 OUTER = "outer_optimizer"
-"""The attribute of tower 0 by which an outer optimizer is saved; steps do not apply it.
+"""Tower 0's attribute that holds an outer optimizer, to save it; steps do not apply it.
 """
 
 
 def check_choices(**choices: tuple[Any, Sequence[Any]]) -> None:
-    """Refuses values that are not among those known."""
+    """Refuses unknown values."""
     for name, (value, known) in choices.items():
         if value not in known:
             raise ValueError(
@@ -36,31 +36,30 @@ def check_replicated(variables: str) -> None:
 
 
 def check_remembers(flat_below_bytes: int, local_steps: Any) -> None:
-    """Refuses a reducer with memory where it would have packs, or nothing, to send."""
+    """Refuses a reducer with memory with flat variables or local steps."""
     if flat_below_bytes:
         raise ValueError(
-            "TowerModel: a reducer with memory remembers variables, not packs of them; "
+            "TowerModel: a reducer with memory keeps state per variable, not per pack; "
             "use flat_below_bytes=0."
         )
     if local_steps is not None:
         raise ValueError(
-            "TowerModel: with local_steps ranks send weights, not gradients, and a "
-            "reducer with memory has nothing to send to them; leave one of the two out."
+            "TowerModel: with local_steps ranks send weights, not gradients, so a "
+            "reducer with memory has nothing to send; leave one of the two out."
         )
 
 
 def check_all_remember(*, is_alone: bool) -> None:
-    """Refuses a step of tower 0 alone, which would not have the others' memory."""
+    """Refuses a step of tower 0 alone, which lacks the other towers' memory."""
     if is_alone:
         raise ValueError(
-            "TowerModel: a reducer with memory keeps one for each tower, and "
-            "run_eagerly trains tower 0 alone; use run_eagerly=False, or no such "
-            "reducer."
+            "TowerModel: a reducer with memory keeps state for each tower, but "
+            "run_eagerly runs tower 0 alone; use run_eagerly=False, or another reducer."
         )
 
 
 def check_outside() -> None:
-    """Refuses to make a model in a graph, or in the scope of a strategy."""
+    """Refuses a model that is made in a graph, or in the scope of a strategy."""
     if not tf.executing_eagerly():
         raise RuntimeError(
             "TowerModel: trains in functions of its own, and must be made outside of "
@@ -82,14 +81,14 @@ def layers_of(model: Any) -> list[Any]:
 def optimizers_of(model: Any) -> list[Any]:
     """Lists the Keras optimizers that a model or its layers hold, also in containers.
 
-    Those of the model itself come first, ordered by the attributes' names.
+    Those of the model itself are first, sorted by the attributes' names.
     """
     held: list[Any] = []
     kinds = (keras.optimizers.Optimizer, dict, list, tuple)
     for layer in layers_of(model):
         own = {n: value for n, value in vars(layer).items() if isinstance(value, kinds)}
         held += [leaf for name in sorted(own) for leaf in held_in(own[name])]
-    outer = vars(model).get(OUTER)  # TensorFlow's dicts of what it tracks have it, too
+    outer = vars(model).get(OUTER)  # also in TensorFlow's dicts of tracked objects
     found = [own for own in held if isinstance(own, keras.optimizers.Optimizer)]
     found = [own for own in found if own is not outer]
     return list({id(own): own for own in found}.values())
@@ -106,7 +105,7 @@ def check_adapted(models: Sequence[Any]) -> None:
     if unlike:
         raise ValueError(
             f"TowerModel: {', '.join(unlike)} was adapted in some towers only, and "
-            "keeps what it has learnt outside of variables; call adapt in make_model."
+            "its adapted state is not in variables; call adapt in make_model."
         )
 
 
@@ -171,8 +170,8 @@ def check_losses(model: Any) -> None:
     reductions = reductions_of(model)
     if reductions & {"none", None}:
         raise ValueError(
-            "TowerModel: a loss must have a reduction, and not 'none', so that those "
-            f"of the towers can be combined; got {sorted(map(str, reductions))}."
+            "TowerModel: every loss must have a reduction other than 'none', so that "
+            f"the towers' losses can be combined; got {sorted(map(str, reductions))}."
         )
 
 

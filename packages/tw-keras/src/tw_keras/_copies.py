@@ -31,7 +31,7 @@ _SEED_STEP = 0x9E3779B9  # odd and large, so that layers' seeds stay apart
 
 
 class Copies:
-    """The copies of a model, of which the first is saved."""
+    """The copies of a model, the first of which is saved."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Copies:
         self._is_built = False
         self.states, self.accumulation = OptimizerStates(towers), Accumulation(towers)
         devices = [tower.device for tower in towers]
-        # Where ranks add them next, towers need no copies of their sums.
+        # If ranks add them next, towers need no copies of their sums.
         on_first = partial(sum_on_device, device=devices[0])
         in_steps = self.ranks_in_steps
         self.memory: Memory | None = None
@@ -97,13 +97,13 @@ class Copies:
 
     @property
     def ranks_in_steps(self) -> Ranks | None:
-        """The other ranks, where steps that train exchange anything with them."""
+        """The other ranks, if training steps exchange anything with them."""
         is_alone = self.ranks is None or self.ranks.alone is not None
         return None if is_alone else self.ranks
 
     @property
     def outer(self) -> Any:
-        """The optimizer that applies what ranks average, if there is one."""
+        """The optimizer that applies the ranks' averages, or None."""
         alone = None if self.ranks is None else self.ranks.alone
         return None if alone is None else alone.settings.outer
 
@@ -114,7 +114,7 @@ class Copies:
 
     @property
     def trained(self) -> Sequence[Any]:
-        """The [K] models with the variables that they train, which may be flat."""
+        """The [K] models with their trained variables, which may be flat."""
         return self.models if self.flat is None else self.flat.flats
 
     @property
@@ -124,14 +124,14 @@ class Copies:
 
     @property
     def is_plain(self) -> bool:
-        """Whether one tower does all, as its model would, and hands nothing over."""
+        """Whether a lone tower trains exactly as its plain model would."""
         optimizers = _checks.optimizers_of(self.main)
         is_alone = len(self.towers) == 1 and self.ranks is None
         given = (self.flat, self.reducer, self.memory)
         is_given = any(own is not None for own in given)
         return (
             (is_alone and not is_given)
-            and self.variables != "parameter_server"  # which may be elsewhere
+            and self.variables != "parameter_server"  # maybe on another device
             and not any(isinstance(own, WrappedOptimizer) for own in optimizers)
         )
 
@@ -139,7 +139,7 @@ class Copies:
         """Returns whether XLA compiles steps; "auto": as Keras does, for GPUs."""
         kind_of = tf.DeviceSpec.from_string
         are_gpus = "GPU" in [kind_of(own.device).device_type for own in self.towers]
-        # XLA only reads the variables of another device.
+        # XLA cannot assign variables on another device.
         if asked == "auto" and not (are_gpus and self.variables != "parameter_server"):
             return False
         others = [own for own in _checks.layers_of(self.main) if not own.supports_jit]
@@ -147,22 +147,22 @@ class Copies:
             names = ", ".join(own.name for own in others)
             _log.warning(
                 "TowerModel: steps run without XLA, which cannot compile %s; "
-                "compile(jit_compile=False) makes this silent",
+                "compile(jit_compile=False) silences this",
                 names,
             )
             return False
-        # Where operations have to be deterministic, Keras does not by itself.
+        # Keras itself does not where operations must be deterministic.
         return bool(self.main._resolve_auto_jit_compile() if asked == "auto" else asked)
 
     @property
     def appliers(self) -> list[Any]:
-        """The optimizers that apply: tower 0's, or the one of flat variables."""
+        """The optimizers that apply updates: tower 0's, or that of flat variables."""
         if self.flat is not None and self.flat.optimizer is not None:
             return [self.flat.optimizer]
         return _checks.optimizers_of(self.main)
 
     def of_towers(self, variables: Sequence[Any]) -> list[list[Any]]:
-        """Returns [K] lists: what each tower has for tower 0's ``variables``."""
+        """Returns [K] lists: each tower's counterparts of tower 0's ``variables``."""
         lists = [
             [*model.variables, *more]
             for model, more in zip(self.trained, self.unlisted(), strict=True)
@@ -188,7 +188,7 @@ class Copies:
         self.adopt_optimizers()
 
     def adopt_optimizers(self) -> None:
-        """Takes tower 0's optimizers for all towers."""
+        """Makes all towers use tower 0's optimizers."""
         optimizers = _checks.optimizers_of(self.main)
         for model in self.distinct[1:]:
             _share_optimizers(self.main, model)
@@ -207,7 +207,7 @@ class Copies:
 
     @contextmanager
     def without_wrapped(self) -> Iterator[None]:
-        """Removes an optimizer over towers from tower 0 while that is saved."""
+        """Detaches an optimizer over towers while tower 0 is saved."""
         main = self.main
         optimizer = getattr(main, "optimizer", None)
         if not isinstance(optimizer, WrappedOptimizer):
@@ -220,14 +220,14 @@ class Copies:
             main.optimizer, main.compiled = optimizer, True
 
     def synchronized(self, *, trains: bool) -> list[str]:
-        """Names the layers that are synchronised, when it trains over all ranks."""
+        """Names the synchronised layers; none if a single tower has all rows."""
         others = self.ranks_in_steps if trains else None
         ranks = 1 if others is None else others.group.size
         is_one = len(self.towers) * ranks == 1
         return [] if is_one else _checks.synchronized_layers_of(self.main)
 
     def check_eager(self) -> None:
-        """Refuses to run eagerly what is synchronised over ranks: it has no sums."""
+        """Refuses eager steps of layers synchronised over ranks: they have no sums."""
         others = self.ranks_in_steps
         is_one = others is None or others.group.size == 1
         synchronized = [] if is_one else self.synchronized(trains=True)
@@ -238,7 +238,7 @@ class Copies:
             )
 
     def make_equal(self) -> None:
-        """Checks that the copies match, and gives all of them tower 0's values."""
+        """Checks that the copies match, and copies tower 0's values to all."""
         if not all(model.built for model in self.models):
             return
         self._is_built = True
@@ -257,7 +257,7 @@ class Copies:
                 self.build_optimizer(optimizer, self.main.trainable_variables)
 
     def build_optimizer(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Makes an optimizer's state for tower 0's variables, where updates need it."""
+        """Creates an optimizer's state for tower 0's variables, placed for updates."""
         if self.sharded is not None:
             self.sharded.of(optimizer, self.of_towers(variables))
         elif self.variables == "sharded":
@@ -276,16 +276,16 @@ class Copies:
         return self.sharded.finalizing(optimizer)
 
     def _add_of(self, place: int) -> Reducer:
-        """Returns the sum of what a reducer with memory sends for an optimizer."""
+        """Returns the sum that a reducer with memory uses for the n-th optimizer."""
         ranks = self.ranks_in_steps
         if ranks is None:
             return self.add
         return lambda rows: [ranks.in_steps.sum_remembered(place, rows[0])]
 
     def settle(self, *, over_ranks: bool) -> None:
-        """Gives Keras's accumulators what towers have added up, so that it is saved.
+        """Moves the towers' accumulated gradients to Keras's accumulators, to be saved.
 
-        What ranks have accumulated in optimizers over towers becomes the mean.
+        Gradients that ranks accumulated in optimizers over towers are averaged.
         """
         ranks = self.ranks_in_steps if over_ranks else None
         if self.sharded is not None:
@@ -315,13 +315,13 @@ class Copies:
         ]
 
     def build_outer(self) -> None:
-        """Makes the outer optimizer's state, before files are read into it."""
+        """Creates the outer optimizer's state, before files are loaded into it."""
         if self.outer is not None and self._is_built:
             with tf.device(self.towers[0].device):
                 create_slots(self.outer, self._averaged()[0])
 
     def unlisted(self) -> list[list[Any]]:
-        """Returns [K] lists of state that Keras does not list, without that of rows."""
+        """Returns [K] lists of state not listed by Keras, without per-row states."""
         every = []
         for model in self.models:
             of_rows = set(map(id, _building.states_of_rows(model)))
@@ -330,19 +330,19 @@ class Copies:
         return every
 
     def kept_equal(self) -> list[Any]:
-        """Lists tower 0's variables of which copies stay equal after every step."""
+        """Lists tower 0's variables whose copies are equal after every step."""
         more = [v for v in self._unlisted_state() if v.trainable]
         return [*self.trained[0].trainable_variables, *more]
 
     def shared_state(self) -> list[Any]:
-        """Lists what towers share, and tower 0 writes; not what they draw from."""
+        """Lists shared variables, which tower 0 assigns; not states of generators."""
         if self.variables != "parameter_server":
             return []
         every = (*self.main.variables, *self.unlisted()[0])
         return [v for v in every if not _building.is_random(v)]
 
     def beside_models(self) -> list[tuple[Any, ...]]:
-        """Returns [K] what each tower has that a step may use, apart from its model."""
+        """Returns [K] tuples of objects, apart from its model, that a tower may use."""
         flats = () if self.flat is None else self.flat.flats
         states = [own for own in map(self.states.known, self.appliers) if own]
         seeds, unlisted = _building.global_seeds(), self.unlisted()
@@ -358,7 +358,7 @@ class Copies:
         return [v for v in self.unlisted()[0] if not _building.is_random(v)]
 
     def _copy_variables(self) -> None:
-        """Copies what towers have of their own; seeds differ, and constants may not."""
+        """Copies tower 0's variables, except seeds and shared constants."""
         lists = [
             [v for v in (*model.variables, *more) if not _building.is_random(v)]
             for model, more in zip(self.trained, self.unlisted(), strict=True)
@@ -371,7 +371,7 @@ class Copies:
         copy_to_replicas([[v for v in own if id(v) not in constant] for own in lists])
 
     def take_from_rank_0(self, number: int = 0) -> int:
-        """Gives this rank's towers the values of rank 0, the optimizers' included.
+        """Gives this rank's towers rank 0's values, including the optimizers'.
 
         Returns rank 0's ``number``.
         """
@@ -405,8 +405,8 @@ class Copies:
         return number
 
     def take_state_of_ranks(self) -> None:
-        """Gives all ranks' towers one state of those that do not train."""
-        # Neither frozen weights, which do not change, nor metrics.
+        """Makes non-trainable state equal on all towers of all ranks."""
+        # Without frozen weights, which do not change, and without metrics.
         layers = _checks.layers_of(self.main)
         state = [v for layer in layers for v in layer._non_trainable_variables]
         state += [v for v in self._unlisted_state() if not v.trainable]
@@ -427,12 +427,12 @@ class Copies:
         for model in self.distinct[1:]:
             layers = zip(*map(_checks.layers_of, (model, self.main)), strict=False)
             weights = zip(model.weights, self.main.weights, strict=False)
-            for own, main in [*layers, *weights]:  # a layer before those inside it
+            for own, main in [*layers, *weights]:  # outer layers before inner ones
                 if own.trainable != main.trainable:
                     own.trainable = main.trainable
 
     def _follow_states_of_rows(self) -> None:
-        """Resets states of rows in all towers where they are reset in tower 0."""
+        """Resets per-row states in all towers if they are reset in tower 0."""
         every = [_building.states_of_rows(model) for model in self.models]
         if self.variables == "parameter_server" and every[0]:
             if len(self.states_by_row) != len(self.towers):
@@ -456,9 +456,9 @@ class Copies:
                 own.assign(tf.add(main.value, [k * _SEED_STEP, 0]))
 
     def prepare(self, data: Any) -> None:
-        """Creates what the first batch would, from its specs, before a step is traced.
+        """Creates the first batch's variables from its specs, before a step is traced.
 
-        A function that makes variables is traced twice.
+        A function that creates variables is traced twice.
         """
         self.build(data, metrics=True)
         self.build_outer()
@@ -469,7 +469,7 @@ class Copies:
             self.build_optimizer(own, main.trainable_variables)
 
     def build(self, data: Any, *, metrics: bool) -> None:
-        """Creates the variables of the first batch, outside the step being traced."""
+        """Creates the first batch's variables, outside the step being traced."""
         lacks_metrics = metrics and not _building.has_metrics_built(self.main, data)
         if self._is_built and not lacks_metrics:
             return
@@ -496,7 +496,7 @@ class Copies:
 
 @contextmanager
 def naming(tower: Tower) -> Iterator[None]:
-    """Notes a tower in errors that are raised inside."""
+    """Adds a note that names the tower to errors raised inside."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The check of this package for ``tw-doctor``, which finds it by an entry point."""
+"""This package's check for ``tw-doctor``, which finds it through an entry point."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -10,9 +10,9 @@ import tw_keras
 
 
 def checks(devices: Sequence[str]) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yields the name of the check and its function, which raises what does not hold.
+    """Yields the check's name and its function, which raises an error if it fails.
 
-    ``devices`` are the towers', at least two.
+    ``devices``: the towers' devices, at least two.
     """
     yield "TowerModel", partial(_check_tower_model, devices)
 
@@ -29,7 +29,7 @@ def _check_tower_model(devices: Sequence[str]) -> None:
     rows = 4 * len(devices)
     x = np.tile(np.eye(2, dtype=np.float32), (rows // 2, 1))
     model.fit(x, np.zeros([rows, 1], np.float32), batch_size=rows, verbose=0)
-    # The mean of (w x)^2 over rows, half of them for each weight, has the slope w.
+    # Half of the rows are for each weight, so the gradient of mean((w x)^2) is w.
     for k, tower in enumerate(model.towers):
         got = tower.get_weights()[0]
         if not np.allclose(got, 0.75, rtol=2.0**-9):  # float16's rounding, twice

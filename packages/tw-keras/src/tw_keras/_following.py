@@ -1,7 +1,7 @@
-"""Callbacks: those of each rank, and after which towers follow tower 0.
+"""Callbacks: which run on a rank, and copying tower 0 to other towers after them.
 
-A user's callback may set weights, the optimizer's state or a layer's variables at
-any time; those of Keras that train on do so as well, such as ``SwapEMAWeights``.
+A user's callback may set weights, the optimizer's state or a layer's variables at any
+time; so do some of Keras's, such as ``SwapEMAWeights``.
 """
 
 import os
@@ -18,9 +18,9 @@ from tw_keras._updates.memory import companion_of
 
 
 class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
-    """Copies tower 0 to the others after callbacks that run between epochs.
+    """Copies tower 0 to the other towers after callbacks that run between epochs.
 
-    Ranks of several processes meet there, too: after all callbacks.
+    Ranks synchronise there too, after all callbacks.
     """
 
     def __init__(self, copies: Any) -> None:
@@ -42,7 +42,7 @@ class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
                 self._copies.memory.take_of_rank_0(self._copies.appliers)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Learns how many batches this rank is to take."""
+        """Discards gathered state, and prepares the ranks for an epoch."""
         self._copy()
         if self._copies.sharded is not None:
             self._copies.sharded.forget_whole()
@@ -52,19 +52,19 @@ class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
             self._copies.ranks.begin_epoch(self.model._epoch_iterator)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Gathers the ranks' memory on rank 0, as the model may be saved now."""
+        """Gathers the reducer's memory on rank 0, as the model may be saved now."""
         if self._copies.memory is not None:
             self._copies.memory.gather(self._copies.appliers)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Learns whether a callback of any rank stops."""
+        """Learns whether a callback on any rank asks to stop."""
         self._copy()
         if self._copies.ranks is not None:
             self._copies.ranks.agree_on_stop()
 
 
 class _AfterBatches(Follower):
-    """Copies after callbacks that run between batches, too."""
+    """Also copies after callbacks that run between batches."""
 
     on_train_batch_begin = on_train_batch_end = Follower._copy
 
@@ -84,7 +84,7 @@ def follower(copies: Any, callbacks: Sequence[Any]) -> keras.callbacks.Callback:
 def look_between_batches(callbacks: Any) -> bool:
     """Returns whether callbacks may see an optimizer between the batches of an epoch.
 
-    Of Keras's, only those that save every few batches, or call functions, do.
+    Of Keras's, only ``LambdaCallback`` and those that save every few batches do.
     """
     base = keras.callbacks.Callback
     callbacks = getattr(callbacks, "callbacks", callbacks)
@@ -102,13 +102,13 @@ def look_between_batches(callbacks: Any) -> bool:
 
 
 def check_saves(callbacks: Any) -> None:
-    """Refuses callbacks of Keras that save every few batches."""
+    """Refuses Keras callbacks that save every few batches."""
     callbacks = getattr(callbacks, "callbacks", callbacks)
     for own in tf.nest.flatten(callbacks or []):
         if isinstance(getattr(own, "save_freq", None), int):
             raise ValueError(
                 f"TowerModel: {type(own).__name__}(save_freq={own.save_freq}) would "
-                "save rank 0's weights, between two averagings; with local_steps use "
+                "save rank 0's weights between two averagings; with local_steps use "
                 "save_freq='epoch'."
             )
 
@@ -121,9 +121,9 @@ def may_stop(callbacks: Any) -> bool:
 
 
 def show_tower_0(callbacks: Sequence[Any], model: Any) -> None:
-    """Gives callbacks that write a model by themselves ``model``, tower 0.
+    """Passes ``model``, tower 0, to callbacks that serialize a model themselves.
 
-    ``OrbaxCheckpoint`` does not call ``save``, but takes the model apart.
+    ``OrbaxCheckpoint`` does not call ``save``, but reads the model's parts.
     """
     kinds = getattr(keras.callbacks, "OrbaxCheckpoint", ())
     for own in callbacks:
@@ -132,11 +132,11 @@ def show_tower_0(callbacks: Sequence[Any], model: Any) -> None:
 
 
 def back_up_at_once(callbacks: Sequence[Any]) -> None:
-    """Has ``BackupAndRestore`` replace its two files once both are written.
+    """Makes ``BackupAndRestore`` replace its two files once both are written.
 
-    A process that was killed between them would leave the weights of one epoch with the
-    number of another, and one killed within, half a file. A backup within an epoch says
-    which; Keras takes the one with which ``fit`` began for the first.
+    A process killed between the two would leave the weights of one epoch with the
+    number of another; one killed while writing, half a file. A backup within an epoch
+    records that epoch's number; Keras records 0 in the first epoch of any ``fit``.
     """
     for own in callbacks:
         if isinstance(own, keras.callbacks.BackupAndRestore):
@@ -199,22 +199,22 @@ class _OnRank0(keras.callbacks.Callback):  # type: ignore[misc] # untyped
 def on_rank_0(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
     """Makes ``TowerModel.fit`` run a callback on rank 0 alone.
 
-    Keras's callbacks that write files or show progress do so without it; one of your
-    own runs on every rank. A callback on one rank must not change the model, or call
-    what all ranks call, such as ``evaluate``; asking to stop training is fine.
+    Keras's callbacks that write files or show progress already do; your own run on
+    every rank. A callback on one rank must not change the model, or call methods that
+    all ranks must call, such as ``evaluate``; it may ask to stop training.
 
     Args:
-      callback: of Keras.
+      callback: a ``keras.callbacks.Callback``.
 
     Returns:
-      A callback for ``fit`` of a ``TowerModel``.
+      A callback to pass to ``TowerModel.fit``.
 
     Raises:
-      TypeError: something that is not a callback.
+      TypeError: ``callback`` is not a Keras callback.
     """
     if not isinstance(callback, keras.callbacks.Callback):
         raise TypeError(
-            "on_rank_0: callback must be one of Keras (keras.callbacks.Callback); got "
+            "on_rank_0: callback must be a keras.callbacks.Callback; got "
             f"{callback!r:.80}."
         )
     return _OnRank0(callback)

@@ -1,4 +1,4 @@
-"""Steps that fail, run again: to find errors that TensorFlow loses, or without XLA."""
+"""Runs a failed step again: to find an error that TensorFlow lost, or without XLA."""
 
 import itertools
 import logging
@@ -11,14 +11,15 @@ from typing import Any
 import tensorflow as tf
 
 _log = logging.getLogger(__name__)
-# What XLA fails at: a variable that is elsewhere, or the first node that is named.
+# Where XLA fails: a variable on another device, or the first node that it names.
 _NAME = re.compile(r"(?s)(.*access resource |.*?(; got |\[id=\d+ |node `?))([^`}\s,]+)")
 
 
 def or_without_xla(run: Callable[[Any], Any], name: str, model: Any) -> Any:
-    """Wraps a model's function ``name`` of steps, which goes on where XLA fails.
+    """Wraps a model's step function ``name``, to continue without XLA if that fails.
 
-    That shows as a step first runs, before updates; of several, a batch may be lost.
+    XLA fails as a step first runs, before it updates; in a call of several steps a
+    batch may be lost.
     """
 
     def run_or_fall_back(data: Any) -> Any:
@@ -27,21 +28,21 @@ def or_without_xla(run: Callable[[Any], Any], name: str, model: Any) -> Any:
         except (tf.errors.OpError, ValueError) as error:
             has_run, may = not isinstance(error, ValueError), model._own.may_fall_back
             if not re.search("(?i)xla" if has_run else r"\bXLA\b", str(error)):
-                raise  # An error of the program may have the letters, too.
+                raise  # The program's own error may contain these letters, too.
             found = _NAME.match(str(error))
             what = found[3].rstrip(".") if found else "a step"
             last = model._steps.last.take() if has_run and may else None
             if not may or (has_run and last is None):
                 error.add_note(
-                    f"TowerModel: XLA cannot compile {what}; write it otherwise, or "
-                    "use compile(jit_compile=False)."
+                    f"TowerModel: XLA cannot compile {what}; rewrite it, or use "
+                    "compile(jit_compile=False)."
                 )
                 raise
         _log.warning("TowerModel: steps run without XLA, which cannot compile %s", what)
         model._own.compiled_by_xla = False
         model.train_function = model.test_function = model.predict_function = None
         getattr(model, f"make_{name}")()
-        if last and name != "predict_function":  # It was taken from an iterator.
+        if last and name != "predict_function":  # Its batch was taken from an iterator.
             data = itertools.chain([last[1]], data)
         return getattr(model, name)(data)
 
@@ -50,10 +51,11 @@ def or_without_xla(run: Callable[[Any], Any], name: str, model: Any) -> Any:
 
 @contextmanager
 def naming_what_failed(steps: Any) -> Iterator[None]:
-    """Raises the error that TensorFlow has lost between devices.
+    """Raises the error of which TensorFlow raises only a consequence, a cancellation.
 
-    What fails in the call of a function cancels what its device waits for before the
-    call has failed; that is the error that TensorFlow raises, unless calls are inlined.
+    An operation that fails in a function's call cancels the receives of its device
+    before the call itself fails. TensorFlow raises that cancellation, unless calls are
+    inlined.
     """
     try:
         yield
@@ -64,18 +66,18 @@ def naming_what_failed(steps: Any) -> Iterator[None]:
             steps.run_again()
         except (tf.errors.OpError, RuntimeError) as found:
             found.add_note(
-                "TowerModel: TensorFlow raised the error of an operation that waited "
-                "for this one, which failed again when the towers' parts of the batch "
-                "ran one by one."
+                "TowerModel: TensorFlow raised only the cancellation of an operation "
+                "that waited for this one. This error was found when the towers' parts "
+                "of the batch ran again, one by one."
             )
             raise found from error
-        except Exception:  # of what cannot run eagerly
+        except Exception:  # of code that cannot run eagerly
             pass
         error.add_note(
-            "TowerModel: an operation of a tower has failed, and TensorFlow raises "
-            "the error of one that waited for it. The towers' parts of the batch ran "
-            "again, one by one, without an error. TensorFlow's log on stderr has the "
-            "cause ('aborting with status'); with TowerModel(..., inline=True) the "
+            "TowerModel: an operation in a tower failed, and TensorFlow raised the "
+            "cancellation of one that waited for it. The towers' parts of the batch "
+            "ran again, one by one, without an error. TensorFlow's log on stderr has "
+            "the cause ('aborting with status'); with TowerModel(..., inline=True) the "
             "error names the operation and its line."
         )
         raise
@@ -84,9 +86,9 @@ def naming_what_failed(steps: Any) -> Iterator[None]:
 
 
 class LastBatch:
-    """The batch of the step that runs or ran last, held without a copy.
+    """The batch of the current or last step, held without a copy.
 
-    In a stage of TensorFlow's: a step that makes variables would be traced twice.
+    Held in a TensorFlow staging area: a step that creates variables is traced twice.
     """
 
     def __init__(self) -> None:
@@ -95,7 +97,7 @@ class LastBatch:
         self._kind, self._data = f"{name}/kind", f"{name}/data"
 
     def hold(self, method: str, data: Any) -> Any:
-        """Returns the batch of a step that is traced, to be used once it is held."""
+        """Holds the batch of a step being traced; returns it, available once held."""
         kind = [tf.constant(len(self._kinds))]
         self._kinds.append((method, tf.nest.map_structure(_spec_of, data)))
         with tf.device("/cpu:0"):
@@ -120,7 +122,7 @@ class LastBatch:
             ]
 
     def take(self) -> tuple[str, Any] | None:
-        """Returns the method and the batch; None if there is none."""
+        """Returns the method and its batch, or None without a batch."""
         with tf.device("/cpu:0"):
             if not int(tf.raw_ops.StageSize(dtypes=[tf.int32], shared_name=self._data)):
                 return None

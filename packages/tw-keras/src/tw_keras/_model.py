@@ -38,7 +38,7 @@ class TowerModel(AsTower0):
     applies them. Metrics see the whole batch.
 
     The trained model is ``model.towers[0]``, an ordinary Keras model; ``save``,
-    ``summary`` and the like act on it. Its state that does not train, such as moving
+    ``summary`` and the like act on it. Its non-trainable state, such as moving
     averages, is tower 0's.
 
     >>> import keras
@@ -54,7 +54,7 @@ class TowerModel(AsTower0):
 
     _evaluates = False  # Keras's fit evaluates between epochs.
     _fits = _stops = _has_failed = False
-    _saves = False  # A callback of rank 0 may, as an epoch ends.
+    _saves = False  # Whether a callback of rank 0 may, as an epoch ends.
     _epoch_iterator: Any = None
 
     def __init__(
@@ -77,50 +77,53 @@ class TowerModel(AsTower0):
         """Makes the copies, each on its tower's device.
 
         Args:
-          make_model: returns a new Keras model, of the same structure in each call. Its
-            variables may be made by the first batch.
+          make_model: returns a new Keras model, with the same structure in each call.
+            The first batch may create its variables.
           devices: ints (GPU numbers) and device strings, or the result of
             ``tw_core.towers``.
-          variables: ``"replicated"``: every tower has variables and optimizer state;
-            ``"sharded"``: every tower has variables, each of which one tower updates
-            and the rest copy, with a ``group`` one tower of one rank, and rows of a
-            large one several; ``"parameter_server"``: all towers share one model,
-            whose variables are on the host.
+          variables: ``"replicated"``: every tower has all variables and optimizer
+            state; ``"sharded"``: every tower has all variables; one tower updates each,
+            and the others copy it (with a ``group``, one tower of one rank; several may
+            each update rows of a large variable); ``"parameter_server"``: all towers
+            share one model, whose variables are on the host.
           flat_below_bytes: trainable variables of fewer bytes are packed into one flat
             variable per dtype and tower, updated as a whole
             (``tw_core.flat_variables``); 0 for none. Not for shared variables.
-          reducer: adds gradients over towers, of replicated variables; called for one
-            tower too. One with memory, as of ``tw_reduce.compression``, sends what it
-            makes of them: towers to each other, or, with ``group``, ranks, whose
-            towers' gradients are added before. None for ``tw_reduce.all_reduce``; a
-            lone tower needs none.
+          reducer: adds gradients of replicated variables over towers; also called for
+            one tower. One with memory, as in ``tw_reduce.compression``, compresses the
+            gradients that towers send to each other or, with a ``group``, that ranks
+            send after adding their towers' gradients. None for
+            ``tw_reduce.all_reduce``; a lone tower needs none.
           weights: takes a tower's ``x``, ``y`` and ``sample_weight`` and returns the
-            weight of its mean loss, a scalar: where a loss is a mean over tokens, their
-            number. None for the number of rows; losses that ``compile`` divides by the
-            sum of their ``sample_weight`` count by that.
-          loss_reduction: ``"sum"`` where what is differentiated is a sum over rows, as
-            in a ``train_step`` that differentiates one loss per row: the towers'
-            gradients are added, not averaged. None for what the losses of ``compile``
-            say.
-          inline: as for ``tw_core.map_towers`` with ``trace="once"``: a step is traced
-            for tower 0 alone, and called for every tower with its own variables.
-          group: the processes that train together, as of
-            ``tw_ranks.join``: they train as one device on all their
-            batches, with one history. None for this process alone.
-          data: with ``group``. ``"own"``: every rank gets batches of its own;
-            ``"shared"``: all ranks get the same ones, and each takes its rows of them.
-          uneven: with ``group`` and data of their own: ``"wait"``: an epoch ends with
-            the last rank's batch; ``"stop"``: with the first rank's last one.
-          local_steps: with ``group``: how many steps each rank makes alone before all
-            take the mean of their weights, or ``LocalSteps``, which may have an outer
+            weight of its mean loss, a scalar: for a mean over tokens, the number of
+            tokens. None for the number of rows; losses that ``compile`` divides by the
+            sum of their ``sample_weight`` are weighted by that sum.
+          loss_reduction: ``"sum"`` if the differentiated loss is a sum over rows, as in
+            a ``train_step`` that differentiates one loss per row: the towers' gradients
+            are added, not averaged. None to use the reductions of the losses of
+            ``compile``.
+          inline: whether the towers' calls of the traced step are inlined, which runs
+            small steps faster and starts large ones more slowly; None to decide by the
+            number of operations. (A step is traced for tower 0 alone, and called for
+            every tower with its own variables.)
+          group: the processes that train together, from ``tw_ranks.join``: they train
+            as one device on all their batches, with one history. None for this process
+            alone.
+          data: with ``group``: ``"own"``: every rank is given its own batches;
+            ``"shared"``: all ranks are given the same batches, and each takes its rows
+            of them.
+          uneven: with ``group`` and ``data="own"``: ``"wait"``: an epoch ends when the
+            last rank has run out of batches; ``"stop"``: when the first rank has.
+          local_steps: with ``group``: how many steps each rank runs alone before all
+            ranks average their weights, or ``LocalSteps``, which may have an outer
             optimizer. None: ranks exchange gradients in every step.
-          name: of the model.
+          name: the model's name.
 
         Raises:
           ValueError: unknown ``variables``, ``loss_reduction``, ``data`` or ``uneven``;
             flat variables that are sharded over a ``group``; a reducer that averages,
-            or for variables that are not replicated; no device, copies that share
-            variables or that differ; or inside the scope of a ``tf.distribute``
+            or with variables that are not replicated; no device; copies that share
+            variables or differ; or a call inside the scope of a ``tf.distribute``
             strategy.
           TypeError: ``make_model`` is not a function, or does not return a Keras model.
           RuntimeError: in a graph or a ``tf.function``.
@@ -143,12 +146,12 @@ class TowerModel(AsTower0):
         over_ranks = group is not None and local_steps is None
         if flat_below_bytes and variables == "sharded" and over_ranks:
             raise ValueError(
-                "TowerModel: with a group, sharded variables travel as one tensor as "
-                "it is; use flat_below_bytes=0."
+                "TowerModel: sharded variables cannot be flat with a group; use "
+                "flat_below_bytes=0."
             )
         if flat_below_bytes and variables == "parameter_server":
             raise ValueError(
-                "TowerModel: flat variables are read by one tower each; with "
+                "TowerModel: variables that towers share cannot be flat; with "
                 "variables='parameter_server' use flat_below_bytes=0."
             )
         _checks.check_outside()
@@ -165,7 +168,7 @@ class TowerModel(AsTower0):
             local_steps, group=group, is_flat=bool(flat_below_bytes)
         )
         ranks = _ranks_of(group, data, uneven, alone)
-        # Keras tracks, saves and counts models in a list, but not those in here.
+        # Keras would track, save and count models in a list, but not those in here.
         self._own = Copies(
             make_model,
             towers,
@@ -186,12 +189,12 @@ class TowerModel(AsTower0):
 
     @property
     def towers(self) -> list[Any]:
-        """The K copies, of which the first is saved; one model K times if shared."""
+        """The K copies, the first of which is saved; one model K times if shared."""
         return list(self._own.models)
 
     @property
     def stop_training(self) -> bool:
-        """Whether ``fit`` ends; with a ``group``, once all ranks know."""
+        """Whether ``fit`` stops; with a ``group``, true once all ranks know."""
         ranks = self._ranks
         return self._stops if ranks is None else ranks.stops
 
@@ -215,15 +218,15 @@ class TowerModel(AsTower0):
 
     @property
     def reducer_states(self) -> list[ReducerState]:
-        """What a reducer with memory remembers, for each optimizer that has applied."""
+        """The memory of a reducer that has one, for each optimizer that has applied."""
         return [] if self._own.memory is None else self._own.memory.holders
 
     def copy_to_replicas(self) -> None:
         """Copies the values of tower 0, its optimizer's included, to all towers.
 
-        ``fit``, ``evaluate`` and ``predict`` begin with it, and methods of this class
-        that load values end with it. Call it after changing ``towers[0]`` and
-        before ``train_on_batch`` and the like.
+        ``fit``, ``evaluate`` and ``predict`` call it first, and methods of this class
+        that load values call it last. Call it after changing ``towers[0]`` and before
+        ``train_on_batch`` and the like.
         """
         self._own.make_equal()
 
@@ -239,22 +242,22 @@ class TowerModel(AsTower0):
 
         Args:
           *args: optimizer, loss and so on, as the towers' ``compile`` takes them.
-            One optimizer serves all towers, each with variables of its own.
+            One optimizer serves all towers, each with its own variables.
             An optimizer may be a ``tw_core.TowerOptimizerLike`` over the towers'
             variables, such as ``tw_ampopt.TowerOptimizer``, which scales losses and
             accumulates.
           run_eagerly: as in Keras: tower 0 runs its step on the whole batch, and the
-            others copy what it has become.
+            other towers copy its variables.
           steps_per_execution: as in Keras.
           jit_compile: whether XLA compiles each tower's step, between the sums over
             towers and the metrics; of one tower alone, the whole step. ``"auto"`` as
-            Keras decides: where a tower is on a GPU, if XLA can compile all layers.
-            Where it cannot, steps go on without it, but with a ``group``.
-          **kwargs: as ``args``.
+            Keras decides: if a tower is on a GPU and XLA can compile all layers. If
+            XLA then fails, steps go on without it, except with a ``group``.
+          **kwargs: like ``args``, by name.
 
         Raises:
           ValueError: losses whose reduction is ``"none"``; ``run_eagerly`` with layers
-            synchronised over ranks; another ``jit_compile``.
+            synchronised over ranks; an unknown ``jit_compile``.
         """
         own = self._own
         if jit_compile not in ("auto", True, False, None):  # None is Keras's False.
@@ -293,8 +296,9 @@ class TowerModel(AsTower0):
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Trains as ``keras.Model.fit`` does, over all towers.
 
-        Other towers follow what callbacks change in tower 0. With a ``group`` all ranks
-        call it; rank 0 shows progress and has the callbacks of Keras that write.
+        Changes that callbacks make in tower 0 are copied to the other towers. With a
+        ``group`` all ranks call it; rank 0 shows progress and runs Keras's callbacks
+        that write files.
         """
         self.copy_to_replicas()
         bound, ranks = _FIT.bind(self, *args, **kwargs), self._ranks
@@ -348,7 +352,7 @@ class TowerModel(AsTower0):
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates as ``keras.Model.evaluate`` does, over all towers.
 
-        With a ``group`` all ranks call it, and get the results of all ranks' rows.
+        With a ``group`` all ranks call it, and get results over all ranks' rows.
         """
         self.copy_to_replicas()
         bound, ranks = _EVALUATE.bind(self, *args, **kwargs), self._ranks
@@ -368,7 +372,7 @@ class TowerModel(AsTower0):
 
     @contextmanager
     def _accumulating(self, callbacks: Any) -> Iterator[None]:
-        """Has towers add up gradients, if nothing looks at optimizers in between."""
+        """Lets towers accumulate gradients, unless callbacks may read optimizers."""
         own = self._own
         at_once = _following.look_between_batches(callbacks)
         over_towers = [o for o in own.appliers if getattr(o, "accumulates", False)]
@@ -381,7 +385,7 @@ class TowerModel(AsTower0):
             yield
         finally:
             own.accumulation.at_once.assign(True)
-            # After an epoch there is nothing left; after an error ranks are apart.
+            # After an epoch nothing is left; after an error ranks are out of step.
             own.settle(over_ranks=False)
 
     @contextmanager
@@ -405,7 +409,7 @@ class TowerModel(AsTower0):
             return super().predict(*bound.args[1:], **bound.kwargs)
 
     def _follow(self, arguments: dict[str, Any]) -> None:
-        """Has towers follow the callbacks of a call outside of ``fit``."""
+        """Copies tower 0 after the callbacks of a call outside of ``fit``."""
         callbacks = arguments.get("callbacks")
         if callbacks and not isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks = [*tf.nest.flatten(callbacks)]
@@ -415,20 +419,20 @@ class TowerModel(AsTower0):
             ]
 
     def predict_on_batch(self, x: Any) -> Any:
-        """Predicts a batch as ``keras.Model.predict_on_batch`` does, by all towers."""
+        """Predicts a batch, over all towers, as ``keras.Model.predict_on_batch``."""
         with naming_what_failed(self._steps):
             return super().predict_on_batch(x)
 
     def make_train_function(self, force: bool = False) -> None:
-        """Makes the function of a step; with a ``group`` its errors name lost ranks."""
+        """Makes the function that trains; in a ``group`` its errors name lost ranks."""
         self._make("train_function", force)
 
     def make_test_function(self, force: bool = False) -> None:
-        """Makes the function of a step that evaluates."""
+        """Makes the function that evaluates."""
         self._make("test_function", force)
 
     def make_predict_function(self, force: bool = False) -> None:
-        """Makes the function of a step that predicts."""
+        """Makes the function that predicts."""
         self._make("predict_function", force)
 
     def _make(self, name: str, force: bool) -> None:
@@ -448,7 +452,7 @@ class TowerModel(AsTower0):
         dataset = getattr(self._epoch_iterator, "_distributed_dataset", None)
         ranks = self._ranks
         if ranks is not None and dataset is not None and not ranks.results.has_stepped:
-            # Without any batch a trace tells what the other ranks exchange.
+            # A rank without any batch learns the exchanges of the others from a trace.
             self._steps.trace(dataset.element_spec)
         self._steps.finish_epoch()
         self._own.take_state_of_ranks()
@@ -462,7 +466,7 @@ class TowerModel(AsTower0):
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Trains on a batch as ``keras.Model.train_on_batch`` does, over all towers.
 
-        With a ``group`` all ranks call it, and get the results of all ranks' rows.
+        With a ``group`` all ranks call it, and get results over all ranks' rows.
         """
         if self._own.memory is not None:
             self._own.memory.forget_gathered()
@@ -471,7 +475,7 @@ class TowerModel(AsTower0):
     def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates a batch as ``keras.Model.test_on_batch`` does, over all towers.
 
-        With a ``group`` all ranks call it, and get the results of all ranks' rows.
+        With a ``group`` all ranks call it, and get results over all ranks' rows.
         """
         return self._on_batch("test_on_batch", "test_step", args, kwargs)
 
@@ -523,7 +527,7 @@ class TowerModel(AsTower0):
     def load_weights(self, *args: Any, **kwargs: Any) -> None:
         """Loads a plain model's saved weights into all towers.
 
-        What a reducer with memory remembers is read from beside them, if it is there.
+        The reducer's memory is loaded too, if it was saved beside them.
         """
         own = self._own
         with nullcontext() if own.sharded is None else own.sharded.reading():
@@ -536,10 +540,10 @@ class TowerModel(AsTower0):
     def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Saves tower 0's weights, as the plain model does.
 
-        With a ``group``, rank 0 writes, and other ranks wait until the file is there
-        unless they are in ``fit``, or it has ended by an error or Ctrl-C; rank 0 waits
-        for nobody, and may save alone, unless ranks have shards of the optimizer's
-        state, which they give it here.
+        With a ``group``, rank 0 writes, and other ranks wait until the file exists,
+        unless they are in ``fit``, or it ended with an error or Ctrl-C. Rank 0 waits
+        for no rank, and may save alone, unless ranks have shards of the optimizer's
+        state, which it then gathers.
         """
         self._save(self._own.main.save_weights, filepath, *args, **kwargs)
 
@@ -547,20 +551,20 @@ class TowerModel(AsTower0):
         """Saves tower 0, an ordinary model; loading it does not need this package.
 
         An optimizer over towers, such as ``tw_ampopt.TowerOptimizer``, is not saved
-        with it; ``tf.train.Checkpoint`` saves that. With a ``group``, as
-        ``save_weights``. A reducer's memory is written beside it.
+        with it; save that with ``tf.train.Checkpoint``. With a ``group``, works as
+        ``save_weights`` does. A reducer's memory is written to a file beside it.
         """
         self._save(self._own.main.save, filepath, *args, **kwargs)
 
     def _save(self, write: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        ranks, what = self._ranks, f"that {filepath} is saved"
+        ranks, what = self._ranks, f"the save of {filepath}"
         if ranks is not None:  # Rank 0 may have saved alone before the last call.
             what += f" after {ranks.num_calls} calls of fit and the like"
         sharded = self._own.sharded
         if sharded is not None and not (self._fits or self._has_failed):
             sharded.gather()
         if ranks is not None and not ranks.is_first:
-            # Rank 0 may be waiting for this one, whose fit has ended by an error.
+            # Rank 0 may be waiting for this rank, whose fit ended with an error.
             if not (self._fits or self._has_failed):
                 ranks.group.wait_for(what)
             return
@@ -605,7 +609,7 @@ def _ranks_of(
         return None
     if not isinstance(group, RankGroup):
         raise TypeError(
-            "TowerModel: group must be that of tw_ranks.join, or have its "
+            "TowerModel: group must be from tw_ranks.join, or have its "
             f"methods (tw_core.ranks.RankGroup); got {group!r:.80}."
         )
     return Ranks(

@@ -1,4 +1,4 @@
-"""The steps of a ``TowerModel``: every copy's, on its part of a batch."""
+"""The steps of a ``TowerModel``: each copy runs one on its part of a batch."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -22,7 +22,7 @@ from tw_keras._meetings.step import Step
 
 
 class Steps:
-    """Runs steps of all copies: traced once, or eagerly tower 0's for all."""
+    """Runs the copies' steps: traced once, or eagerly on tower 0 for all."""
 
     def __init__(self, copies: Copies) -> None:
         self._own = copies
@@ -66,7 +66,7 @@ class Steps:
             share=share,
         )
         meetings = Meetings(step)
-        # Filled-in rows do not count in the moments of all rows.
+        # Padding rows do not count in the moments of all rows.
         counted = _batches.have_rows(sizes) if synchronized else None
         with meetings.held(), flat.training() if flat else nullcontext():
             logs = self._run(method, parts, meetings, counted)
@@ -82,7 +82,7 @@ class Steps:
     def _rescaled(
         self, reductions: frozenset[str], *, added: bool, is_alone: bool
     ) -> frozenset[str]:
-        """Returns the reductions of losses that are made means over rows first."""
+        """Returns the loss reductions that must first become means over rows."""
         is_one = is_alone or len(self._own.towers) == 1
         if is_one and self._own.ranks_in_steps is None:
             return frozenset()
@@ -104,14 +104,14 @@ class Steps:
         return _batches.join(self._run(method, parts), lent, sizes)
 
     def _cut(self, method: str, data: Any) -> Any:
-        """Cuts a batch into the towers' parts, and builds the models by the first.
+        """Cuts a batch into the towers' parts; the first batch also builds the models.
 
-        Returns the parts' sizes, the parts, and how many have only a filled-in row.
+        Returns the parts' sizes, the parts, and how many have only a padding row.
         """
         data, towers = _batches.tensors(data), self._own.towers
         count, own = self._own_parts(method)
         sizes = _batches.checked_sizes(data, count)
-        if tf.executing_eagerly():  # Tower 0 takes what all towers of its rank have.
+        if tf.executing_eagerly():  # Tower 0 takes all rows of its rank.
             sizes, own = _by_rank(sizes, own, len(towers))
         parts = cut(data, sizes, lends_row=True)[own]
         sizes, parts = sizes[own], on_devices(parts, towers[: len(parts)])
@@ -121,7 +121,7 @@ class Steps:
     def _own_parts(self, method: str) -> tuple[int, slice]:
         """Returns into how many parts a batch is cut, and which are this rank's."""
         count, ranks = len(self._own.towers), self._own.ranks
-        if ranks is None or method == "predict_step":  # A rank predicts all it gets.
+        if ranks is None or method == "predict_step":  # A rank predicts all its rows.
             return count, slice(count)
         return ranks.parts(count)
 
@@ -129,9 +129,9 @@ class Steps:
         return data if tf.executing_eagerly() else self.last.hold(method, data)
 
     def run_again(self) -> None:
-        """Runs the towers' parts of the last batch one by one; raises what fails.
+        """Runs the towers' parts of the last batch one by one; raises the first error.
 
-        With tower 0's values, which it keeps: nothing is updated.
+        Uses tower 0's variables and restores their values: nothing is updated.
         """
         last, main, flat = self.last.take(), self._own.main, self._own.flat
         if last is None:
@@ -170,7 +170,7 @@ class Steps:
         meetings: Meetings | None = None,
         counted: Sequence[tf.Tensor] | None = None,
     ) -> list[Any]:
-        """Runs a step of every copy, traced once; eagerly tower 0's, for all."""
+        """Runs a step of every copy, traced once; eagerly, tower 0's for all."""
         if not tf.executing_eagerly():
             if self._own.is_plain:
                 return self._run_alone(method, parts)
@@ -241,7 +241,7 @@ class Steps:
         )
 
     def _settle(self, handles: Sequence[Any], values: Sequence[Any]) -> Sequence[Any]:
-        """Returns what all ranks have for variables that train and a step assigned."""
+        """Returns all ranks' common values of trained variables a step assigned."""
         written, known = set(map(id, handles)), set(map(id, self._own.assigned))
         self._own.assigned += [
             own
@@ -268,10 +268,10 @@ class Steps:
             return tf.where(size > 0, weight, tf.zeros_like(weight))
 
     def trace_beforehand(self, data: Any) -> None:
-        """Traces an own ``train_step`` that may make variables of its optimizers.
+        """Traces an overridden ``train_step`` that may create optimizers' variables.
 
-        TensorFlow traces twice what makes variables, and ranks match what they exchange
-        by its place in a trace. Rank 0's values come first, and its names with them.
+        TensorFlow traces a function twice if it creates variables, but ranks match
+        exchanges by their place in a trace. Rank 0's values are taken before that.
         """
         if _building.has_own_step(self._own.main):
             self._own.take_from_rank_0()
@@ -279,20 +279,20 @@ class Steps:
             self.trace(data)
 
     def trace(self, data: Any) -> None:
-        """Traces a step for batches of the specs ``data``, and runs none."""
+        """Traces a step for batches with the specs ``data``; runs nothing."""
         step = partial(self.step, "train_step")
         tf.function(step, autograph=False).get_concrete_function(data)
 
 
 _OUTSIDE = (
     "they are outside of the towers' models. Make such a variable in make_model, as an "
-    "attribute of the model or of a layer, so that each tower has its own, of which "
-    "tower 0's is kept; or write what is equal in all towers, as by sum_over_towers"
+    "attribute of the model or of a layer, so that each tower has its own (tower 0's "
+    "is saved); or assign a value that is equal in all towers, as from sum_over_towers"
 )
 
 
 def _by_rank(sizes: Sequence[Any], own: slice, count: int) -> tuple[list[Any], slice]:
-    """Returns the rows of each rank, of ``count`` towers, and which rank is this."""
+    """Returns the rows of each rank of ``count`` towers, and this rank as a slice."""
     firsts = range(0, len(sizes), count)
     of_ranks = [sum(sizes[first : first + count]) for first in firsts]
     rank = (own.start or 0) // count
@@ -300,14 +300,14 @@ def _by_rank(sizes: Sequence[Any], own: slice, count: int) -> tuple[list[Any], s
 
 
 def _refuse_new_variable(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-    if not may_meet():  # In a meeting optimizers make their state.
-        with tf.control_dependencies(None):  # A first value that waits for a batch
-            return next_creator(**kwargs)  # is not lifted, and XLA cannot make it.
+    if not may_meet():  # Where towers meet, optimizers make state.
+        with tf.control_dependencies(None):  # A value that waits for a batch
+            return next_creator(**kwargs)  # is not lifted, and fails in XLA.
     raise ValueError(
-        f"TowerModel: the variable {kwargs.get('name')!r} was to be made in a step; "
-        "make all variables in make_model, or in the layers' build."
+        f"TowerModel: a step would create the variable {kwargs.get('name')!r}; create "
+        "all variables in make_model, or in the layers' build."
     )
 
 
 def _no_meeting(place: Any, brought: list[Any]) -> Sequence[Any]:
-    raise RuntimeError(f"TowerModel: a predict_step came to {place} ({brought}).")
+    raise RuntimeError(f"TowerModel: a predict_step reached {place} ({brought}).")

@@ -1,1 +1,1 @@
-"""Where the steps of all towers meet: losses, metrics and updates."""
+"""Synchronisation points of the towers' steps: losses, metrics and updates."""

@@ -1,4 +1,4 @@
-"""Updates by optimizers that accumulate: towers add up, and reduce what is due."""
+"""Updates by optimizers that accumulate: towers add locally, and reduce when due."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -24,7 +24,7 @@ from tw_reduce import Reducer
 
 
 def may_accumulate(optimizer: Any, variables: Sequence[Any]) -> bool:
-    """Returns whether towers add up what an optimizer is to accumulate."""
+    """Returns whether towers accumulate gradients in an optimizer's place."""
     # Their sum times a scale may overflow where one gradient does not.
     is_narrow = scales_losses(optimizer) and not keeps_dtype(variables)
     overwrite = any(getattr(v, "overwrite_with_gradient", False) for v in variables)
@@ -40,7 +40,7 @@ def accumulate(
     *,
     averages: bool,
 ) -> list[Brought]:
-    """Adds gradients up in each tower; returns [K] to apply, zeros if none is due."""
+    """Accumulates gradients in each tower; returns [K] to apply, zeros if not due."""
     used = places_of_gradients(brought)
     parts = _parts(step, brought, used, weights)
     exchange = AccumulatedExchange(place, brought, used, averages)
@@ -57,9 +57,9 @@ def accumulate_for_shards(
     *,
     averages: bool,
 ) -> tuple[AccumulatedShardsExchange, list[Any]]:
-    """Adds up this rank's gradients; returns those of its shards, and if they update.
+    """Accumulates this rank's gradients; returns its shards', and if they update.
 
-    They are zeros: Keras's accumulators have what is due.
+    These are zeros: Keras's accumulators have the real ones.
     """
     used = places_of_gradients(brought)
     parts = _parts(step, brought, used, weights)
@@ -120,7 +120,7 @@ def _told(optimizer: Any, parts: Sequence[Sequence[tf.Tensor]], total: Any) -> T
 def collect_none(
     step: Step, optimizer: Any, exchange: AccumulatedExchange
 ) -> list[Brought]:
-    """Takes part in an update by other ranks, with what this one has added up."""
+    """Takes part in other ranks' update, with this rank's accumulated gradients."""
     told = Told(0, tf.constant(False), tf.constant(True))
     return _collect(step, optimizer, exchange, make_parts(exchange), told)
 

@@ -1,10 +1,10 @@
-"""Losses whose towers' parts must be known before they are differentiated.
+"""Losses that must be weighted by tower before they are differentiated.
 
-A tower's loss is a mean over its own rows, and gradients are averaged by rows as they
-are reduced. Some losses need a factor first: those that an optimizer scales, as means
-over a tower's own rows have K times one device's gradients, and overflow sooner; those
-that pass synchronised layers, whose gradients are added over towers; and those with a
-reduction that is not a mean over rows, beside others.
+A tower's loss is a mean over its own rows, and gradients are averaged, weighted by
+rows, as they are reduced. Some losses need a factor earlier: losses that an optimizer
+scales, since means over a tower's own rows have K times one device's gradients, and
+overflow sooner; losses through synchronised layers, whose gradients are added over
+towers; and losses whose reduction is not a mean over rows, next to others.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,18 +26,18 @@ class Losses:
     """The factors of the losses of one step."""
 
     def __init__(self, step: Step, optimizers: Sequence[Any]) -> None:
-        """Computes the towers' parts, where one of the optimizers asks for them."""
+        """Computes the towers' parts, if one of the optimizers needs them."""
         self._step = step
         self.of_tower: Sequence[Any] = ()  # the running tower's part, or none
         self._weighed = set[int]()  # places of the optimizers that have used it
-        self._has_parted = False  # whether losses beside those of compile were parted
+        self._has_parted = False  # whether regularizers' losses were divided
         self._part: tuple[tf.Graph, Any] | None = None
         asks = step.trains and any(map(self.are_weighed_by, optimizers))
         asks = asks or "sum" in step.rescaled
         self.factors = step.parts() if asks else []  # [K]; or none
 
     def are_weighed_by(self, optimizer: Any) -> bool:
-        """Returns whether losses have their towers' weights before they are scaled."""
+        """Returns whether losses are weighted by tower before they are scaled."""
         step = self._step
         if not step.average or step.is_whole:
             return False
@@ -51,15 +51,15 @@ class Losses:
         def method(loss: Any) -> Any:
             if may_meet() and self.of_tower:
                 self._weighed.add(n)
-                loss = weigh(loss, self.of_tower[0])  # NaN, of no rows, to 0
+                loss = weigh(loss, self.of_tower[0])  # NaN of zero rows to 0
             return scale_loss(loss)
 
         return method
 
     def parted(self, aggregate: Callable[[Any], Any]) -> Callable[..., Any]:
-        """Returns what sums a regularizer's loss, where other losses are added.
+        """Returns an ``aggregate`` for regularizers, where other losses are added.
 
-        Every tower has it: each takes its part.
+        Every tower has the whole loss, so each multiplies it by its part.
         """
 
         def method(loss: Any) -> Any:
@@ -75,17 +75,17 @@ class Losses:
         return method
 
     def check_parted(self) -> None:
-        """Refuses regularizers where a step adds their losses by itself."""
+        """Refuses regularizers if a step adds their losses itself."""
         if not (self._has_parted or self._step.is_whole):
             raise ValueError(
-                "TowerModel: a loss that is added over rows cannot be told apart from "
-                "the regularizers' losses, which every tower has; have your train_step "
-                "call self.compute_loss, use the reduction 'sum_over_batch_size', or "
-                "no regularizers."
+                "TowerModel: a loss that is summed over rows cannot be separated from "
+                "the regularizers' losses, which every tower has; call "
+                "self.compute_loss in your train_step, use the reduction "
+                "'sum_over_batch_size', or remove the regularizers."
             )
 
     def rescaling(self, losses: Any, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a ``call`` of compiled losses in which all are means over rows."""
+        """Returns a ``call`` of compiled losses that makes all means over rows."""
 
         def method(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
             if not may_meet():
@@ -117,7 +117,7 @@ class Losses:
         return weigh(value, meet(("divisor", n), total, answer=_NUMBER))
 
     def divisor_factors(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns [K] factors that make losses divided by ``sums`` means over rows."""
+        """Returns [K] factors that turn losses over ``sums`` into means over rows."""
         step, ranks = self._step, self._step.ranks
         sums = [tf.cast(own, tf.float64) for own in step.of_own_rows(sums)]
         rows = [tf.cast(own, tf.float64) for own in step.weights or [1] * len(sums)]
@@ -127,8 +127,8 @@ class Losses:
         elif ranks is not None and ranks.shares_data:
             raise ValueError(
                 "TowerModel: a loss with reduction='mean_with_sample_weight' divides "
-                "by a sum that one rank does not know where it validates on shared "
-                "data; use 'sum_over_batch_size', or data='own'."
+                "by a sum over all ranks, which is not known when they validate on "
+                "shared data; use 'sum_over_batch_size', or data='own'."
             )
         per_row = tf.math.divide_no_nan(totals[0], totals[1])
         return [
@@ -141,8 +141,8 @@ class Losses:
     ) -> tuple[Sequence[Brought], Sequence[Any] | None, bool]:
         """Returns gradients, their weights, and whether they are to be averaged.
 
-        Those of losses that had their weights are added. An optimizer over towers
-        weights them itself, over several batches too.
+        Gradients of weighted losses are added. An optimizer over towers weights
+        gradients itself, even over several batches.
         """
         step, weights = self._step, self._step.weights
         if n not in self._weighed:
@@ -151,16 +151,16 @@ class Losses:
         if step.ranks is None and isinstance(optimizer, WrappedOptimizer):
             undone = [tf.math.reciprocal_no_nan(factor) for factor in self.factors]
             return times(brought, undone), weights, step.average
-        if weights is not None:  # Of NaN, too, a loss of the weight 0 has gradients.
+        if weights is not None:  # Losses of weight 0 may have gradients of NaN.
             brought = times(brought, [weight > 0 for weight in weights])
         return brought, None, False
 
     def _check_unweighed(self, optimizer: Any) -> None:
         if self._weighed and scales_losses(optimizer):
             raise ValueError(
-                "TowerModel: a train_step scales a loss with one optimizer, and has "
-                f"another, {optimizer.name}, apply gradients without its "
-                "scale_loss, so whether these are weighted by rows is not known; "
+                "TowerModel: a train_step scales a loss with one optimizer, but "
+                f"applies gradients with another, {optimizer.name}, without its "
+                "scale_loss, so it is unknown whether these are weighted by rows; "
                 "differentiate scale_loss(loss) of the optimizer that applies."
             )
         if self._step.weights is not None and self._step.synchronized:
@@ -172,6 +172,6 @@ class Losses:
 
 
 def scales_losses(optimizer: Any) -> bool:
-    """Returns whether an optimizer of Keras takes gradients of scaled losses."""
+    """Returns whether a Keras optimizer expects gradients of scaled losses."""
     has_own = type(optimizer).scale_loss is not keras.optimizers.Optimizer.scale_loss
     return has_own or optimizer.loss_scale_factor is not None

@@ -1,11 +1,11 @@
-"""Where the steps of all towers meet: when optimizers apply and metrics are updated.
+"""Where the towers' steps synchronise: optimizers apply, and metrics are updated.
 
 While a step is traced, and only then, the ``apply`` of tower 0's optimizers and the
 ``update_state`` and ``result`` of its metrics are replaced. The metrics are updated
 once, with the arguments of all towers joined, and every tower gets their results: so
-any metric has the same value as on one device. The optimizers are the ones that update,
-too: the other towers have their state alone. Of a step that runs eagerly, on a whole
-batch, only what other towers or ranks have a part in is replaced.
+any metric has the same value as on one device. These optimizers also make all updates:
+the other towers have only their state. In an eager step, which runs on a whole batch,
+only calls that involve other towers or ranks are replaced.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -60,7 +60,7 @@ from tw_reduce import Reducer
 
 
 class Meetings:
-    """The calls for which the towers' steps meet, and how they are combined."""
+    """The calls that all towers make together, and how they are combined."""
 
     def __init__(self, step: Step) -> None:
         """Finds the optimizers and metrics of tower 0."""
@@ -72,7 +72,7 @@ class Meetings:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Makes optimizers and metrics meet, in a tower's step, while open."""
+        """Makes towers synchronise in calls of optimizers and metrics, while open."""
         replaced: dict[tuple[int, str], tuple[Any, Any]] = {}
         try:
             for owner, method, new in self._replacements():
@@ -88,7 +88,7 @@ class Meetings:
                     setattr(owner, method, own_method)
 
     def _replacements(self) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-        """Yields objects, names of methods, and what makes new ones of those."""
+        """Yields objects, names of methods, and functions that wrap these methods."""
         step, losses, main = self._step, self.losses, self._copies.main
         for n, optimizer in enumerate(self._optimizers):
             if losses.are_weighed_by(optimizer):
@@ -106,7 +106,7 @@ class Meetings:
             yield main, "_aggregate_additional_loss", losses.parted
 
     def combine(self, place: tuple[str, int], brought: list[Any]) -> Sequence[Any]:
-        """Performs once the call that all towers have reached; returns [K] answers."""
+        """Makes the call that all towers have reached, once; returns [K] answers."""
         kind, n = place
         if kind == "divisor":
             return self.losses.divisor_factors(brought)
@@ -122,14 +122,14 @@ class Meetings:
         return [None] * len(brought)
 
     def _of_own_rows(self, brought: Sequence[Brought]) -> Sequence[Brought]:
-        """Replaces by 0 gradients that are added, of towers without rows."""
-        if self._step.lent is None or self._step.average:  # by weight
+        """Zeroes the gradients of towers without rows, if gradients are added."""
+        if self._step.lent is None or self._step.average:  # or weighted
             return brought
         rows = len(brought) - self._step.lent
         return times(brought, [tf.less(k, rows) for k in range(len(brought))])
 
     def _homes(self, n: int, brought: tuple[Any, ...]) -> dict[int, str]:
-        """Maps ids of gradients to where they are applied, which they travel to."""
+        """Maps gradients' ids to the devices that apply them."""
         if self._copies.variables == "replicated" or self._copies.sharded is not None:
             return {}
         grads, variables, _ = brought
@@ -148,7 +148,7 @@ class Meetings:
         )
         counts_rows = ranks is None and _accumulates_over_towers(self._optimizers[n])
         if counts_rows and averages and weights is None:
-            # Equal ones, but maybe not those of the other batches of an update.
+            # Equal here, but an update's other batches may have other rows.
             weights = self._step.rows
         if self._copies.memory is not None:
             check_all_remember(is_alone=self._step.is_alone)
@@ -194,7 +194,7 @@ class Meetings:
         *,
         averages: bool,
     ) -> None:
-        """Has each rank update its shards, and give the values to all."""
+        """Updates each rank's shards, and sends the new values to all."""
         copies, own = self._copies, self._step
         in_steps, sharded = cast(Any, copies.ranks).in_steps, cast(Any, copies.sharded)
         optimizer, variables = self._optimizers[n], brought[0].variables
@@ -219,7 +219,7 @@ class Meetings:
         grads: Sequence[Any],
         changes: Any = None,
     ) -> None:
-        """Applies the reduced gradients of this rank's shards, and gives the values."""
+        """Applies the reduced gradients of this rank's shards, and sends the values."""
         shards, name = exchange.shards, f"update {exchange.place}"
         by_xla = self._copies.compiled_by_xla and not tf.executing_eagerly()
         with keep_repeated_rows():
@@ -250,7 +250,7 @@ class Meetings:
             optimizer.apply(brought[0].grads, brought[0].variables)
 
     def _add_shares(self, n: int, shares: Sequence[Brought], weight: Any) -> None:
-        """Has an optimizer over towers accumulate shares of the mean over all ranks."""
+        """Makes an optimizer over towers accumulate shares of all ranks' mean."""
         ranks, accumulation = self._step.ranks, self._copies.accumulation
         group = SendingGroup(ranks.in_steps, n)
         weights = None if weight is None else [weight / len(shares)] * len(shares)
@@ -263,7 +263,7 @@ class Meetings:
         tf.cond(accumulation.at_once, average, lambda: tf.constant(False))
 
     def _check_whole_step(self) -> None:
-        """Refuses an update in a branch or a function, where ranks exchange."""
+        """Refuses an update in a branch or a function, if ranks exchange."""
         if self._graph is not tf.compat.v1.get_default_graph():
             raise ValueError(
                 "TowerModel: with a group an optimizer cannot apply in a tf.cond: one "
@@ -279,7 +279,7 @@ class Meetings:
         weights: Sequence[Any] | None = None,
         group: Any = None,
     ) -> None:
-        """Applies gradients that are equal in all towers, or of one for all.
+        """Applies gradients that are equal in all towers, or given once for all.
 
         With a ``group`` they are shares of the mean over its ranks.
         """
@@ -293,9 +293,9 @@ class Meetings:
         )
 
     def collect_none(self, exchange: AccumulatedExchange) -> list[list[Any]]:
-        """Takes part in an exchange by other ranks, with what this one has added up.
+        """Takes part in other ranks' exchange, with this rank's accumulated gradients.
 
-        Returns what ``apply_exchanged`` takes.
+        Returns the reduced gradients for ``apply_exchanged``.
         """
         optimizer = self._applier(exchange.place)
         if isinstance(exchange, OverTowersExchange):
@@ -313,7 +313,7 @@ class Meetings:
         exchange: UpdateExchange | AccumulatedExchange,
         reduced: Sequence[Sequence[Any]],
     ) -> None:
-        """Makes an update by other ranks."""
+        """Applies other ranks' update."""
         if isinstance(exchange, ShardedExchange):
             self.apply_shards(exchange, reduced[0])
         elif isinstance(exchange, AccumulatedShardsExchange):
@@ -372,7 +372,7 @@ def _applying(
 def _brought(grads: Any, trainable_variables: Any = None) -> tuple[Any, ...]:
     if trainable_variables is None:
         raise ValueError(
-            "TowerModel: optimizer.apply needs the variables of the tower, as in "
+            "TowerModel: optimizer.apply needs the tower's variables, as in "
             "optimizer.apply(gradients, self.trainable_variables)."
         )
     grads = list(grads)
@@ -385,7 +385,7 @@ def _brought(grads: Any, trainable_variables: Any = None) -> tuple[Any, ...]:
 
 
 def _joined(grads: Sequence[Sequence[Any]]) -> list[Any]:
-    """Joins what ``_brought`` split, so that the parts are known outside of a tower."""
+    """Joins the parts that ``_brought`` split for use outside of a tower."""
     joined = []
     for parts in grads:
         with tf.device(getattr(values_of(parts[0]), "device", None)):

@@ -21,7 +21,7 @@ def updating(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
         if not may_meet():
             return original(*arguments, **named)
         masks = tf.nest.map_structure(_mask_of, arguments)
-        # Variables are read here: the update may come after a later assignment.
+        # Variables are read here: the update may run after a later assignment.
         values = tf.nest.map_structure(_read, (arguments, named))
         return meet(("metric", n), (*values, masks))
 
@@ -29,12 +29,12 @@ def updating(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def showing(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a ``result`` that is that of metric ``n`` of all towers."""
+    """Returns a ``result`` of metric ``n`` over all towers."""
 
     def method() -> Any:
         if not may_meet():
             return original()
-        # Of these ops only the shapes are used.
+        # Only the shapes of these ops are used.
         specs = tf.nest.map_structure(
             lambda own: tf.TensorSpec(own.shape, own.dtype), as_tensors(original())
         )
@@ -92,7 +92,7 @@ def as_tensors(result: Any) -> Any:
 
 
 def _takes_a_mean(metric: Any, values: Sequence[Any]) -> bool:
-    """Returns whether a metric counts one number of a whole batch."""
+    """Returns whether a metric averages one number per batch."""
     is_number = len(values) == 1 and tf.is_tensor(values[0])
     return isinstance(metric, keras.metrics.Mean) and (
         is_number and values[0].shape.rank == 0

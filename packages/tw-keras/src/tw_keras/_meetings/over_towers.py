@@ -1,7 +1,7 @@
 """Updates over ranks by an optimizer over towers that accumulates.
 
-It takes every micro-batch of its own rank, as shares of the mean over all, and has the
-ranks exchange what it has accumulated where an update is due.
+It accumulates every micro-batch of its own rank, as shares of the mean over all ranks;
+these exchange the accumulated gradients when an update is due.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ from tw_keras._updates.update import Brought, places_of_gradients
 
 
 class SendingGroup(ApartGroup):
-    """The group of a step in which the n-th sum of each rank meets the others'."""
+    """A step's group, which matches the n-th sum of each rank with the others'."""
 
     def __init__(self, in_steps: InSteps, place: int) -> None:
-        """Counts the sums of an update from the first."""
+        """Starts to count the sums of an update."""
         super().__init__(in_steps)
         self._place = place
         in_steps.begin_sums(place)
@@ -37,8 +37,8 @@ def shares_of_mean(
 ) -> tuple[list[Brought], Any]:
     """Returns gradients whose mean over towers and ranks is that over all rows.
 
-    ``weights`` are None where gradients have had theirs. Also returns the weight of the
-    micro-batch, over all ranks; None if losses are added.
+    ``weights``: None if gradients are weighted already. Also returns the micro-batch's
+    weight over all ranks; None if losses are added.
     """
     used, own_weights = places_of_gradients(brought), step.weights
     exchange = OverTowersExchange(place, brought, used, own_weights is not None)
@@ -61,12 +61,12 @@ def shares_of_mean(
 
 
 def tell_of_none(step: Step, exchange: OverTowersExchange) -> Any:
-    """Learns the weight of a micro-batch of which this rank has no row."""
+    """Learns the weight of a micro-batch of which this rank has no rows."""
     return _tell(step, exchange, Told(0, tf.constant(False)))
 
 
 def none_of(exchange: OverTowersExchange) -> list[Brought]:
-    """Returns zeros, the gradients of this rank's towers in it."""
+    """Returns the zero gradients of this rank's towers."""
     grads: list[Any] = [None] * len(exchange.brought[0].variables)
     for n, zeros in zip(exchange.used, make_parts(exchange)[0], strict=True):
         grads[n] = zeros

@@ -1,4 +1,4 @@
-"""Updates by a reducer with memory: towers, or ranks, pass shares of the mean."""
+"""Updates by a reducer with memory, from towers' or ranks' shares of the mean."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def reduce_remembering(
     *,
     averages: bool,
 ) -> list[Brought]:
-    """Reduces gradients, and remembers what was not sent; returns [K] to apply."""
+    """Reduces gradients, and keeps the unsent remainder; returns [K] to apply."""
     used = places_of_gradients(brought)
     total = divisor_of(brought, weights, averages=averages)
     parts = [
@@ -36,7 +36,7 @@ def reduce_remembering(
 def send_none(
     step: Step, optimizer: Any, exchange: RememberedExchange
 ) -> list[Brought]:
-    """Takes part in an update by other ranks, with what this one remembers."""
+    """Takes part in other ranks' update, with this rank's memory."""
     told = Told(0, tf.constant(False), tf.constant(True))
     parts = [
         [_none_of(own.grads[m], own.variables[m]) for m in exchange.used]
@@ -94,7 +94,7 @@ def _prepared(grad: Any, variable: Any, has_same_rows: bool) -> Any:
 
 
 def _none_of(grad: Any, variable: Any) -> Any:
-    """Returns the zeros of a rank without a batch for a variable."""
+    """Returns a variable's zero gradient on a rank without a batch."""
     dtype = tf.as_dtype(variable.dtype)
     if isinstance(grad, tf.IndexedSlices):
         grad = tf.IndexedSlices(

@@ -1,4 +1,4 @@
-"""What is known of a step of all towers, and how their values become one."""
+"""A step's settings, and how the towers' values are combined."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from tw_reduce import Reducer, mean, sum_on_device
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What is known of a step before tower 0 runs it, for all towers."""
+    """A step's settings, known before tower 0 runs it for all towers."""
 
     copies: Copies
     is_alone: bool = False  # Tower 0 runs on the whole batch, eagerly.
@@ -22,38 +22,38 @@ class Step:
     average: bool = False  # whether losses are means, not sums
     weights: Sequence[Any] | None = None  # [K], of losses; None for equal ones
     rows: Sequence[Any] = ()  # [K]
-    lent: Any = None  # how many towers, the last ones, have no rows of their own
+    lent: Any = None  # how many towers, the last ones, have only padding rows
     synchronized: Sequence[str] = ()  # layers by which a loss reaches other towers
     rescaled: frozenset[str] = frozenset()  # reductions of losses that need a factor
-    checksum: Any = None  # of a batch that all ranks have
-    share: Callable[[], tf.Tensor] | None = None  # of a batch's rows, this rank's
+    checksum: Any = None  # of a batch that ranks share
+    share: Callable[[], tf.Tensor] | None = None  # this rank's, of a batch's rows
 
     @property
     def ranks(self) -> Any:
-        """The other ranks that have a part in the step, or None."""
+        """The other ranks that take part in the step, or None."""
         return self.copies.ranks_in_steps if self.trains else self.copies.ranks
 
     @property
     def is_one_device(self) -> bool:
-        """Whether tower 0 runs on all rows that there are, of all processes."""
+        """Whether tower 0 runs on all rows of all processes."""
         return self.is_alone and self.ranks is None
 
     @property
     def is_whole(self) -> bool:
-        """Whether one tower has all rows that there are."""
+        """Whether one tower has all rows of all processes."""
         is_one = self.is_alone or len(self.copies.towers) == 1
         return is_one and self.ranks is None
 
     @property
     def reducer(self) -> Reducer | None:
-        """What adds over towers; a single one, without ranks, has nothing to add."""
+        """The sum over towers; for one device, only a reducer that was given."""
         return self.copies.reducer if self.is_one_device else self.copies.add
 
     def parts(self) -> list[tf.Tensor]:
-        """Returns [K] parts of the whole batch that are the towers'.
+        """Returns the [K] towers' fractions of the whole batch.
 
-        Ranks may have unlike numbers of batches where they do not train; then each
-        takes its share of the batch's rows.
+        Where ranks do not train, they may have different numbers of batches; each then
+        uses its share of the batch's rows.
         """
         own = [tf.cast(weight, tf.float64) for weight in self.weights or self.rows]
         total = tf.add_n(own)
@@ -65,7 +65,7 @@ class Step:
         return [part * self.share() for part in parts]
 
     def merged(self, *values: Any, adds: bool) -> Any:
-        """Makes one value of those of all towers, as they would be of all rows."""
+        """Combines the towers' values into the value over all rows."""
         if values[0] is None or not tf.is_tensor(values[0]):
             return values[0]
         if values[0].shape.rank != 0:
@@ -75,7 +75,7 @@ class Step:
         return self.mean(values)
 
     def of_own_rows(self, values: Sequence[Any]) -> list[Any]:
-        """Replaces by 0 what towers without rows of their own have counted."""
+        """Zeroes the values of towers with only padding rows."""
         if self.lent is None:
             return list(values)
         rows = len(values) - self.lent
@@ -89,10 +89,10 @@ class Step:
             reducer = mean(reducer, weights=self.weights)
         else:
             values = self.of_own_rows(values)
-        # Where a tower is known to have no rows, Keras's loss is an empty list of them.
+        # If a tower is known to have no rows, Keras's loss is an empty vector.
         values = [own if own.shape.rank == 0 else tf.reduce_sum(own) for own in values]
         merged = reducer([[value] for value in values])[0][0]
         if self.share is None or self.average:
             return merged
-        # Ranks' results are averaged by rows in the end; a sum is that of all.
+        # Ranks' results are averaged by rows later, so a sum is divided by its share.
         return tf.math.divide_no_nan(merged, tf.cast(self.share(), merged.dtype))

@@ -1,4 +1,4 @@
-"""What ranks agree on before they train: settings, seeds, and numbers of rank 0's."""
+"""Agreement before ranks train: equal settings, seeds, and numbers of rank 0."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tw_core.ranks import RankGroup
 
-_UNSET_SEED = 87_654_321  # what TensorFlow answers where no seed was set
+_UNSET_SEED = 87_654_321  # TensorFlow's answer if no seed was set
 _SEEDS_APART = 0x9E3779B1  # odd and large, so that layers' seeds stay apart
 _CHOICES = {
     "data": ("'own'", "'shared'"),
@@ -22,8 +22,8 @@ def begin_fit(
 ) -> bool:
     """Refuses ``settings`` that differ between ranks; all ranks call it.
 
-    With ``seeds``, a setting, too, ranks take rank 0's seed of TensorFlow, by which
-    data is shuffled. Returns whether any rank ``may_stop``.
+    With ``seeds``, equal on all ranks, they take rank 0's TensorFlow seed, which
+    shuffles data. Returns whether any rank ``may_stop``.
     """
     seed, _ = tf.compat.v1.get_seed(1)
     drawn = int(np.random.default_rng().integers(2**31))
@@ -48,7 +48,7 @@ def begin_fit(
 
 
 def _by_rank(name: str, values: Sequence[int]) -> str:
-    """Tells which ranks have which of the values."""
+    """Says which ranks have which values."""
     ranks: dict[int, list[str]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(str(rank))
@@ -64,7 +64,7 @@ def take_of_rank_0(
 ) -> list[int]:
     """Returns rank 0's numbers, and derives ``seeds`` from its; all ranks call it.
 
-    Seeds are [2], a seed and a counter; their names depend on who drew first.
+    Seeds are [2], a seed and a counter; their names depend on which was used first.
     """
     states = [seed.numpy().astype(np.int64) for seed in seeds]
     own = np.concatenate([np.array(numbers, np.int64), *states])
@@ -79,11 +79,11 @@ def take_of_rank_0(
 
 
 def settings_of(model: Any, arguments: Mapping[str, Any]) -> dict[str, int]:
-    """Returns what a model's ``fit``, called with ``arguments``, needs of all ranks."""
+    """Returns the settings of a ``fit`` call that must be equal on all ranks."""
     optimizer = getattr(model, "optimizer", None)
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # scales losses
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # that scales losses
     accumulates = getattr(optimizer, "gradient_accumulation_steps", None)
-    # Of an optimizer over towers, which has what it has accumulated by itself.
+    # Progress is of an optimizer over towers, which accumulates by itself.
     count, steps = getattr(optimizer, "progress", None) or (0, accumulates)
     validates = arguments.get("validation_data") is not None
     return {

@@ -1,6 +1,6 @@
-"""What ranks exchange in a step, and how gradients travel.
+"""The exchanges of ranks in a step, and how gradients are sent.
 
-A rank without a batch knows the shapes and dtypes, and sends zeros.
+A rank without a batch knows shapes and dtypes, and sends zeros.
 """
 
 import re
@@ -37,22 +37,22 @@ class _Update:
 
     @property
     def variables(self) -> list[Any]:
-        """Tower 0's that have a gradient."""
+        """Tower 0's variables that have a gradient."""
         return [self.brought[0].variables[n] for n in self.used]
 
 
 @dataclass(frozen=True)
 class UpdateExchange(_Update):
-    """What an update exchanges."""
+    """The gradients that an update exchanges."""
 
-    counts: Sequence[int]  # of the parts in which each gradient travels
+    counts: Sequence[int]  # of the parts in which each gradient is sent
     like: Sequence[Like]  # of the parts
     unique: Sequence[bool]  # whether ranks repeat no row of a part
 
 
 @dataclass(frozen=True)
 class ShardedExchange(UpdateExchange):
-    """An update whose dense gradients go to the ranks that have their shards."""
+    """An update whose dense gradients are sent to the ranks with their shards."""
 
     shards: RankShards
 
@@ -63,16 +63,16 @@ class ShardedExchange(UpdateExchange):
 
 
 class AccumulatedExchange(_Update):
-    """An update whose gradients towers add up, and exchange when it is due."""
+    """An update whose gradients are accumulated, and exchanged when it is due."""
 
 
 class RememberedExchange(AccumulatedExchange):
-    """An update by a reducer with memory, which exchanges what it sends."""
+    """An update by a reducer with memory, which sends compressed gradients."""
 
 
 @dataclass(frozen=True)
 class AccumulatedShardsExchange(AccumulatedExchange):
-    """An update whose gradients are added up, and go to shards when it is due."""
+    """An update whose gradients are accumulated, and sent to shards when it is due."""
 
     shards: RankShards
 
@@ -90,17 +90,17 @@ Exchange = SumExchange | UpdateExchange | AccumulatedExchange
 
 
 def name_of(variable: Any) -> str:
-    """Names what is exchanged of a variable."""
+    """Returns the name under which a variable is exchanged."""
     return str(getattr(variable, "path", variable.name))
 
 
 def unnumbered_name(variable: Any) -> str:
-    """Names a variable without the numbers that Keras counts in each process."""
+    """Returns a variable's name without the numbers that Keras counts per process."""
     return re.sub(r"_\d+\b", "", name_of(variable))
 
 
 def make_parts(exchange: AccumulatedExchange) -> list[list[tf.Tensor]]:
-    """Returns what the towers of a rank without a batch add up."""
+    """Returns the zeros that the towers of a rank without a batch accumulate."""
     zeros = [
         to_travel(tf.zeros(v.shape, tf.as_dtype(v.dtype)), v, True)
         for v in exchange.variables
@@ -113,7 +113,7 @@ def to_travel(grad: Any, variable: Any, has_same_rows: bool) -> Any:
     if has_same_rows:  # a table that every tower and rank reads in the same order
         grad = tf.convert_to_tensor(grad)
     if tf.is_tensor(grad) and not isinstance(grad, tf.IndexedSlices):
-        with tf.device(grad.device):  # It must have that shape without a batch, too.
+        with tf.device(grad.device):  # The shape is needed without a batch, too.
             grad = tf.ensure_shape(grad, variable.shape)
     if values_of(grad).dtype.name in NARROW:  # a sum times rows may overflow
         return map_values(lambda values: tf.cast(values, tf.float32), grad)
@@ -128,7 +128,7 @@ def describe(grad: Any) -> tuple[Any, tf.DType, tf.DType | None]:
 
 
 def make_zeros(shape: Any, dtype: tf.DType, indices: tf.DType | None) -> Any:
-    """Returns what a rank without a batch sends."""
+    """Returns the zeros that a rank without a batch sends."""
     values = tf.zeros(shape, dtype)
     if indices is None:
         return values
@@ -154,7 +154,7 @@ def unflatten(flat: Sequence[Any], are_sparse: Sequence[bool]) -> list[Any]:
 
 
 def divided(grad: Any, weight: tf.Tensor) -> Any:
-    """Divides a gradient, by 0 to 0."""
+    """Divides a gradient; the quotient by 0 is 0."""
 
     def divide(values: tf.Tensor) -> tf.Tensor:
         return tf.math.divide_no_nan(values, tf.cast(weight, values.dtype))
@@ -165,7 +165,7 @@ def divided(grad: Any, weight: tf.Tensor) -> Any:
 def joined(
     parts: Sequence[Any], counts: Sequence[int], unique: Sequence[bool]
 ) -> list[Any]:
-    """Makes gradients of the reduced parts in which they have travelled."""
+    """Joins the reduced parts of gradients."""
     whole = iter(
         with_unique_rows(part) if is_unique else part
         for part, is_unique in zip(parts, unique, strict=True)
@@ -176,7 +176,7 @@ def joined(
 def for_towers(
     reduced: Sequence[Sequence[Any]], exchange: UpdateExchange | AccumulatedExchange
 ) -> list[Brought]:
-    """Puts reduced gradients, [K][N] or [1][N] for all, where towers had theirs."""
+    """Replaces the towers' gradients by reduced ones, [K][N] or [1][N] for all."""
     variables = exchange.brought[0].variables
     rows = []
     for own in reduced:
@@ -199,10 +199,10 @@ def _as_of(variable: Any, grad: Any) -> Any:
 
 
 def check_all_or_none(active: tf.Tensor, size: int) -> tf.Operation:
-    """Fails where some of the ranks that share their data have no batch left."""
+    """Fails if some, but not all, of the ranks that share data have no batch left."""
     says = (
-        "TowerModel: with data='shared' all ranks must get the same batches; here the "
-        "data of some has ended. Give all ranks the same data, or use data='own'. "
+        "TowerModel: with data='shared' all ranks must get the same batches; some "
+        "ranks' data has ended. Give all ranks the same data, or use data='own'. "
         "Ranks with a batch:"
     )
     good = tf.reduce_any(tf.equal(active, [0.0, float(size)]))
@@ -210,12 +210,12 @@ def check_all_or_none(active: tf.Tensor, size: int) -> tf.Operation:
 
 
 def check_same(checksums: tf.Tensor) -> tf.Operation:
-    """Fails where ranks that must have one batch have several."""
+    """Fails if ranks that must have equal batches have different ones."""
     some = tf.boolean_mask(checksums, checksums > 0)
     same = tf.reduce_all(tf.equal(some, some[:1]))
     says = (
-        "TowerModel: with data='shared' all ranks must get the same batches; here the "
-        "first ones of an epoch differ. Give all ranks one order and one seed, or use "
-        "data='own'. Their checksums by rank:"
+        "TowerModel: with data='shared' all ranks must get the same batches; the first "
+        "ones of an epoch differ. Give all ranks one order and one seed, or use "
+        "data='own'. The batches' checksums by rank:"
     )
     return tf.debugging.Assert(same, [says, checksums], summarize=1 << 10)

@@ -1,4 +1,4 @@
-"""What the ranks exchange in a step, whether it has a batch or not."""
+"""The exchanges of ranks in a step, whether it has a batch or not."""
 
 import functools
 from collections import Counter
@@ -15,12 +15,12 @@ from tw_keras._updates.accumulation import Told
 from tw_keras._updates.update import Brought
 from tw_reduce import Reducer
 
-# Places in what is added beside gradients; then the ranks' checksums.
+# Places in the report that is summed with gradients; then the ranks' checksums.
 _WEIGHT, _ACTIVE, _STOPS, _HAS_MORE, _CHECKSUMS = range(5)
-_CHECKED_STEPS = 2  # of an epoch, whose batches must be the same on all ranks
-# TensorFlow's collectives match by the loop that they are in, and its iteration, too.
+_CHECKED_STEPS = 2  # of an epoch: their batches are compared over ranks
+# TensorFlow's collectives also match by the enclosing loop and its iteration.
 _APART = {"_noinline": True}
-# What is to be applied of an update, [K][M]; and what applies it.
+# Returns the gradients of an update, [K][M]; applies them.
 Collect = Callable[[travel.AccumulatedExchange], Sequence[Sequence[Any]]]
 Apply = Callable[[Any, Sequence[Sequence[Any]]], None]
 
@@ -28,8 +28,8 @@ Apply = Callable[[Any, Sequence[Sequence[Any]]], None]
 class InSteps:
     """The sums over ranks of one model's steps.
 
-    They are built in the step's trace; a rank without a batch builds the same from what
-    was noted of them, with zeros.
+    They are built as the step is traced; a rank without a batch builds the same ones
+    from their recorded specs, with zeros.
     """
 
     def __init__(self, group: RankGroup, *, shares_data: bool) -> None:
@@ -44,7 +44,7 @@ class InSteps:
         self.forget()
 
     def forget(self) -> None:
-        """Forgets what steps exchange, as the model is compiled again."""
+        """Forgets the steps' exchanges, as the model is compiled again."""
         self._exchanges: dict[
             int | str,
             travel.UpdateExchange | travel.AccumulatedExchange | travel.SumExchange,
@@ -53,13 +53,13 @@ class InSteps:
         self._idle: tuple[Any, Any] | None = None
 
     def tell_next(self, *, to_stop: bool, has_more: bool) -> None:
-        """Sets what the next step tells: whether to stop, and if more may follow."""
+        """Sets the next step's report: whether to stop, and if more may follow."""
         if (to_stop, has_more) != self._told_last:
             self._told_last = to_stop, has_more
             self._tells.assign([float(to_stop), float(has_more)])
 
     def heard(self) -> tuple[bool, bool, bool]:
-        """Returns of the last step if a rank had a batch, asked to stop, has more."""
+        """Returns if any rank had a batch, asked to stop, has more, last step."""
         had, stops, more = (self._told.numpy()[_ACTIVE:] > 0).tolist()
         return had, stops, more
 
@@ -68,14 +68,14 @@ class InSteps:
         self._step.assign(0)
 
     def begin_step(self) -> None:
-        """Forgets which sums the step before has built."""
+        """Forgets the sums built by the previous step."""
         self._counts.clear()
 
     def sum_layer(self, name: str, tensors: Sequence[Any]) -> list[Any]:
         """Adds a synchronised layer's sums of this rank's towers over the ranks."""
         if not all(own.shape.is_fully_defined() for own in tensors):
             raise ValueError(
-                f"TowerModel: {name} sums tensors over ranks, whose shapes must be "
+                f"TowerModel: {name} sums tensors over ranks, so their shapes must be "
                 f"known; got {', '.join(str(own.shape) for own in tensors)}."
             )
         self._counts[name] += 1
@@ -116,9 +116,9 @@ class InSteps:
     ) -> list[Any]:
         """Adds gradients over all towers of all ranks; all towers get the same.
 
-        ``weights`` are [K], and None for a sum. ``add`` adds this rank's towers'.
-        ``checksum`` is of a batch that all ranks have. Returns [K] ``Brought``; with
-        ``shards`` the gradients of this rank's.
+        ``weights``: [K], or None for a sum. ``add`` adds over this rank's towers.
+        ``checksum``: of a batch that ranks share. Returns [K] ``Brought``; with
+        ``shards``, the gradients of this rank's shards.
         """
         first, total = brought[0], tf.zeros([])
         if weights is not None:
@@ -152,7 +152,7 @@ class InSteps:
         return self._add(made, local, told, checksum)
 
     def exchange_at(self, place: int) -> Any:
-        """Returns what an update, as it was last built, exchanges."""
+        """Returns an update's exchange, as it was last built."""
         return self._exchanges[place]
 
     def _add(
@@ -170,7 +170,7 @@ class InSteps:
         told = tf.stack([*told, *self._slots(checksum)])
         if isinstance(own, travel.ShardedExchange):
             return self._add_to_shards(own, local, told, names)
-        names.append(f"what ranks tell, update {own.place}")
+        names.append(f"reports of ranks, update {own.place}")
         *reduced, told = self._summed(own.place, [*local, told], names)
         told = self._noted(told)
         reduced = travel.joined(reduced, own.counts, own.unique)
@@ -185,7 +185,7 @@ class InSteps:
         told: Any,
         names: Sequence[str],
     ) -> list[Any]:
-        """Adds dense gradients where their shards are, and sparse ones everywhere."""
+        """Sums dense gradients where their shards are, and sparse ones on all ranks."""
         are_sparse = [isinstance(part, tf.IndexedSlices) for part in local]
         rows = [part for part, is_one in zip(local, are_sparse, strict=True) if is_one]
         of_rows = [n for n, is_one in zip(names, are_sparse, strict=True) if is_one]
@@ -205,7 +205,7 @@ class InSteps:
         return own.shards.divided(sums, told[_WEIGHT] if own.averages else None)
 
     def _noted(self, told: Any) -> Any:
-        """Keeps all ranks' reports, and compares their batches."""
+        """Stores the sum of all ranks' reports, and compares their batches."""
         if self.shares_data:
             checks = [travel.check_all_or_none(told[_ACTIVE], self.group.size)]
             checks.append(travel.check_same(told[_CHECKSUMS:]))
@@ -215,12 +215,12 @@ class InSteps:
         return told
 
     def tell(self, own: travel.AccumulatedExchange, told: Told, checksum: Any) -> Told:
-        """Learns of all ranks what must be known of a step to add gradients up."""
+        """Exchanges the scalars of a step that ranks need to accumulate gradients."""
         self._exchanges[own.place] = own
         numbers = [told.divisor, told.has_batch]
         numbers += tf.unstack(self._tells.read_value())
         numbers += [*self._slots(checksum), tf.logical_not(told.is_finite)]
-        place = f"what ranks tell, update {own.place}"
+        place = f"reports of ranks, update {own.place}"
         packed = tf.stack([tf.cast(number, tf.float32) for number in numbers])
         [of_all] = self._summed(place, [packed], [place])
         noted = self._noted(of_all[:-1])
@@ -230,16 +230,16 @@ class InSteps:
     def sum_accumulated(
         self, own: travel.AccumulatedExchange, sums: Sequence[Any]
     ) -> list[Any]:
-        """Adds what the towers of all ranks have added up."""
+        """Adds the accumulated gradients of all ranks."""
         names = list(map(travel.name_of, own.variables))
         return self._summed(f"gradients, update {own.place}", sums, names)
 
     def begin_sums(self, place: int) -> None:
-        """Counts the sums of an update, by a reducer with memory, from 0."""
+        """Starts to count an update's sums, by a reducer with memory."""
         self._counts[_remembered(place)] = 0
 
     def sum_remembered(self, place: int, tensors: Sequence[Any]) -> list[Any]:
-        """Adds what a reducer with memory sends, keeping rows that no rank repeats."""
+        """Adds the tensors of a reducer with memory; unique rows stay unique."""
         name = _remembered(place)
         self._counts[name] += 1
         parts = [split_rows(own) for own in tensors]
@@ -253,8 +253,8 @@ class InSteps:
     ) -> list[Any]:
         """Adds tensors over the ranks, in a function that is not inlined.
 
-        Several steps in one call are a loop. In a function of its own an exchange has
-        neither the loop's frame nor its iterations, and meets that of an idle rank.
+        Several steps in one call are a loop. In a separate function an exchange has
+        neither the loop's frame nor its iteration, and so matches that of an idle rank.
         """
         if tf.executing_eagerly():
             return self.group.sum(tensors, names=names)
@@ -294,7 +294,7 @@ class InSteps:
         return list(self._sums[key](*flat))
 
     def _slots(self, checksum: Any) -> list[Any]:
-        """Returns one number per rank, of which this rank's is the checksum."""
+        """Returns a number per rank: this rank's checksum, and 0 for others."""
         if not self.shares_data:
             return []
         own = [tf.constant(0.0)] * self.group.size
@@ -305,10 +305,10 @@ class InSteps:
     def share(
         self, data: Any, sizes: Sequence[Any], *, trains: bool
     ) -> Callable[[], tf.Tensor]:
-        """Returns a function of the part of a batch's rows that is this rank's.
+        """Returns a function that computes this rank's share of a batch's rows.
 
-        Where each has batches of its own, it asks the others in a step that trains, and
-        else, as they may have no batch, takes them to have as many rows.
+        If each rank has its own batches, a step that trains sums the rows over ranks.
+        In other steps, where other ranks may have no batch, the rows are assumed equal.
         """
         own = tf.cast(tf.add_n([tf.cast(size, tf.int64) for size in sizes]), tf.float64)
 
@@ -325,7 +325,7 @@ class InSteps:
         return functools.cache(find)
 
     def checksum(self, data: Any) -> tf.Tensor:
-        """Returns a number of a batch, at the beginning of an epoch; 0 later."""
+        """Returns a batch's checksum in an epoch's first steps; 0 later."""
         leaves = tf.nest.flatten(data, expand_composites=True)
         leaves = [leaf for leaf in leaves if leaf is not None]
 
@@ -342,8 +342,8 @@ class InSteps:
     def idle_step(self, apply: Apply, collect: Collect) -> tuple[Any, Any] | None:
         """Returns the functions of a step without a batch: exchange, and update.
 
-        None if no step was built. ``collect`` returns what an optimizer that
-        accumulates applies; ``apply`` applies that, and what others get reduced.
+        None if no step was built. ``collect`` returns the gradients for an optimizer
+        that accumulates; ``apply`` applies these, or reduced gradients.
         """
         if self._exchanges and self._idle is None:
             self._idle = self._make_idle(apply, collect)
@@ -385,4 +385,4 @@ def _zeros(own: travel.SumExchange | travel.UpdateExchange) -> list[Any]:
 
 
 def _remembered(place: int) -> str:
-    return f"what is sent, update {place}"
+    return f"sums of a reducer, update {place}"

@@ -1,4 +1,4 @@
-"""Steps that a rank makes alone, between averagings of all ranks' weights."""
+"""Steps that a rank runs alone, between averagings of all ranks' weights."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,18 +19,17 @@ class LocalSteps:
     """How ranks train alone for some steps, and then average.
 
     Attributes:
-      steps: how many steps each rank makes between two averagings, at least 1.
-      outer: a Keras optimizer that applies the difference of the mean weights from
-        those after the last averaging as a gradient (DiLoCo), such as
-        ``keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)``; None to take the
-        mean itself (local SGD).
-      state: of the model's optimizer: ``"local"``: each rank keeps its own within an
-        epoch; ``"averaged"``: it is averaged with the weights each time. At the end of
-        an epoch it is averaged in both.
+      steps: how many steps each rank runs between two averagings, at least 1.
+      outer: a Keras optimizer that applies, as a gradient, the weights after the last
+        averaging minus the mean weights (DiLoCo), such as ``keras.optimizers.SGD(0.7,
+        momentum=0.9, nesterov=True)``; None to take the mean itself (local SGD).
+      state: the model's optimizer state: ``"local"``: each rank keeps its own within an
+        epoch; ``"averaged"``: it is averaged with the weights each time. Both average
+        it at the end of an epoch.
 
     Raises:
       TypeError: ``outer`` is not an optimizer of Keras.
-      ValueError: fewer than 1 steps; another ``state``.
+      ValueError: fewer than 1 step; an unknown ``state``.
     """
 
     steps: int
@@ -46,7 +45,7 @@ class LocalSteps:
             )
         if not isinstance(self.outer, keras.optimizers.Optimizer | None):
             raise TypeError(
-                "outer must be an optimizer of Keras, such as keras.optimizers.SGD(0.7,"
+                "outer must be a Keras optimizer, such as keras.optimizers.SGD(0.7,"
                 f" momentum=0.9, nesterov=True), or None; got {self.outer!r:.80}."
             )
 
@@ -59,7 +58,7 @@ class Alone:
         self._group, self.settings = group, settings
         self.find: Callable[[], Lists] = list  # what is averaged, [K][N]
         self.find_state: Callable[[], Lists] = list  # of the optimizers, [K][M]
-        self._calls = 0  # steps that were asked for: some may have had no batch
+        self._calls = 0  # steps called: some may have had no batch
         with tf.init_scope(), tf.device("/cpu:0"):
             # Steps that had a batch, and the weight of their data.
             self._counted = tf.Variable(tf.zeros([2], tf.float64), trainable=False)
@@ -78,7 +77,7 @@ class Alone:
             )
 
     def drop(self) -> None:
-        """Forgets steps after an error, where ranks are apart."""
+        """Forgets steps after an error, when ranks are out of step."""
         self._calls = 0
         self._counted.assign(tf.zeros([2], tf.float64))
 
@@ -93,7 +92,7 @@ class Alone:
         return self._calls > 0
 
     def begin(self) -> None:
-        """Notes the values from which all ranks begin, which callbacks may have set."""
+        """Records all ranks' first values, which callbacks may have set."""
         if self._averager is None:
             self._averager = ModelAverager(
                 self.find(),
@@ -112,9 +111,9 @@ class Alone:
         return self._calls >= self.settings.steps
 
     def average(self, *, has_more: bool, stops: bool) -> tuple[bool, bool]:
-        """Averages with all ranks; returns whether it was the last time, and the end.
+        """Averages with all ranks; returns ``(is_last, stops)``.
 
-        The last: no rank has more steps; the end: a rank asks to stop.
+        ``is_last``: no rank has more steps; ``stops``: a rank asks to stop.
         """
         self.begin()
         steps, weight = self._counted.numpy().tolist()
@@ -125,19 +124,19 @@ class Alone:
 
 
 def check_local_steps(local_steps: Any, *, group: Any, is_flat: bool) -> Any:
-    """Returns the settings of local steps, or None; refuses what cannot be."""
+    """Returns the settings of local steps, or None; refuses invalid ones."""
     if local_steps is None:
         return None
     if not isinstance(local_steps, LocalSteps):
         local_steps = LocalSteps(check_whole_number(local_steps=local_steps))
     if group is None:
         raise ValueError(
-            "TowerModel: local_steps are those of several ranks; pass group, or leave "
+            "TowerModel: local_steps needs a group of ranks; pass group, or leave "
             "local_steps out."
         )
     if is_flat and local_steps.outer is not None:
         raise ValueError(
-            "TowerModel: an outer optimizer is saved with each variable's own state; "
+            "TowerModel: an outer optimizer saves state per variable, not per pack; "
             "with LocalSteps(outer=...) use flat_below_bytes=0."
         )
     return local_steps

@@ -1,9 +1,9 @@
-"""The other processes of a ``TowerModel``, and what ranks settle between steps.
+"""The other processes of a ``TowerModel``, and coordination between steps.
 
-Every rank runs Keras's ``fit`` on its own towers. What one process reduces, all ranks
-add: gradients in every step, and with them whether a rank had a batch and whether one
-of its callbacks asks to stop; metrics at the end of an epoch. A rank whose data has
-ended takes part with zeros and makes the others' updates, until none has a batch.
+Every rank runs Keras's ``fit`` on its own towers. Ranks sum gradients in every step,
+together with whether a rank had a batch and whether one of its callbacks asks to stop,
+and metrics at the end of an epoch. A rank whose data has ended sends zeros and applies
+the others' updates, until no rank has a batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,20 +33,20 @@ class Ranks:
         ends_first: bool,
         local_steps: LocalSteps | None = None,
     ) -> None:
-        """Takes whether all ranks get the same batches, and whether the first ends."""
+        """Takes whether ranks share batches, and whether the first to end ends all."""
         self.group, self.shares_data = group, shares_data
         # Where ranks train alone between averagings, their steps exchange nothing.
         self.alone = None if local_steps is None else Alone(group, local_steps)
         self._ends_first = ends_first
         self.in_steps = InSteps(group, shares_data=shares_data)
         self.results = Results(group)
-        self.num_calls = 0  # that all ranks have made together, such as fit
-        self.has_begun = False  # All ranks have had the values of rank 0.
+        self.num_calls = 0  # made by all ranks together, such as fit
+        self.has_begun = False  # All ranks have received rank 0's values.
         self._asked = self.stops = False
-        self._is_last = True  # Had a batch in the last step of the epoch.
-        self._may_stop = True  # Callbacks of some rank may ask to when an epoch ends.
+        self._is_last = True  # This rank had a batch in the epoch's last step.
+        self._may_stop = True  # Some rank's callbacks may ask to, at an epoch's end.
         self._batches: Any = None  # Keras's, of the epoch
-        self._left = 0  # of them
+        self._left = 0  # batches left
         self._is_over = False  # No rank has another.
 
     @property
@@ -101,24 +101,24 @@ class Ranks:
         self.stops = self.stops or ends
 
     def average_rest(self) -> None:
-        """Averages what steps outside of ``fit`` have left; all ranks call it."""
+        """Averages after steps outside of ``fit``; all ranks call it."""
         if self.alone is not None and self.alone.has_steps:
             self._average(has_more=False)
 
     def _is_of(self, iterator: Any) -> bool:
         """Returns whether an iterator is that of the epoch."""
-        # Another is of ``train_on_batch``, or of a ``fit`` in a callback.
+        # Others belong to ``train_on_batch``, or to a ``fit`` in a callback.
         return getattr(self._batches, "_current_iterator", None) is iterator
 
     def _has_more_after(self, iterator: Any) -> bool:
-        """Returns whether this rank may have another step after one of a batch."""
+        """Returns whether this rank may have another step after the next batch's."""
         if not self._is_of(iterator):
             return True
         self._left -= 1
         return self._left != 0 or self._batches.steps_per_execution > 1
 
     def _hear(self) -> bool:
-        """Reads the ranks' reports of the last step; whether one had a batch."""
+        """Reads the ranks' reports of the last step; returns if any had a batch."""
         has_batch, stops, has_more = self.in_steps.heard()
         self.stops = self.stops or stops
         self._is_over = has_batch and not has_more
@@ -129,7 +129,7 @@ class Ranks:
         self._asked = True
 
     def go_on(self) -> None:
-        """Forgets that training was stopped."""
+        """Clears requests to stop."""
         self._asked = self.stops = False
 
     def agree_on_stop(self) -> None:
@@ -141,7 +141,7 @@ class Ranks:
 
     def is_any(self, own: bool) -> bool:
         """Returns whether a condition is true on any rank; all ranks call it."""
-        (total,) = self.group.sum([tf.constant([float(own)])], names=["if any looks"])
+        (total,) = self.group.sum([tf.constant([float(own)])], names=["conditions"])
         return bool(total[0] > 0)
 
     def begin_epoch(self, batches: Any) -> None:
@@ -153,7 +153,7 @@ class Ranks:
         self._left = batches.num_batches or 0  # 0: not known
 
     def _end_with_first(self, batches: Any) -> None:
-        """Has this rank's epoch end with the first rank's last batch."""
+        """Ends this rank's epoch with the first rank's last batch."""
         number = batches.num_batches
         own = [0] * self.group.size
         own[self.group.rank] = -1 if number is None else number
@@ -168,11 +168,11 @@ class Ranks:
         if least == 0 or (least % steps and least < int(tf.reduce_max(of_all))):
             raise ValueError(
                 "TowerModel: with uneven='stop' every rank needs a batch, and the "
-                "least number must be one of whole calls of steps_per_execution="
-                f"{steps} batches; got {of_all.numpy().tolist()} by rank. Use "
-                "uneven='wait'."
+                "smallest number of batches must be a multiple of "
+                f"steps_per_execution={steps}; got {of_all.numpy().tolist()} by rank. "
+                "Use uneven='wait'."
             )
-        if batches.steps_per_epoch:  # Data goes on in the next epoch.
+        if batches.steps_per_epoch:  # Data continues in the next epoch.
             batches.steps_per_epoch = least
         else:
             batches._num_batches = least
@@ -213,9 +213,9 @@ class Ranks:
         self.has_begun = True
 
     def take_state(self, variables: Sequence[Any], *, of_last: bool) -> None:
-        """Gives all ranks the state of rank 0, or of one with the epoch's last batch.
+        """Gives all ranks the state of rank 0, or of one that had the last batch.
 
-        Layers that are synchronised over ranks are equal in those that had a batch.
+        Layers synchronised over ranks are equal on those that had a batch.
         """
         if not variables:
             return
@@ -223,7 +223,7 @@ class Ranks:
         if of_last:
             own = [0] * self.group.size
             own[self.group.rank] = int(self._is_last)
-            (had,) = self.group.sum([tf.constant(own)], names=["who had a batch"])
+            (had,) = self.group.sum([tf.constant(own)], names=["ranks with a batch"])
             root = int(tf.argmax(had))
         if root == 0:
             self.begin(variables)

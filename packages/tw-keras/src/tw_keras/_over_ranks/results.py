@@ -1,4 +1,4 @@
-"""Metrics and logs of all ranks' rows."""
+"""Metrics and logs over all ranks' rows."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from tw_keras._over_ranks.exchanges import unnumbered_name
 
 
 class Results:
-    """What the steps of one rank's model return, and how ranks add it up."""
+    """The results of one rank's steps, and their sums over ranks."""
 
     def __init__(self, group: RankGroup) -> None:
         """Starts without a step."""
@@ -21,7 +21,7 @@ class Results:
         self._parted: list[tuple[Any, Any]] = []  # metrics' variables, own states
 
     def note_step(self, method: str, logs: Any) -> None:
-        """Notes what a step returns, for a rank that has no batch."""
+        """Records a step's results, for later when this rank has no batch."""
         self._logs[method] = [
             name
             for name, own in sorted(logs.items() if isinstance(logs, dict) else ())
@@ -46,7 +46,7 @@ class Results:
             variable.assign(total)
 
     def part_metrics(self) -> None:
-        """Gives metrics this rank's states again: some are not reset by epoch."""
+        """Restores this rank's states of metrics: some are not reset by epoch."""
         for variable, own in self._parted:
             variable.assign(own)
         self._parted = []
@@ -54,13 +54,13 @@ class Results:
     def merge_logs(
         self, method: str, logs: Any, results: dict[str, Any]
     ) -> tuple[Any, list[str]]:
-        """Averages what is not a metric over the ranks that had a batch.
+        """Averages logs that are not metrics over the ranks that had a batch.
 
         Returns the logs, and the names of those that are ``results`` of metrics: a step
         may return some metrics and not others.
         """
         names = self._logs.get(method, [])
-        if not names or set(names) == set(results):  # Keras takes the metrics'
+        if not names or set(names) == set(results):  # Keras uses the metrics'
             return logs, []
         own = [tf.cast(logs[n], tf.float32) if logs else 0.0 for n in names]
         shown = [

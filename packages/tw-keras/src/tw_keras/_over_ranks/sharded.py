@@ -1,8 +1,8 @@
 """Optimizers whose state is in shards, each on one tower of one rank.
 
-The compiled optimizer is the one that applies, with slots of this rank's shards alone.
-For files it becomes, while they are written or read, the plain optimizer of whole
-variables, which rank 0 has gathered from all ranks or has loaded.
+The compiled optimizer applies updates, with slots of this rank's shards alone. While
+files are written or read, it becomes the plain optimizer of whole variables, which rank
+0 has gathered from all ranks or loaded.
 """
 
 import logging
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class ApartGroup:
-    """A group whose exchanges are functions that are not inlined, in a step."""
+    """A group whose exchanges in a step are functions that are not inlined."""
 
     def __init__(self, in_steps: InSteps) -> None:
         self._in_steps, self._group = in_steps, in_steps.group
@@ -57,7 +57,7 @@ class ApartGroup:
         return self._run(name, run, parts)[0]
 
     def all_gather(self, own: Any, lengths: Sequence[int], *, name: str) -> list[Any]:
-        """Gives all ranks what each has."""
+        """Gives all ranks every rank's tensor."""
 
         def run(own: Any) -> list[Any]:
             return all_gather(self._group, own, lengths, name=name)
@@ -73,7 +73,7 @@ class ApartGroup:
         return self._group.bounded(function)
 
     def tell(self, what: str) -> None:
-        """Notes on rank 0 that something is done."""
+        """Announces an event on rank 0."""
         self._group.tell(what)
 
     def wait_for(self, what: str) -> None:
@@ -98,11 +98,11 @@ class ShardedStates:
         self._towers, self.sums = towers, ShardedSums(towers[0])
         self._known: dict[int, RankShards] = {}
         self._wholes: dict[int, Any] = {}  # of rank 0: gathered or loaded
-        self.has_loaded = False  # what other ranks have not had
+        self.has_loaded = False  # state that other ranks lack
         self.gathers = False  # when an epoch of ``fit`` ends
 
     def keep(self, optimizers: Sequence[Any]) -> None:
-        """Forgets all others; refuses those that hold several others."""
+        """Forgets all other optimizers; refuses those that hold several others."""
         known = {id(own): self._known.get(id(own)) for own in optimizers}
         self._known = {key: own for key, own in known.items() if own is not None}
         self.sums.forget()
@@ -110,10 +110,10 @@ class ShardedStates:
             check_holds_none(own)
 
     def of(self, optimizer: Any, columns: Sequence[Sequence[Any]]) -> RankShards:
-        """Returns an optimizer's shards; builds it for them if it is not.
+        """Returns an optimizer's shards; builds it for them if needed.
 
-        ``columns`` are the [K][N] copies to build it for. If it was built for whole
-        variables, as one that was loaded, shards take their parts of its state.
+        ``columns``: the [K][N] copies. If it was built for whole variables, like a
+        loaded one, shards take their parts of its state.
         """
         if id(optimizer) not in self._known:
             with tf.init_scope():
@@ -125,7 +125,7 @@ class ShardedStates:
         return self._known[id(optimizer)]
 
     def begin_anew(self) -> None:
-        """Has optimizers that have not updated yet begin with the present values."""
+        """Restarts optimizers without updates from the variables' present values."""
         for shards in self._known.values():
             if int(with_inner(shards.optimizer)[-1]._iterations) == 0:
                 shards.begin_anew()
@@ -143,12 +143,12 @@ class ShardedStates:
                 self._wholes[key] = whole
 
     def forget_whole(self) -> None:
-        """Frees what rank 0 has of other ranks, unless it is still to be given."""
+        """Frees the whole state on rank 0, unless it is still to be scattered."""
         if not self.has_loaded:
             self._wholes.clear()
 
     def scatter_loaded(self) -> None:
-        """Gives all ranks what rank 0 has loaded; all ranks call it."""
+        """Gives all ranks the state that rank 0 loaded; all ranks call it."""
         for key, shards in self._known.items():
             scatter(shards, self._wholes.get(key))
         self.has_loaded = False
@@ -156,19 +156,19 @@ class ShardedStates:
 
     @contextmanager
     def writing(self, *, fits: bool, has_failed: bool) -> Iterator[None]:
-        """Has optimizers be the whole ones, on rank 0, while a file is written."""
+        """Makes optimizers whole, on rank 0, while a file is written."""
         known = self._known.values()
         missing = [o for o in known if id(o.optimizer) not in self._wholes]
         if missing and has_failed:
             _log.warning(
-                "TowerModel: saves no state of %s, of which other ranks have a part, "
-                "as fit or evaluate has failed",
+                "TowerModel: the state of %s is not saved: other ranks have parts of "
+                "it, and fit or evaluate failed",
                 type(missing[0].optimizer).__name__,
             )
         elif missing and fits:
             raise RuntimeError(
                 f"TowerModel: {type(missing[0].optimizer).__name__} has its state on "
-                "all ranks, which give it to rank 0 at the end of an epoch; save in "
+                "all ranks; rank 0 gathers it at the end of an epoch; save in "
                 "on_epoch_end (save_freq='epoch'), not between batches."
             )
         with ExitStack() as stack:
@@ -183,7 +183,7 @@ class ShardedStates:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Has optimizers be whole ones while a file is read, and takes their parts."""
+        """Makes optimizers whole while a file is read, then takes their shards."""
         wholes = [(own, make_whole(own)) for own in self._known.values()]
         with ExitStack() as stack:
             for shards, whole in wholes:
@@ -202,7 +202,7 @@ class ShardedStates:
 
     @contextmanager
     def finalizing(self, optimizer: Any) -> Iterator[None]:
-        """Has Keras finalize values, such as averages, of shards, and gives them."""
+        """Makes Keras finalize shards' values, such as averages, and sends them."""
         if not isinstance(optimizer, keras.optimizers.Optimizer):
             yield
             return
@@ -226,7 +226,7 @@ _NOT_READ = -1  # updates
 
 
 def _taken_apart(optimizer: Any) -> Any:
-    """Makes an optimizer as if it were not built; returns one with its state."""
+    """Resets an optimizer to unbuilt; returns another with its state."""
     kind = type(optimizer)
     whole, fresh = object.__new__(kind), kind.from_config(optimizer.get_config())
     state = vars(optimizer)
@@ -242,19 +242,20 @@ def _flat(callbacks: Any) -> list[Any]:
 
 
 def check_callbacks(callbacks: Any) -> None:
-    """Refuses callbacks that need all of an optimizer's state where a rank has not."""
+    """Refuses callbacks that need an optimizer's whole state, if ranks have parts."""
     for own in _flat(callbacks):
         if getattr(own, "save_freq", "epoch") != "epoch":
             raise ValueError(
-                f"TowerModel: {type(own).__name__} saves between batches, where the "
-                "optimizer's state is on all ranks; with variables='sharded' and a "
-                f"group use save_freq='epoch'; got {own.save_freq!r}."
+                f"TowerModel: {type(own).__name__} saves between batches, when "
+                "the optimizer's state is divided among ranks; with "
+                "variables='sharded' and a group use save_freq='epoch'; got "
+                f"{own.save_freq!r}."
             )
         if type(own).__name__ in ("SwapEMAWeights", "OrbaxCheckpoint"):
             raise ValueError(
-                f"TowerModel: {type(own).__name__} takes the optimizer's variables by "
-                "itself, of which a rank has a part; with variables='sharded' and a "
-                "group use ModelCheckpoint, and ema_overwrite_frequency."
+                f"TowerModel: {type(own).__name__} reads the optimizer's variables "
+                "itself, of which a rank has only a part; with variables='sharded' and "
+                "a group use ModelCheckpoint, and ema_overwrite_frequency."
             )
 
 

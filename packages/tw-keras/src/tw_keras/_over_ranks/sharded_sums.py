@@ -1,8 +1,8 @@
-"""What a rank accumulates for an optimizer in shards: gradients of whole variables.
+"""A rank's accumulated gradients of whole variables, for an optimizer in shards.
 
-Its towers' gradients are added up on tower 0. Where an update is due, a reduce-scatter
-takes them to Keras's accumulators, which are in shards; in all other steps the
-optimizer is given zeros, so that it counts.
+Its towers' gradients are added on tower 0. When an update is due, a reduce-scatter
+moves them to Keras's accumulators, which are in shards; in all other steps the
+optimizer receives zeros, so that it counts.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class ShardedSums:
     """The sums of one rank, for each optimizer that accumulates."""
 
     def __init__(self, tower: Tower) -> None:
-        """Takes the tower that has them."""
+        """Takes the tower that holds them."""
         self._tower, self._device = tower, tower.device
         self._made: dict[int, tuple[RankShards, list[tf.Variable]]] = {}
 
@@ -43,9 +43,9 @@ class ShardedSums:
         at_once: tf.Variable,
         name: str,
     ) -> tuple[list[Any], tf.Tensor]:
-        """Adds up this rank's sums over towers, which ``parts`` has by place.
+        """Accumulates this rank's sums over towers, ``parts``, by place.
 
-        Returns what to give to the optimizer, by shard, and whether it updates.
+        Returns the optimizer's gradients, by shard, and whether it updates.
         """
         sums, inner = self._of(shards), inner_of(shards.optimizer)
         places = [place for place, _ in parts]
@@ -65,7 +65,7 @@ class ShardedSums:
             return tf.constant(True)
 
         is_reduced = tf.cond(is_due, reduce, lambda: tf.constant(False))
-        for place in set(range(len(sums))) - set(places):  # as Keras empties all
+        for place in set(range(len(sums))) - set(places):  # as Keras zeroes all
             own = sums[place].read_value()
             sums[place].assign(tf.where(is_update, tf.zeros_like(own), own))
         with tf.control_dependencies([is_reduced]):  # before the update's exchanges
@@ -78,7 +78,7 @@ class ShardedSums:
         ], is_update
 
     def settle(self, *, over_ranks: bool) -> None:
-        """Gives Keras's accumulators all sums; without the other ranks, drops them."""
+        """Moves all sums to Keras's accumulators; not over ranks, drops them."""
         for shards, sums in self._made.values():
             inner = inner_of(shards.optimizer)
             is_left = int(inner._iterations) % inner.gradient_accumulation_steps

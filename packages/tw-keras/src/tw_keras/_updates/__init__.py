@@ -1,1 +1,1 @@
-"""How the towers' gradients become updates, by where the variables are."""
+"""Updates from the towers' gradients, by where the variables are."""

@@ -1,10 +1,10 @@
-"""Accumulation by Keras's optimizers: towers add up, and reduce once per update.
+"""Accumulation by Keras's optimizers: towers add locally, and reduce once per update.
 
-``gradient_accumulation_steps`` has an optimizer apply the mean of several batches'
-gradients. Each tower adds its part of them to sums of its own. When an update is due,
-these are reduced, once, and given to the optimizer; in all other steps it is given
-zeros, so that it counts and averages as ever. Its own accumulators, which are saved,
-get what towers have added up before anything can look at them.
+With ``gradient_accumulation_steps`` an optimizer applies the mean of several batches'
+gradients. Each tower adds its part to local sums. When an update is due, these are
+reduced, once, and passed to the optimizer; in all other steps it receives zeros, so
+that it counts and averages as usual. The local sums move to its own accumulators, which
+are saved, before anything can read those.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,11 +36,11 @@ def accumulates(optimizer: Any) -> bool:
 
 @dataclass(frozen=True)
 class Told:
-    """What is known of a step in all towers and ranks, as scalars."""
+    """A step's scalars over all towers and ranks."""
 
     divisor: Any  # of the gradients' sum
-    has_batch: Any = True  # in any rank
-    is_finite: Any = True  # what a ``LossScaleOptimizer`` would find
+    has_batch: Any = True  # on any rank
+    is_finite: Any = True  # as a ``LossScaleOptimizer`` checks
 
 
 class Accumulation:
@@ -50,7 +50,7 @@ class Accumulation:
         self._towers = towers
         self._made: dict[int, tuple[Any, Sums]] = {}
         with tf.init_scope(), tf.device("/cpu:0"):
-            # Whether all steps reduce, for those who look at the optimizer in between.
+            # Whether all steps reduce, for callbacks that read optimizers in between.
             self.at_once = tf.Variable(True, trainable=False)
 
     def forget(self) -> None:
@@ -65,10 +65,10 @@ class Accumulation:
         told: Told,
         reduce: Callable[[Sums], Sequence[Sequence[Any]]],
     ) -> Sums:
-        """Adds [K][M] ``parts`` up; returns [K][M] gradients to apply, mostly zeros.
+        """Accumulates [K][M] ``parts``; returns [K][M] gradients, mostly zeros.
 
         ``variables`` are tower 0's, of a built optimizer. ``reduce`` returns [K][M]
-        sums, None where a tower needs none; its gradient has no meaning then.
+        sums, None where a tower needs none; that gradient is then meaningless.
         """
         sums, inner = self._sums(optimizer), inner_of(optimizer)
         places = [inner._get_variable_index(own) for own in variables]
@@ -95,7 +95,7 @@ class Accumulation:
                             total.assign(value)
             return tf.constant(True)
 
-        # Only variables pass into the branch: their tensors stay on their devices.
+        # The branch captures only variables, so that tensors stay on their devices.
         is_reduced = tf.cond(is_due, reduced, lambda: tf.constant(False))
         fill = tf.where(told.is_finite, 0.0, float("nan"))
         grads: Sums = [[] for _ in held]
@@ -111,7 +111,7 @@ class Accumulation:
         return grads
 
     def _clear(self, sums: Sums, held: Sums, now: Any, is_update: Any) -> None:
-        """Empties sums that were reduced; Keras empties all when it updates."""
+        """Zeroes reduced sums; an update zeroes all, as in Keras."""
         known = {id(total) for own in held for total in own}
         for total in (total for own in sums for total in own):
             with tf.device(total.device):
@@ -151,7 +151,7 @@ class Accumulation:
 
 
 def _read(total: tf.Variable) -> tf.Tensor:
-    with tf.device(total.device):  # which the copy that is read would else leave
+    with tf.device(total.device):  # which the value read would otherwise leave
         return total.read_value()
 
 
@@ -162,7 +162,7 @@ def is_update_due(inner: Any) -> tf.Tensor:
 
 
 def keeps_dtype(variables: Sequence[Any]) -> bool:
-    """Returns whether no variable is too narrow for several scaled gradients."""
+    """Returns whether the variables' dtypes can hold sums of scaled gradients."""
     return all(tf.as_dtype(own.dtype).name not in _NARROW for own in variables)
 
 
@@ -180,7 +180,7 @@ def inner_of(optimizer: Any) -> Any:
 
 
 def scale_of(optimizer: Any) -> Any:
-    """Returns what an optimizer divides by; a ``LossScaleOptimizer`` changes it."""
+    """Returns an optimizer's loss scale, which a ``LossScaleOptimizer`` changes."""
     if inner_of(optimizer) is optimizer:
         return tf.constant(optimizer.loss_scale_factor or 1.0, tf.float64)
     return tf.cast(tf_variable(optimizer.dynamic_scale), tf.float64)

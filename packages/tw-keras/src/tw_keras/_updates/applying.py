@@ -13,7 +13,7 @@ from tw_keras._updates.update import Brought, Update, times, with_gradients
 
 
 def apply_shared(update: Update, brought: Sequence[Brought]) -> None:
-    """The reduced gradients are applied once, where the variables live."""
+    """Applies the reduced gradients once, where the variables are."""
     optimizer = update.optimizer
     with tf.init_scope():
         create_slots(optimizer, brought[0].variables)
@@ -32,7 +32,7 @@ def apply_shared(update: Update, brought: Sequence[Brought]) -> None:
 
 
 def apply_wrapped(update: Update, brought: Sequence[Brought]) -> None:
-    """An optimizer over towers takes all gradients, and reduces them itself."""
+    """Passes all gradients to an optimizer over towers, which reduces them itself."""
     optimizer = update.optimizer
     if not (update.average or update.is_reduced):  # Losses are added; it averages.
         brought = times(brought, [len(brought)] * len(brought))

@@ -1,8 +1,8 @@
-"""Training with flat variables, in which a model's small ones are packed.
+"""Training with flat variables, which pack a model's small variables.
 
-A tower's model lists its flat variables as its trainable ones while a step is traced,
-so that a ``train_step`` differentiates with respect to them. The compiled optimizer is
-the one that is saved, with views of the state of the one that applies.
+While a step is traced, a tower's model lists its flat variables as trainable, so that a
+``train_step`` differentiates with respect to them. A second optimizer applies updates;
+the compiled one, which is saved, has views of its state.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,11 +37,11 @@ class FlatTraining:
     def use(self, optimizer: Any, *, sharded: bool) -> None:
         """Makes the optimizer that applies; ``optimizer``, unbuilt, views its state.
 
-        With ``sharded`` it has slots at each variable's owner.
+        With ``sharded`` its slots are with each variable's owner.
         """
         if optimizer.built:
             raise ValueError(
-                f"TowerModel: {type(optimizer).__name__} was built before, and its "
+                f"TowerModel: {type(optimizer).__name__} is already built, and its "
                 "slots are not flat; compile with a new one."
             )
         trained = [flat.trainable_variables for flat in self.flats]
@@ -76,7 +76,7 @@ class FlatTraining:
 
 
 def _reading(call: Any, flats: dict[int, FlatModel[Any]]) -> Callable[..., Any]:
-    """Makes a model read each of its flat variables once, where a tape records it."""
+    """Makes a model's call read each flat variable once, as a tape records it."""
 
     def read_and_call(model: Any, *arguments: Any, **named: Any) -> Any:
         flat = flats.get(id(model))
@@ -110,11 +110,11 @@ def _listing(plain: Any, trained: dict[int, list[Any]]) -> property:
 
 
 def _show_state(optimizer: Any, shown: Any, model: FlatModel[Any]) -> None:
-    """Has ``shown``, of the same class, read and write the state of ``optimizer``.
+    """Makes ``shown``, of the same class, read and write the state of ``optimizer``.
 
-    Files and checkpoints take ``shown``: they store slots variable by variable.
-    Keras has no public way to give an optimizer the variables that hold its state, so
-    each of ``shown``'s is made to stand for another one.
+    Files and checkpoints contain ``shown``: they store slots variable by variable.
+    Keras has no public way to give an optimizer its state variables, so the value
+    inside each of ``shown``'s is replaced.
     """
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
@@ -138,8 +138,8 @@ def _show_state(optimizer: Any, shown: Any, model: FlatModel[Any]) -> None:
     if left:
         raise TypeError(
             f"TowerModel: {type(optimizer).__name__} keeps {', '.join(left)} neither "
-            "by itself nor in a list with one item per variable, so their "
-            "parts cannot be assigned to variables; train without flat variables "
+            "as an attribute nor in a list with one item per variable, so they "
+            "cannot be divided among variables; train without flat variables "
             "(flat_below_bytes=0)."
         )
 

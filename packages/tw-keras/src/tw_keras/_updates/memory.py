@@ -1,6 +1,6 @@
-"""What a reducer with memory remembers of a model: a holder for each optimizer.
+"""A reducer's memory for a model, in one holder per optimizer.
 
-It is saved beside the model, whose file stays that of the plain model.
+It is saved beside the model, whose own file equals the plain model's.
 """
 
 import io
@@ -20,16 +20,16 @@ from tw_reduce import Reducer, ReducerState
 
 _log = logging.getLogger(__name__)
 _Arrays = dict[str, Any]
-_WEIGHTS = "weights"  # The checksum of those that a companion belongs to.
+_WEIGHTS = "weights"  # The checksum of the weights that a companion belongs to.
 
 
 def companion_of(filepath: Any) -> str:
-    """Returns the file beside a model's in which its reducer's memory is."""
+    """Returns the path, beside a model's file, of its reducer's memory."""
     return f"{os.fspath(filepath)}.reducer.npz"
 
 
 class Memory:
-    """The holders of a reducer with memory, each for the variables of an optimizer."""
+    """The holders of a reducer's memory, each for one optimizer's variables."""
 
     def __init__(
         self,
@@ -39,17 +39,17 @@ class Memory:
         add_of: Callable[[int], Reducer],
         group: RankGroup | None,
     ) -> None:
-        """Takes the towers that remember: one, where a rank's are added before.
+        """Takes the towers that have memory: one, if a rank's are added first.
 
-        ``of_towers`` returns [K] lists of what towers have for tower 0's variables;
-        ``add_of`` the sum for the n-th optimizer.
+        ``of_towers`` returns [K] lists of the towers' counterparts of tower 0's
+        variables; ``add_of`` returns the sum for the n-th optimizer.
         """
         self._reducer, self._towers, self._group = reducer, towers, group
         self._of_towers, self._add_of = of_towers, add_of
         self._made: dict[int, tuple[Any, ReducerState]] = {}  # keeps their ids
-        self._loaded: dict[int, _Arrays] = {}  # by optimizer, not yet taken
-        self._of_ranks: dict[int, _Arrays] = {}  # [R, ...], as an epoch ended
-        self._has_read = False  # of which other ranks may know nothing
+        self._loaded: dict[int, _Arrays] = {}  # by optimizer, not applied yet
+        self._of_ranks: dict[int, _Arrays] = {}  # [R, ...], at an epoch's end
+        self._has_read = False  # unknown to other ranks
 
     def of(self, place: int, optimizer: Any) -> ReducerState:
         """Returns the holder for the n-th optimizer, which is built."""
@@ -73,7 +73,7 @@ class Memory:
         self._of_ranks.clear()
 
     def forget_gathered(self) -> None:
-        """Notes that steps follow, after which what was gathered is no longer true."""
+        """Discards gathered memory, which the steps that follow change."""
         self._of_ranks.clear()
 
     @property
@@ -103,7 +103,7 @@ class Memory:
     def load(
         self, filepath: Any, places: Sequence[Any], weights: Sequence[Any]
     ) -> None:
-        """Reads the memory of these weights beside a file; else starts from zero."""
+        """Loads memory saved beside a file of these weights; else resets to zero."""
         self._loaded, self._of_ranks, self._has_read = {}, {}, True
         companion, found = companion_of(filepath), "there is no %s"
         if tf.io.gfile.exists(companion):
@@ -130,7 +130,7 @@ class Memory:
                 holder.load_own_variables(self._loaded.pop(n))
 
     def take_of_rank_0(self, places: Sequence[Any]) -> None:
-        """Takes part of what rank 0 has loaded; all ranks call it."""
+        """Takes this rank's part of the memory rank 0 loaded; all ranks call it."""
         group = self._group
         if group is None:
             return
@@ -146,8 +146,8 @@ class Memory:
         for n, optimizer in enumerate(places):
             if not optimizer.built:
                 _log.warning(
-                    "TowerModel: %s has no variables yet, so what its reducer "
-                    "remembered starts from zero; load after the model and its "
+                    "TowerModel: %s has no variables yet, so its reducer's "
+                    "memory starts from zero; load after the model and its "
                     "optimizer are built.",
                     type(optimizer).__name__,
                 )
@@ -171,7 +171,7 @@ class Memory:
                 )
 
     def _divided(self, holder: ReducerState, loaded: _Arrays) -> _Arrays:
-        """Returns [R, ...] arrays of rank 0's, on all ranks."""
+        """Divides rank 0's arrays; returns [R, ...] arrays on all ranks."""
         group: Any = self._group
         own: _Arrays = {}
         holder.save_own_variables(own)
@@ -185,7 +185,7 @@ class Memory:
         return self._summed(parts, own)
 
     def _summed(self, parts: dict[str, dict[int, Any]], like: _Arrays) -> _Arrays:
-        """Adds arrays that ranks put at their places of [R, ...] ones."""
+        """Sums [R, ...] arrays over ranks, each of which fills in its own parts."""
         group: Any = self._group
         brought = []
         for key, own in like.items():

@@ -24,10 +24,10 @@ from tw_reduce import mean
 
 
 class OptimizerStates:
-    """The variables that towers have for tower 0's optimizers.
+    """The towers' state of tower 0's optimizers.
 
-    One optimizer serves all towers: traced with its own variables, its update is called
-    with theirs.
+    One optimizer serves all towers: its update is traced with its own variables and
+    called with theirs.
     """
 
     def __init__(self, towers: Sequence[Tower]) -> None:
@@ -35,7 +35,7 @@ class OptimizerStates:
         self._made: dict[int, list[Any]] = {}
 
     def of(self, optimizer: Any, variables: Sequence[Any]) -> list[Any]:
-        """Returns [K] states, tower 0's being ``optimizer``; makes what is missing.
+        """Returns [K] states, tower 0's being ``optimizer``; creates missing ones.
 
         ``variables`` are tower 0's, for an optimizer that is not built yet.
         """
@@ -92,7 +92,7 @@ def apply_replicated(update: Update, brought: Sequence[Brought]) -> None:
             summing = mean(reducer, weights=update.weights)
         if is_elementwise(reducer):
             reduced = [list(own) for own in summing(reduced)]
-        else:  # It gets gradients after unscaling.
+        else:  # Such a reducer gets unscaled gradients.
             loss_scale = scale_of(optimizer)
             unscaled = [[scale(g, 1.0 / loss_scale) for g in own] for own in reduced]
             sums = summing(unscaled)
@@ -100,7 +100,7 @@ def apply_replicated(update: Update, brought: Sequence[Brought]) -> None:
     variables = [list(own.variables) for own in kept]
 
     def apply(optimizer: Any, grads: list[Any], variables: list[Any]) -> None:
-        # Where data has ended, a call that is inlined runs what does not read it.
+        # After the data's end an inlined call still runs what does not read it.
         waits = _batches.after([values_of(grad) for grad in grads])
         with waits, tf.name_scope("apply_gradients"):  # for timelines
             apply_pairs(optimizer, list(zip(grads, variables, strict=True)))
@@ -123,9 +123,9 @@ def apply_replicated(update: Update, brought: Sequence[Brought]) -> None:
 def _follow_learning_rate(optimizer: Any, states: Sequence[Any]) -> None:
     """Copies the learning rate of tower 0's optimizer, which callbacks change."""
     rate = getattr(optimizer, "learning_rate", None)
-    if not is_variable(rate):  # but a schedule of the iterations
+    if not is_variable(rate):  # a schedule by iterations
         return
     for n, variable in enumerate(map(tf_variable, optimizer.variables)):
-        if variable is tf_variable(rate):  # else a function's, which towers share
+        if variable is tf_variable(rate):  # not a function's, which towers share
             for state in states[1:]:
                 state.variables[n].assign(variable)

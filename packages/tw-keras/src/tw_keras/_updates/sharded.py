@@ -1,8 +1,8 @@
 """Updates where one tower updates each variable, and the others copy it.
 
-The one optimizer is built for tower 0's variables, as that of the plain model is, so
-Keras, callbacks and checkpoints find what they look for. Its slots are beside the
-owners' copies, and while it applies it takes each copy for tower 0's.
+The one optimizer is built for tower 0's variables, like the plain model's, so that
+Keras, callbacks and checkpoints work with it. Its slots are on the owners' devices, and
+while it applies it treats each copy as tower 0's variable.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ def apply_sharded(update: Update, brought: Sequence[Brought]) -> None:
     optimizer = update.optimizer
     columns = [own.variables for own in brought]
     build_for_owners(optimizer, update.towers, columns)
-    optimizer._check_variables_are_known(columns[0])  # else an error names the owners
+    optimizer._check_variables_are_known(columns[0])  # else errors name owners
     kept = with_gradients(brought)
     grads, variables = [own.grads for own in kept], [own.variables for own in kept]
     with _taking_copies(optimizer, columns):
@@ -50,8 +50,8 @@ def build_for_owners(
 ) -> None:
     """Builds an optimizer of tower 0's variables whose slots are with their owners.
 
-    So Keras, callbacks and checkpoints find that of the plain model. Where it was built
-    before, its slots move. ``columns`` is [K][N].
+    Keras, callbacks and checkpoints see the plain model's optimizer. If it is already
+    built, its slots move. ``columns`` is [K][N].
     """
     with tf.init_scope(), tf.device(towers[0].device):
         if optimizer.built:
@@ -101,7 +101,7 @@ def _move(slot: Any, device: str) -> None:
 
 @contextmanager
 def _taking_copies(optimizer: Any, columns: Sequence[Sequence[Any]]) -> Iterator[None]:
-    """Has an optimizer of tower 0's variables take all towers' copies for them."""
+    """Makes an optimizer treat all towers' copies as tower 0's variables."""
     originals = {
         _key(copy): column[0]
         for column in zip(*columns, strict=True)
@@ -113,7 +113,7 @@ def _taking_copies(optimizer: Any, columns: Sequence[Sequence[Any]]) -> Iterator
         return lambda variable: key(originals.get(_key(variable), variable))
 
     def of_owners(average: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        # Its list has tower 0's variables, which have the new values later.
+        # Its list has tower 0's variables, which get the new values later.
         return lambda variables: average([owners.get(_key(v), v) for v in variables])
 
     with ExitStack() as stack:
@@ -134,7 +134,7 @@ _AVERAGING = (
 def _replaced(
     optimizer: Any, method: str, new: Callable[[Any], Callable[..., Any]]
 ) -> Iterator[None]:
-    """Replaces a method of an optimizer and of those in it."""
+    """Replaces a method of an optimizer and of those inside it."""
     optimizers = _with_inner(optimizer)
     for own in optimizers:
         setattr(own, method, new(getattr(own, method)))
@@ -146,7 +146,7 @@ def _replaced(
 
 
 def _with_inner(optimizer: Any) -> list[Any]:
-    """Lists an optimizer and those in it, such as a ``LossScaleOptimizer``'s."""
+    """Lists an optimizer and those inside it, such as a ``LossScaleOptimizer``'s."""
     held = [leaf for value in vars(optimizer).values() for leaf in held_in(value)]
     inner = [own for own in held if isinstance(own, keras.optimizers.Optimizer)]
     found = [optimizer, *(more for own in inner for more in _with_inner(own))]
@@ -154,7 +154,7 @@ def _with_inner(optimizer: Any) -> list[Any]:
 
 
 def held_in(value: Any) -> list[Any]:
-    """Lists what a container holds; a list of anything else."""
+    """Lists the leaves of a container; any other value as a list of one."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The gradients that towers pass to an update, and what is known of it."""
+"""An update: the gradients that towers pass to it, and its settings."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from tw_reduce import Reducer
 class Brought:
     """A tower's arguments to its optimizer's ``apply``: [N] each, gradients or None.
 
-    ``same_rows`` are the places of sparse gradients for the same rows in every tower.
+    ``same_rows``: places of sparse gradients for the same rows in every tower.
     """
 
     grads: Sequence[Any]
@@ -34,13 +34,13 @@ class Update:
     weights: Sequence[Any] | None  # [K]; None for equal ones
     average: bool
     reducer: Reducer | None
-    is_reduced: bool = False  # gradients are equal in all towers, to be applied as such
+    is_reduced: bool = False  # gradients are equal in all towers
     compiled_by_xla: bool = False
     group: Any = None  # of ranks, for an optimizer over towers that accumulates
 
 
 def places_of_gradients(brought: Sequence[Brought]) -> list[int]:
-    """Lists the variables that have a gradient in some tower."""
+    """Lists the places of variables that have a gradient in any tower."""
     return [
         n
         for n in range(len(brought[0].grads))
@@ -58,7 +58,7 @@ def divisor_of(
 
 
 def with_gradients(brought: Sequence[Brought]) -> list[Brought]:
-    """Leaves out the variables that have a gradient in no tower, as Keras does."""
+    """Drops the variables without a gradient in any tower, as Keras does."""
     used = places_of_gradients(brought)
     return [
         Brought([own.grads[n] for n in used], [own.variables[n] for n in used])
@@ -83,11 +83,11 @@ def times(brought: Sequence[Brought], factors: Sequence[Any]) -> list[Brought]:
 def with_rows_added(
     brought: Sequence[Brought], weights: Sequence[Any] | None
 ) -> Sequence[Brought]:
-    """Adds up sparse gradients for the same rows, of which one tower has the sum.
+    """Adds sparse gradients for the same rows; one tower gets the sum.
 
-    A table of relative positions is read at the same places in every tower, at some of
-    them twice. Left apart, the rows would repeat more often than on one device; rows
-    that are known to be unique would be added anyway, others not.
+    For example, a table of relative positions is read at the same places in every
+    tower, some of them twice. Without this, the rows would repeat more often than on
+    one device: only rows known to be unique are added otherwise.
     """
     if not brought[0].same_rows:
         return brought
@@ -104,7 +104,7 @@ def with_rows_added(
 def _carried(
     column: Sequence[tf.IndexedSlices], weights: Sequence[Any] | None
 ) -> list[tf.IndexedSlices]:
-    """Returns [K] gradients, of which one has rows: the tower of the largest weight."""
+    """Returns [K] gradients; only the tower with the largest weight has rows."""
     values = [grad.values for grad in column]
     if weights is None:
         carrier = tf.constant(0, tf.int64)

@@ -10,8 +10,9 @@ from tw_core import AccumulatingOptimizerLike, TowerOptimizerLike
 class WrappedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc] # untyped
     """Stands in for an optimizer that takes the gradients of all towers at once.
 
-    It has what Keras needs of an optimizer: ``scale_loss``, ``learning_rate`` and
-    ``iterations``, which counts calls. State and checkpoints are the wrapped one's.
+    It has the members that Keras needs: ``scale_loss``, ``learning_rate`` and
+    ``iterations``, which counts calls. State and checkpoints are the wrapped
+    optimizer's.
     """
 
     def __init__(self, wrapped: TowerOptimizerLike) -> None:
@@ -22,7 +23,7 @@ class WrappedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc] # unty
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """The micro-batches accumulated, and those of an update, outside of a step."""
+        """The micro-batches accumulated, and those per update, outside of a step."""
         own = self.wrapped
         return own.progress if isinstance(own, AccumulatingOptimizerLike) else None
 
