@@ -87,6 +87,6 @@ def test_checkpoints_are_those_of_one_device(threads, tmp_path, shape, optimizer
 
 @pytest.mark.parametrize("what", ["towers", "shapes", "optimizers"])
 def test_ranks_that_differ_are_refused(groups, what):
-    says = "All ranks must have as many towers.*got rank 0: .*; rank 1: 1 towers"
+    says = "All ranks must have the same number.*got rank 0: .*; rank 1: 1 towers"
     with pytest.raises(Raised, match=says):
         groups(2).call("rank_own_steps:parting", what)

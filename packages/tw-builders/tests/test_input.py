@@ -494,5 +494,5 @@ def test_a_loop_in_another_mode_is_refused():
         next(iter(data))
     with pytest.raises(RuntimeError, match="call reduce"):
         tf.function(lambda: [parts for parts in data], autograph=False)()
-    with pytest.raises(RuntimeError, match="Elsewhere take"):
+    with pytest.raises(RuntimeError, match="Elsewhere use"):
         StagingInput(tf.data.Dataset.range(4).batch(2), ours(2))

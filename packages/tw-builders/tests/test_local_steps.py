@@ -55,7 +55,7 @@ def test_an_outer_optimizer_descends_the_difference(dtype):
 
 def test_wrong_arguments_are_refused():
     weights = [[tf.Variable([1.0])]]
-    with pytest.raises(TypeError, match="group must be that of tw_ranks"):
+    with pytest.raises(TypeError, match="group must be from tw_ranks"):
         ModelAverager(weights, group=None, steps=2)
     with pytest.raises(ValueError, match="steps must be"):
         ModelAverager(weights, group=Alone(), steps=0)

@@ -57,7 +57,7 @@ def test_tower_functions_and_handles_have_tensorpacks_names(graph):
     "name", ["DistributedReplicatedBuilder", "DistributedParameterServerBuilder"]
 )
 def test_a_builder_that_was_not_carried_on_says_what_to_use(name):
-    said = f"{name} is not carried on.*SyncMultiGPUParameterServerBuilder.*SyncReplicas"
+    said = f"{name} is not provided.*SyncMultiGPUParameterServerBuilder.*SyncReplicas"
     with pytest.raises(ImportError, match=said):
         getattr(tensorpack, name)
     with pytest.raises(ImportError, match=said):

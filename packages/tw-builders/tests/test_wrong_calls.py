@@ -281,7 +281,7 @@ OTHERS = {
         *(({"optimizer": value}, *case) for value, *case in OPTIMIZER[:2]),
     ],
     "RankShardedOptimizer.scatter.whole": [
-        (None, TypeError, "whole must be on rank 0 the optimizer that gather"),
+        (None, TypeError, "whole must be, on rank 0, the optimizer that gather"),
         (keras.optimizers.SGD(0.1), ValueError, "of shapes [(2,)]; got shapes []"),
     ],
     "AsyncRunner.steps": [([], ValueError, "must hold at least one of callables")],

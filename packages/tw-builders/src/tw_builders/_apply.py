@@ -5,7 +5,7 @@ The same functions serve a session graph (they return the op) and a ``tf.functio
 
 Each replica needs its own optimizer object. One object shared by several would advance
 its own state (such as Adam's ``beta1_power``) several times per step, and the replicas
-would drift apart.
+would diverge.
 """
 
 from collections.abc import Callable, Iterator, Sequence

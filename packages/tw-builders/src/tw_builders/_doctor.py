@@ -1,4 +1,4 @@
-"""Checks of this package for ``tw-doctor``, which finds them by an entry point.
+"""This package's checks for ``tw-doctor``, which finds them through an entry point.
 
 Every builder trains a linear loss for two steps, and must reach the weights that one
 device reaches on the whole batch, computed in NumPy.
@@ -30,9 +30,9 @@ _Step = Callable[[], Any]
 
 
 def checks(devices: Sequence[str]) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yields the name of each check and its function, which raises what does not hold.
+    """Yields each check's name and its function, which raises an error if it fails.
 
-    ``devices`` are the towers', at least two.
+    ``devices``: the towers' devices, at least two.
     """
     for name, arguments in _BUILDERS:
         said = ", ".join(f"{key}={value!r}" for key, value in arguments.items())

@@ -3,7 +3,7 @@
 A variable of a sharded model has a copy in every tower. One tower owns it: it adds and
 applies the gradients, holds the slots, and gives the other towers the new value.
 Variables that an optimizer makes for an owner's copy are named as if they were tower
-0's, so that a checkpoint does not depend on who owned which variable.
+0's, so that a checkpoint does not depend on which tower owned which variable.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -56,7 +56,7 @@ def owned(columns: Sequence[Sequence[Any]], optimizer: Any = None) -> list[Any]:
     """Returns the owner's copy of each variable; ``columns`` is [K][N].
 
     Owners are planned over all variables that an ``optimizer`` of Keras 3 was built
-    for, of which these may be some: a variable has its state in one place.
+    for, which may include others: a variable's state stays in one place.
     """
     planned = list(getattr(optimizer, "_trainable_variables", ()))
     place = {id(tf_variable(own)): n for n, own in enumerate(planned)}
@@ -98,13 +98,13 @@ def check_homes(towers: Sequence[Tower], columns: Sequence[Sequence[Any]]) -> No
         raise ValueError(
             "Every tower's variables must be on its device, here "
             f"{[tower.device for tower in towers]}; got {', '.join(elsewhere)}. Make "
-            "them under no tf.device of their own, or share them as with a parameter "
+            "them without a tf.device of their own, or share them, as with a parameter "
             "server."
         )
 
 
 def place_of(device: str) -> str:
-    """Spells a device canonically; in eager mode all are of this process."""
+    """Returns a device's canonical name; in eager mode all are this process's."""
     place = canonical_device(device)
     # A process that is a task of a cluster names its devices by its task.
     return f"/device:{place.rpartition('device:')[2]}" if orders_effects() else place
@@ -150,9 +150,9 @@ def copy_from_owners(
 ) -> list[Any]:
     """Copies the owners' values to every tower; ``columns`` is [K][N].
 
-    A session's copy of a variable waits for its ``updates`` alone. Without these, a
-    function's order of effects counts, and an owner's small values travel as one;
-    with ``jit_compile`` XLA joins and cuts them.
+    In a session, a variable's copy waits only for its ``updates``. Without these, a
+    function's order of effects applies, and an owner's small values are sent as one
+    tensor; with ``jit_compile`` XLA joins and cuts it.
     """
     sources = [tf_variable(owner) for owner in owners]
     groups = [[n] for n in range(len(sources))] if updates else _packs(sources)
@@ -202,15 +202,15 @@ def _packs(sources: Sequence[tf.Variable]) -> Sequence[Sequence[int]]:
 
 
 class UpdateWatch:
-    """Finds the ops of a session graph that update variables, each variable's own."""
+    """Finds, for each variable, the ops of a session graph that update it."""
 
     def __init__(self, variables: Sequence[tf.Variable]) -> None:
-        """Notes which ops use the variables before the update is built."""
+        """Records which ops use the variables before the update is built."""
         self._handles = [variable.handle for variable in variables]
         self._before = [_users(handle) for handle in self._handles]
 
     def updates(self, whole: tf.Operation) -> list[list[tf.Operation]]:
-        """Returns [N] the updating ops added since; ``whole`` where they are hidden."""
+        """Returns [N] lists of updating ops added since; ``whole`` if hidden."""
         return [
             _writing(_users(handle) - before) or [whole]
             for handle, before in zip(self._handles, self._before, strict=True)

@@ -33,9 +33,9 @@ def check_batch(spec: Any) -> None:
     scalars = [leaf for leaf in leaves if leaf.shape.rank == 0]
     if scalars:
         raise ValueError(
-            "Everything in a batch must have rows, which the towers share; got "
-            f"{len(scalars)} scalar(s). Call batch() on the dataset, and repeat what "
-            "is the same for all rows."
+            "Every tensor of a batch must have rows, which are divided among towers; "
+            f"got {len(scalars)} scalar(s). Call batch() on the dataset, and repeat "
+            "values that are the same for all rows."
         )
     if len({_known_rows(leaf) for leaf in leaves} - {None}) > 1:
         raise ValueError(
@@ -64,8 +64,8 @@ def part_sizes(data: Any, num_parts: int) -> Sizes:
 def cut(data: Any, sizes: Sizes, *, lends_row: bool = False) -> list[Any]:
     """Cuts a batch into K nests like ``data``; part k has ``sizes[k]`` rows.
 
-    With ``lends_row`` a part without rows gets the batch's last one, for layers that
-    cannot do without.
+    With ``lends_row`` a part without rows gets the batch's last row, for layers that
+    need at least one.
     """
     may_lack = not isinstance(sizes[0], int) or 0 in sizes
     split = _split_lending if lends_row and may_lack else _split
@@ -148,6 +148,6 @@ def _shape(leaf: tf.SparseTensor, size: Any) -> tf.Tensor:
 def _known_rows(leaf: Any) -> int | None:
     if leaf.shape.rank is None:
         return None
-    # With version 2 behaviour off a dimension is an object, also where it is unknown.
+    # With version 2 behaviour off a dimension is an object, even if it is unknown.
     rows: int | None = tf.compat.dimension_value(leaf.shape[0])
     return rows

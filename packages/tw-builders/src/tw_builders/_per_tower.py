@@ -53,7 +53,7 @@ def per_tower(
     Raises:
       ValueError: batches with a scalar, or with different numbers of rows, as far as
         these are known; no towers; or ``prefetch`` below 1.
-      TypeError: an argument of another type, or batches of something else.
+      TypeError: an argument of another type, or batches of other values.
       tf.errors.InvalidArgumentError: while looping, tensors with different numbers of
         rows.
 
@@ -111,7 +111,7 @@ class TowerInput(tf.distribute.DistributedDataset):  # type: ignore[misc]
             raise RuntimeError(
                 "per_tower: outside of eager mode, loop in a tf.function with "
                 "AutoGraph, or call reduce(state, function) in one without; in a "
-                "session graph take tw_builders.tensorpack.StagingInput."
+                "session graph use tw_builders.tensorpack.StagingInput."
             )
         return self._read()
 

@@ -3,7 +3,7 @@
 Each variable has an owner among the towers, which adds its gradients, applies them with
 the only copy of the slots, and gives the other towers the new value. One optimizer
 object works on the owners' copies: operations on all gradients at once (a global norm,
-a gate) have them all, and state that exists once per optimizer exists once.
+a gate) have all of them, and state that an optimizer has once exists once.
 """
 
 from collections.abc import Sequence
@@ -109,8 +109,8 @@ def apply_at_owners(
 ) -> tf.Operation | None:
     """Updates each variable once from reduced gradients, and copies it to all towers.
 
-    As ``apply_sharded_gradients`` without the sum: for gradients that were weighted,
-    reduced or clipped before. It can serve as an ``apply_fn`` of ``tw_rlload``.
+    Like ``apply_sharded_gradients`` without the sum: for gradients that are already
+    weighted, reduced or clipped. It can serve as an ``apply_fn`` of ``tw_rlload``.
 
     Args:
       towers: K towers.

@@ -78,7 +78,7 @@ def make_sharded_optimizer(
         [optimizer] = one_optimizer_per_tower(main, get_opt_fn)
         if getattr(optimizer, "built", False):
             raise ValueError(
-                f"{type(optimizer).__name__} was built before, and its slots would not "
+                f"{type(optimizer).__name__} is already built, and its slots would not "
                 "be with the owners of the variables; return a new one from "
                 "get_opt_fn, without calling build."
             )
@@ -139,8 +139,8 @@ def read_with_none(
     ]
     if partly:
         raise ValueError(
-            "A variable has a gradient in every tower or in none; got None in some "
-            f"towers for {', '.join(partly)}."
+            "A variable must have a gradient in every tower or in none; got None in "
+            f"some towers for {', '.join(partly)}."
         )
     return read
 
@@ -154,10 +154,10 @@ def for_owners(
     Those of ``tf.compat.v1.train`` would make new slots, which no checkpoint has.
     """
     refusal = (
-        f"{type(optimizer).__name__} has its state for other variables than the "
+        f"{type(optimizer).__name__} has state for variables other than the "
         "owners' copies; pass the first optimizer that make_sharded_optimizer returned "
-        "for these replicas, the second of which is for checkpoints (and flat models "
-        "as flatten returned them)."
+        "for these replicas (the second is for checkpoints), and flat models as "
+        "flatten returned them."
     )
     if orders_effects():
         pairs = zip(owners, zip(*columns, strict=True), strict=True)
@@ -201,8 +201,9 @@ def _over(
         raise other_state
 
     other_state = ValueError(
-        "get_opt_fn made other variables in its second call than in its first; make "
-        "what calls have in common before, and pass it to the optimizer."
+        "get_opt_fn made different variables in its second call than in its first; "
+        "make variables that both calls share beforehand, and pass them to the "
+        "optimizer."
     )
     with tf.variable_creator_scope(hand_out):
         [optimizer] = one_optimizer_per_tower(main, get_opt_fn)

@@ -1,6 +1,6 @@
-"""What tw-keras needs of tw-builders: parts of batches, owners, shards, steps.
+"""The parts of tw-builders that tw-keras needs: batches' parts, owners, shards.
 
-For the packages of this repository alone: any of it may change in a minor version.
+For the packages of this repository only: any of it may change in a minor version.
 """
 
 import lazy_loader

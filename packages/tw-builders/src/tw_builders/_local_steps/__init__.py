@@ -1,1 +1,1 @@
-"""Ranks that train alone for some steps, and then average what they have become."""
+"""Ranks that train alone for some steps, and then average their weights."""

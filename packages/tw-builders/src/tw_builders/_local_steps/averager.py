@@ -1,10 +1,10 @@
 """``ModelAverager``: averages the variables of ranks that train alone in between.
 
 Local SGD (Stich, "Local SGD Converges Fast and Communicates Little", 2019; Lin et al.,
-"Don't Use Large Mini-Batches, Use Local SGD", 2020): every rank makes some steps by
-itself, and then all take the mean of their weights. With an outer optimizer (DiLoCo,
-Douillard et al., 2023; Wang et al., "SlowMo", 2020) the mean is not taken over: its
-difference from the weights before is the gradient that this optimizer applies.
+"Don't Use Large Mini-Batches, Use Local SGD", 2020): every rank runs some steps alone,
+and then all ranks average their weights. With an outer optimizer (DiLoCo, Douillard et
+al., 2023; Wang et al., "SlowMo", 2020) the mean does not replace the weights: the
+weights before the steps minus the mean is the gradient that this optimizer applies.
 """
 
 import re
@@ -36,11 +36,11 @@ _NARROW = (tf.float16, tf.bfloat16)
 class ModelAverager:
     """Averages the variables of all ranks after every few steps that each made alone.
 
-    All ranks make one with equal values, call ``after_step`` after each of their steps
-    and ``finish`` at the end. A rank whose data ends sooner takes part, in ``finish``,
-    in what others average, and takes their mean.
+    All ranks create one with equal values, call ``after_step`` after each of their
+    steps and ``finish`` at the end. In ``finish``, a rank whose data ends sooner takes
+    part in the others' averagings, and takes their mean.
 
-    An outer optimizer has state of its own: save it with the model. After restoring or
+    An outer optimizer has its own state: save it with the model. After restoring or
     setting variables call ``restart``.
 
     >>> import keras
@@ -65,31 +65,30 @@ class ModelAverager:
         state: Lists | Callable[[], Lists] = (),
         keeps_state: bool = False,
     ) -> None:
-        """Takes the variables' values as those from which all ranks begin.
+        """Records the variables' values, from which all ranks begin.
 
         Args:
           variables: [K][N] of this rank's towers, the same on all ranks; tower 0's are
             averaged, and the other towers get copies. ``[model.trainable_variables]``
             for a single tower.
-          group: the ranks, as of ``tw_ranks.join``.
-          steps: how many steps each rank makes between two averagings, at least 1.
-          outer: an optimizer, of Keras or TensorFlow, that applies the difference of
-            the mean from the values after the last averaging as a gradient, such as
-            ``keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)``; it takes a copy
-            of the variables. None to take the mean itself, as SGD of the rate 1 would.
+          group: the ranks, from ``tw_ranks.join``.
+          steps: how many steps each rank runs between two averagings, at least 1.
+          outer: an optimizer, of Keras or TensorFlow, that applies, as a gradient, the
+            values after the last averaging minus the mean, such as
+            ``keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)``; it needs a copy
+            of the variables. None to take the mean itself, as SGD with rate 1 would.
           state: [K][M] variables of the towers' optimizers, or a function that returns
-            them once they are made. Floating ones are averaged; scalars and whole
-            numbers, such as counts of steps and learning rates, become those of the
-            rank that has made the most steps. None are by default: each rank keeps its
-            own.
-          keeps_state: whether ``state`` is averaged in ``finish`` alone.
+            them once they are made. Floating-point arrays are averaged; scalars and
+              integers, such as counts of steps and learning rates, are taken from the
+              rank that ran the most steps. By default each rank keeps its own.
+          keeps_state: whether ``state`` is averaged only in ``finish``.
 
         Raises:
           TypeError: not lists of variables, or another argument of the wrong kind.
-          ValueError: fewer than 1 steps; no towers.
+          ValueError: fewer than 1 step; no towers.
         """
         check_nested(variables=variables, of="variables")
-        check_kind(RankGroup, "that of tw_ranks.join, or have its methods", group=group)
+        check_kind(RankGroup, "from tw_ranks.join, or have its methods", group=group)
         check_whole_number(steps=steps, at_least=1)
         check_flag(keeps_state=keeps_state)
         if not callable(state):
@@ -108,10 +107,10 @@ class ModelAverager:
         self._steps, self._weight = 0, 0.0
 
     def after_step(self, weight: float = 1.0) -> bool:
-        """Counts a step of this rank, and averages with all ranks where it is time.
+        """Counts a step of this rank, and averages with all ranks when it is due.
 
         Args:
-          weight: of the step's data in the mean, such as its rows.
+          weight: the weight of the step's data in the mean, such as its rows.
 
         Returns:
           Whether this rank has averaged.
@@ -128,15 +127,15 @@ class ModelAverager:
         return True
 
     def finish(self) -> None:
-        """Averages what is left, and takes part until no rank has another step.
+        """Averages remaining steps, and takes part until no rank has another step.
 
-        All ranks are equal then, their ``state`` included, and may go on.
+        Then all ranks are equal, including their ``state``, and may continue.
         """
         while not self.average(self._steps, self._weight, has_more=False).is_last:
             pass
 
     def restart(self) -> None:
-        """Begins from the variables' present values, which all ranks must have.
+        """Restarts from the variables' present values, which all ranks must have.
 
         Call it after restoring or setting them.
         """
@@ -152,19 +151,20 @@ class ModelAverager:
         has_more: bool = True,
         stops: bool = False,
     ) -> Averaging:
-        """Averages with all ranks, which call it as often.
+        """Averages with all ranks, which all call it equally often.
 
-        For loops that count by themselves; others call ``after_step`` and ``finish``.
+        For loops that count steps themselves; others call ``after_step`` and
+        ``finish``.
 
         Args:
-          steps: that this rank has made since the last call; 0 if it had no data.
-          weight: of their data.
+          steps: the steps that this rank ran since the last call; 0 if it had no data.
+          weight: the weight of their data.
           has_more: whether this rank may call it again before the end.
           stops: whether it asks all ranks to stop.
 
         Returns:
-          The ranks' reports, combined: ``is_last``, where no rank has more steps or one
-          asks to stop; ``stops``, where one does; ``shares`` and ``has_steps``.
+          The ranks' reports, combined: ``is_last``: no rank has more steps, or one asks
+          to stop; ``stops``: one asks to stop; ``shares`` and ``has_steps``.
 
         Raises:
           TypeError: not numbers and flags.
@@ -188,7 +188,7 @@ class ModelAverager:
         return last
 
     def _function(self, with_weights: bool, with_state: bool) -> Any:
-        """Returns what averages, traced once: all ranks begin it at the same time."""
+        """Returns the function that averages, traced once: ranks start it together."""
         key = with_weights, with_state
         if key not in self._functions:
             weights = self._variables if with_weights else []
@@ -236,7 +236,7 @@ class ModelAverager:
             copy_to_replicas(lists)
 
     def _take(self, means: Sequence[tf.Tensor]) -> None:
-        """Takes means, or applies them as gradients to the values before."""
+        """Assigns means, or applies them as gradients to the anchors."""
         if self.outer is None:
             for own, mean in zip(self._variables, means, strict=True):
                 own.assign(mean)
@@ -253,7 +253,7 @@ def _wide(value: tf.Tensor) -> tf.Tensor:
 
 
 def _of_state(value: tf.Tensor, share: tf.Tensor, leads: tf.Tensor) -> tf.Tensor:
-    """Returns what a rank adds to an optimizer's state."""
+    """Returns a rank's term in the sum of an optimizer's state."""
     if value.dtype.is_floating and value.shape.rank != 0:
         return weigh(_wide(value), share)
     value = _wide(value) if value.dtype.is_floating else tf.cast(value, tf.int64)
@@ -261,5 +261,5 @@ def _of_state(value: tf.Tensor, share: tf.Tensor, leads: tf.Tensor) -> tf.Tensor
 
 
 def _unnumbered(variable: tf.Variable) -> str:
-    """Names a variable without the numbers that Keras counts in each process."""
+    """Returns a variable's name without the numbers that Keras counts per process."""
     return re.sub(r"_\d+(?=[_/:]|$)", "", variable.name)

@@ -1,6 +1,6 @@
-"""What ranks report of the steps that each made alone, and what follows for all.
+"""The ranks' reports of their local steps, and the decisions that follow.
 
-Every rank has the reports of all, and concludes the same from them.
+Every rank has all reports, and makes the same decisions from them.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank tells at an averaging."""
+    """A rank's report at an averaging."""
 
     steps: float  # since the last averaging
     weight: float  # of their data, such as its rows
@@ -23,11 +23,11 @@ class Report:
 
 @dataclass(frozen=True)
 class Averaging:
-    """What all ranks do."""
+    """The decisions of all ranks."""
 
     shares: Sequence[float]  # [R] of the mean, which add up to 1
-    lead: int  # the first rank of those that made the most steps
-    has_steps: bool  # A rank has made one since the last averaging.
+    lead: int  # the first rank of those that ran the most steps
+    has_steps: bool  # A rank ran one since the last averaging.
     is_last: bool  # No other follows: no rank has more steps, or one asks to stop.
     stops: bool
 
@@ -35,10 +35,10 @@ class Averaging:
 def agree(
     reports: Sequence[Sequence[float]], before: Averaging | None = None
 ) -> Averaging:
-    """Concludes from the rows of all ranks' reports, [R][4].
+    """Decides from the rows of all ranks' reports, [R][4].
 
-    A rank counts by the weight of its data since the last averaging; where no data has
-    a weight, by its steps. Without a step the shares are those of ``before``.
+    A rank's share is the weight of its data since the last averaging or, if no data has
+    weight, its number of steps. Without any step the shares are those of ``before``.
     """
     steps, weights, more, stops = zip(*reports, strict=True)
     has_steps, asks = any(steps), any(stops)

@@ -39,11 +39,11 @@ class RankShardedOptimizer:
     """An optimizer whose state is in shards, each on one tower of one rank (ZeRO-1).
 
     Every variable belongs to one tower of one rank, and rows of a large one to several,
-    so that all towers have about as many bytes of state. A step adds gradients where
-    they are applied, and gives the new values to all towers of all ranks, which sends
-    as many bytes as a sum of the gradients.
+    so that all towers have about the same number of bytes of state. A step adds
+    gradients where they are applied, and sends the new values to all towers of all
+    ranks: as many bytes as an all-reduce of the gradients.
 
-    All ranks make one with as many towers and with variables of equal values, and call
+    All ranks create one with the same number of towers and equal variables, and call
     its methods in the same order. A rank without data calls ``apply`` with gradients of
     zeros, and with weights of 0.
 
@@ -62,8 +62,8 @@ class RankShardedOptimizer:
     >>> group.leave()
 
     Attributes:
-      optimizer: as given, with the state of this rank's shards. Set its rate on all
-        ranks; scale losses by it, if it is a ``LossScaleOptimizer``.
+      optimizer: the one given, with the state of this rank's shards. Set its learning
+        rate on all ranks; scale losses with it, if it is a ``LossScaleOptimizer``.
     """
 
     def __init__(
@@ -79,33 +79,33 @@ class RankShardedOptimizer:
         Args:
           towers: K towers of this rank.
           replicas: K models with ``trainable_variables``, or lists of N variables.
-          optimizer: a new one of Keras 3, which can be made again from its
-            ``get_config()``. Without ``clipnorm``, and other than Adafactor, Lamb, Muon
-            and classes of your own, it updates rows of a large variable by themselves;
-            with these, one tower has the whole variable.
-          group: the ranks, as of ``tw_ranks.join``.
+          optimizer: a new Keras 3 optimizer, which ``get_config()`` can reproduce. It
+            updates rows of a large variable separately, except with ``clipnorm`` and
+            for Adafactor, Lamb, Muon and your own classes: then one tower has the whole
+            variable.
+          group: the ranks, from ``tw_ranks.join``.
 
         Raises:
           ValueError: the numbers of replicas and towers differ; replicas that differ,
             share a variable or have one that is not on their tower's device; an
-            optimizer that was built before, or holds several others; ranks with other
-            numbers of towers, other variables or other optimizers.
-          TypeError: an optimizer that is not one of Keras 3, or another argument of the
+            optimizer that is already built, or holds several others; ranks with
+            different numbers of towers, variables or optimizers.
+          TypeError: an optimizer that is not a Keras 3 one, or another argument of the
             wrong kind.
           RuntimeError: in a ``tf.function`` or session graph.
         """
         self._columns = own_variables(towers, replicas)
-        check_kind(RankGroup, "that of tw_ranks.join, or have its methods", group=group)
+        check_kind(RankGroup, "from tw_ranks.join, or have its methods", group=group)
         _check_eager("made")
         check_optimizer(optimizer)
         if kind_of(optimizer) is not OptimizerKind.KERAS_3:
             raise TypeError(
-                "optimizer must be one of Keras 3, as keras.optimizers.Adam() is; got "
+                "optimizer must be a Keras 3 one, such as keras.optimizers.Adam(); got "
                 f"{type(optimizer).__name__}."
             )
         if optimizer.built:
             raise ValueError(
-                f"optimizer was built before, for whole variables; pass a new "
+                f"optimizer is already built, for whole variables; pass a new "
                 f"{type(optimizer).__name__}."
             )
         check_holds_none(optimizer)
@@ -124,7 +124,8 @@ class RankShardedOptimizer:
     ) -> None:
         """Adds the gradients of all towers of all ranks, and updates the variables.
 
-        In a ``tf.function`` or eagerly. Wrap what calls it in ``group.bounded``.
+        Call it in a ``tf.function`` or eagerly; wrap the function that calls it in
+        ``group.bounded``.
 
         Args:
           grads: [K][N] gradients of this rank's towers, not reduced; tensors or
@@ -134,8 +135,8 @@ class RankShardedOptimizer:
           weights: [K] weight of each tower's gradients in the mean over all ranks, such
             as its rows; 0 excludes a tower, even one with NaN gradients. All ranks pass
             them, or None for equal weights.
-          jit_compile: in a ``tf.function``, whether XLA compiles the update; not that
-            of an optimizer that looks at all gradients (``global_clipnorm``,
+          jit_compile: in a ``tf.function``, whether XLA compiles the update; no effect
+            for an optimizer that needs all gradients (``global_clipnorm``,
             ``LossScaleOptimizer``).
 
         Raises:
@@ -182,7 +183,7 @@ class RankShardedOptimizer:
         """Returns the state of all ranks as the plain optimizer, to save or restore it.
 
         ``tf.train.Checkpoint(model=replicas[0], optimizer=optimizer.gather())`` on rank
-        0 is then that of a model which was trained on one device.
+        0 then equals that of a model trained on one device.
 
         Returns:
           On rank 0 an optimizer of tower 0's variables, on the host, with a copy of the
@@ -195,14 +196,13 @@ class RankShardedOptimizer:
         return gather(self._shards)
 
     def scatter(self, whole: Any) -> None:
-        """Gives all ranks the state that rank 0's plain optimizer has.
+        """Gives all ranks the state of rank 0's plain optimizer.
 
-        Variables are not touched: give all towers of all ranks the values restored.
+        Variables do not change: give the restored values to all towers of all ranks.
 
         Args:
-          whole: on rank 0 the optimizer that ``gather`` returned, into which something
-            was restored, or one that was built for tower 0's variables. Ignored on
-            other ranks.
+          whole: on rank 0 the optimizer that ``gather`` returned, with restored state,
+            or one that was built for tower 0's variables. Ignored on other ranks.
 
         Raises:
           TypeError: on rank 0, an optimizer of another class.
@@ -224,7 +224,7 @@ class RankShardedOptimizer:
             variable.assign(tf.cast(value, tf_variable(variable).dtype))
 
     def finalize(self) -> None:
-        """Gives variables their averages at the end, with ``use_ema`` of Keras.
+        """Replaces variables by their averages at the end, with Keras's ``use_ema``.
 
         Raises:
           RuntimeError: in a ``tf.function`` or session graph.
@@ -236,8 +236,8 @@ class RankShardedOptimizer:
 def _check_eager(done: str) -> None:
     if not tf.executing_eagerly():
         raise RuntimeError(
-            f"RankShardedOptimizer is {done} outside of tf.function and session "
-            "graphs; only apply is called in a step."
+            f"RankShardedOptimizer must be {done} outside of tf.function and session "
+            "graphs; only apply may be called in a step."
         )
 
 
@@ -259,15 +259,16 @@ def _compare_ranks(
             for rank, (towers, count, told) in enumerate(of_ranks)
         )
         raise ValueError(
-            "All ranks must have as many towers, variables of the same shapes and "
-            f"dtypes (see checksums), and the same kind of optimizer; got {listed}."
+            "All ranks must have the same number of towers, variables of the same "
+            "shapes and dtypes (see checksums), and the same kind of optimizer; got "
+            f"{listed}."
         )
 
 
 def _check_whole(whole: Any, own: Any, shapes: Sequence[tuple[int, ...]]) -> None:
     if type(whole) is not type(own):
         raise TypeError(
-            "whole must be on rank 0 the optimizer that gather returned, of the class "
+            "whole must be, on rank 0, the optimizer that gather returned, of class "
             f"{type(own).__name__}; got {type(whole).__name__}."
         )
     inner = with_inner(whole)[-1]
@@ -280,11 +281,11 @@ def _check_whole(whole: Any, own: Any, shapes: Sequence[tuple[int, ...]]) -> Non
 
 
 def _wide(grad: Any) -> Any:
-    """Returns a gradient as it travels: in float16 a sum may overflow."""
+    """Returns a gradient as it is sent: in float16 a sum may overflow."""
     is_narrow = values_of(grad).dtype in _NARROW
     return map_values(lambda v: tf.cast(v, tf.float32), grad) if is_narrow else grad
 
 
 def _unnumbered(variable: Any) -> str:
-    """Names a variable without the numbers that Keras counts in each process."""
+    """Returns a variable's name without the numbers that Keras counts per process."""
     return re.sub(r"_\d+(?=[_/:]|$)", "", getattr(variable, "path", variable.name))

@@ -2,7 +2,7 @@
 
 A plan in plain Python, the same on all ranks. A variable belongs to one tower as a
 whole, or, if it is larger than a fair share and may be cut, to several, by rows of its
-first axis. Towers of all ranks get about as many bytes.
+first axis. Towers of all ranks get about the same number of bytes.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ class Shard:
     rank: int
     tower: int
     variable: int
-    rows: tuple[int, int] | None = None  # first, and that after the last; None: all
+    rows: tuple[int, int] | None = None  # [first, end); None: all
 
     def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
         """Returns the shape of this part of a variable."""
@@ -69,7 +69,7 @@ Shard(rank=1, tower=0, variable=0, rows=(2, 6)))
 
 
 def _room_below_level(loads: Sequence[float], total: float) -> list[float]:
-    """Returns how much of ``total`` each gets so that all have one level."""
+    """Returns how much of ``total`` each seat gets, so that all reach one level."""
     left = sorted(loads)
     while left and left[-1] * len(left) - sum(left) > total:
         left.pop()  # fuller than the level

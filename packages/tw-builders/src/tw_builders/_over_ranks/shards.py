@@ -6,8 +6,8 @@
         all-gather                              values of all shards, on all ranks
     every tower's copies of the variables
 
-Both halves together send what an all-reduce of the gradients sends. A shard that is a
-whole variable is its tower's copy; rows of one are a variable of their own, which takes
+Both halves together send as many bytes as an all-reduce of the gradients. A shard of a
+whole variable is its tower's copy; a shard of rows is a separate variable, which takes
 the copy's values before each update.
 """
 
@@ -53,7 +53,7 @@ class RankShards:
         columns: Sequence[Sequence[Any]],
         optimizer: Any,
     ) -> None:
-        """Takes [K][N] copies; all ranks do, with as many towers."""
+        """Takes [K][N] copies; all ranks do, with the same K."""
         self.group, self.columns, self.optimizer = group, columns, optimizer
         self._device = towers[0].device
         variables = [tf_variable(own) for own in columns[0]]
@@ -79,7 +79,7 @@ class RankShards:
         if place is None:
             raise ValueError(
                 f"Unknown variable: {variable.name}. {type(self.optimizer).__name__} "
-                "has its state for those that it was first built for; make a new one."
+                "has state for the variables it was first built for; make a new one."
             )
         return place
 
@@ -88,8 +88,8 @@ class RankShards:
     ) -> tuple[list[Any], tf.Tensor | None]:
         """Adds gradients over the ranks; returns those of this rank's shards.
 
-        ``grads`` are [N]: dense; sparse, which are sums over the ranks already; or
-        None. ``told`` is [T] of float32, of which all ranks get the sum, too.
+        ``grads``: [N], dense; sparse and already summed over the ranks; or None.
+        ``told``: [T] of float32, whose sum all ranks get, too.
         """
         dense = [None if isinstance(g, tf.IndexedSlices) else g for g in grads]
         dtypes = list(dict.fromkeys(g.dtype for g in dense if g is not None))
@@ -126,7 +126,7 @@ class RankShards:
         return dict(zip(mine, sums, strict=True)), last
 
     def _rows_of(self, grad: tf.IndexedSlices, shard: Shard) -> tf.IndexedSlices:
-        """Returns the part of a whole sparse gradient that is a shard's."""
+        """Returns a shard's part of a whole sparse gradient."""
         shape = tf.constant(shard.shape(self.shapes[shard.variable]))
         if shard.rows is None:
             return tf.IndexedSlices(grad.values, grad.indices, shape)
@@ -139,7 +139,7 @@ class RankShards:
         )
 
     def divided(self, sums: Sequence[Any], divisor: Any = None) -> list[Any]:
-        """Divides reduced gradients, by 0 to 0, and gives them their shards' dtypes."""
+        """Divides reduced gradients, with x / 0 = 0; casts to the shards' dtypes."""
 
         def divide(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
             if divisor is not None:
@@ -162,11 +162,11 @@ class RankShards:
         jit_compile: bool = False,
         changes: tf.Tensor | None = None,
     ) -> None:
-        """Updates this rank's shards, and gives the values to all towers of all ranks.
+        """Updates this rank's shards, and sends the values to all towers of all ranks.
 
-        ``grads`` are of the shards, reduced, or None: of a variable in all of its
-        shards or in none, the same on all ranks. Variables at ``places`` have some.
-        ``changes``: whether values change, and so are given; None: they do.
+        ``grads``: the shards' reduced gradients, or None, but then for all shards of a
+        variable, on all ranks. Variables at ``places`` have gradients. ``changes``:
+        whether values change, and so are sent; None: they do.
         """
         self.refresh()
         pairs = [
@@ -195,14 +195,14 @@ class RankShards:
             tf.cond(changes, give, lambda: tf.constant(False))
 
     def finalize(self, finalize_values: Callable[[Sequence[Any]], None]) -> None:
-        """Has Keras finalize values, such as averages, of shards, and gives them."""
+        """Makes Keras finalize shards' values, such as averages, and sends them."""
         self.refresh()
         finalize_values(self.variables)
         if getattr(with_inner(self.optimizer)[-1], "use_ema", False):
             self.give(range(len(self.shapes)), name="averages")
 
     def refresh(self) -> None:
-        """Gives shards that are rows the values of the copies."""
+        """Assigns the copies' values to shards of rows."""
         for shard, variable in zip(self.own, self.variables, strict=False):
             if shard.rows is not None:
                 copy = self.columns[shard.tower][shard.variable]
@@ -211,20 +211,20 @@ class RankShards:
                     plain.assign(_rows_of(copy, shard.rows))
 
     def begin_anew(self) -> None:
-        """Gives slots their first values once more, as variables have new ones.
+        """Resets slots to their first values, as variables have new values.
 
-        Some optimizers begin with the variables' values.
+        Some optimizers' slots begin with the variables' values.
         """
         self.refresh()
         fresh = type(self.optimizer).from_config(self.optimizer.get_config())
         with tf.device(self._device):
             create_slots(fresh, self.variables)
         for own, new in zip(self.optimizer.variables, fresh.variables, strict=True):
-            if own.shape and own.shape == new.shape:  # but counts, rates and scales
+            if own.shape and own.shape == new.shape:  # not counts, rates and scales
                 own.assign(new)
 
     def give(self, places: Sequence[int], *, name: str) -> None:
-        """Gives all towers of all ranks the values of variables at ``places``."""
+        """Sends the values of variables at ``places`` to all towers of all ranks."""
         of_dtype = defaultdict[Any, list[int]](list)
         for n in sorted(places):
             of_dtype[tf_variable(self.columns[0][n]).dtype].append(n)
@@ -282,8 +282,8 @@ def _planned(
     ]
     if large:
         _log.info(
-            "%s: one tower of one rank has the state of all of %s, which is more than "
-            "its share: an update of part of it would differ",
+            "%s: one tower of one rank has the whole state of %s, which is more than "
+            "its share: separate updates of parts would give other results",
             *(type(optimizer).__name__, ", ".join(large)),
         )
     return plan
@@ -300,9 +300,9 @@ def check_holds_none(optimizer: Any) -> None:
     inner = with_inner(optimizer)[-1]
     if hasattr(inner, "optimizers") and not hasattr(inner, "check_finite"):
         raise ValueError(
-            f"{type(inner).__name__} holds optimizers of some variables each, of which "
-            "a rank may have none; with state in shards over ranks use one optimizer "
-            "for all variables."
+            f"{type(inner).__name__} holds several optimizers, each of some "
+            "variables, of which a rank may have none; with state in shards over ranks "
+            "use one optimizer for all variables."
         )
 
 
@@ -318,13 +318,13 @@ def _rows_of(variable: Any, rows: tuple[int, int]) -> tf.Tensor:
     """Returns some rows of a variable."""
     first, last = rows
     if tf.executing_eagerly():
-        # Not TensorFlow's slices: threads at once get those of each other's indices.
+        # Not TensorFlow's slices: concurrent threads mix up each other's indices.
         return tf.constant(tf_variable(variable).numpy()[first:last])
     return tf_variable(variable).read_value()[first:last]
 
 
 def _like(other: Any, value: tf.Tensor, name: str) -> Any:
-    """Makes a variable of TensorFlow or Keras, as the other is."""
+    """Makes a variable of the other's kind: TensorFlow's or Keras's."""
     if isinstance(other, tf.Variable):
         return tf.Variable(value, name=name)
     made = type(other)(value, dtype=value.dtype.name, name=name)
@@ -333,7 +333,7 @@ def _like(other: Any, value: tf.Tensor, name: str) -> Any:
 
 
 def _exclude_alike(optimizer: Any, shards: RankShards) -> None:
-    """Excludes shards from weight decay as their variables are."""
+    """Excludes shards from weight decay if their variables are excluded."""
     for own in with_inner(optimizer):
         excluded = getattr(own, "_exclude_from_weight_decay", None)
         for shard, variable in zip(shards.own, shards.variables, strict=False):
@@ -369,7 +369,7 @@ def exchanges_in_update(optimizer: Any) -> bool:
 def _seeing_all_gradients(
     optimizer: Any, group: RankGroup, name: str
 ) -> Iterator[None]:
-    """Has an optimizer of some variables clip and skip by the gradients of all."""
+    """Makes an optimizer of some variables clip and skip by all gradients."""
 
     def finite(check: Callable[..., Any]) -> Callable[..., Any]:
         def is_finite(grads: Any) -> Any:

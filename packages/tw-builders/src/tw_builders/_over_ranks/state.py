@@ -1,7 +1,7 @@
-"""The whole state of an optimizer of rank shards: gathered for files, and given back.
+"""The whole state of a sharded optimizer: gathered for files, and scattered again.
 
-The whole optimizer is the plain one, of whole variables, so what is written is what
-plain Keras would write. Its slots are on the host, of rank 0.
+The whole optimizer is the plain one, of whole variables, so that files equal those of
+plain Keras. Its slots are on rank 0's host.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from tw_builders._over_ranks.shards import RankShards, with_inner
 from tw_core.internal import tf_variable
 
 _CHUNK = 1 << 24
-"""Elements that travel at once, and that each rank needs memory for."""
+"""Elements that are sent at once, for which each rank needs memory."""
 
 _DTYPES = ("float32", "float64", "int32", "int64")
 _LISTS = ("_variables", "_trainable_variables")
@@ -79,7 +79,7 @@ def gather(shards: RankShards) -> Any:
 def scatter(shards: RankShards, whole: Any) -> None:
     """Gives all ranks the state of rank 0's whole optimizer; all ranks call it.
 
-    Other ranks' ``whole`` does not count. An optimizer's scalars are not given.
+    Other ranks' ``whole`` is ignored. An optimizer's scalars are not sent.
     """
     is_first, every = shards.group.rank == 0, range(shards.group.size)
     known = {r: _whole_slots(shards, whole, r) for r in every} if is_first else {}
@@ -92,7 +92,7 @@ def scatter(shards: RankShards, whole: Any) -> None:
 
 
 def take(shards: RankShards, whole: Any) -> None:
-    """Takes this rank's part of a whole optimizer of its own."""
+    """Takes this rank's part of its own whole optimizer."""
     pairs = zip(
         *(_own_slots(shards), _whole_slots(shards, whole, shards.group.rank)),
         strict=True,
@@ -107,7 +107,7 @@ def take(shards: RankShards, whole: Any) -> None:
 
 @contextmanager
 def as_whole(optimizer: Any, whole: Any) -> Iterator[None]:
-    """Has an optimizer be the whole one for a while: for what writes or reads it."""
+    """Makes an optimizer the whole one while a file is written or read."""
     state = vars(optimizer)
     before = dict(state)
     state.clear()
@@ -120,7 +120,7 @@ def as_whole(optimizer: Any, whole: Any) -> Iterator[None]:
 
 
 def _slots(optimizer: Any) -> list[list[Any]]:
-    """Lists the lists that have an optimizer's slots, one for each variable or None."""
+    """Lists an optimizer's lists of slots, with a slot or None per variable."""
     count = len(optimizer._trainable_variables)
     return [
         list(value)
@@ -134,14 +134,14 @@ Slots = list[tuple[Any, tuple[int, int] | None]]  # and rows of it; None for all
 
 
 def _own_slots(shards: RankShards) -> Slots:
-    """Lists what this rank has, by list and shard."""
+    """Lists this rank's slots, by list and shard."""
     lists = [of for own in with_inner(shards.optimizer) for of in _slots(own)]
     count = len(shards.own)  # without the variable that stands for none
     return [(slot, None) for of in lists for slot in of[:count] if slot is not None]
 
 
 def _whole_slots(shards: RankShards, whole: Any, rank: int) -> Slots:
-    """Lists the same of a rank in a whole optimizer."""
+    """Lists a rank's slots in a whole optimizer, in the same order."""
     lists = [of for own in with_inner(whole) for of in _slots(own)]
     mine = [shard for shard in shards.plan if shard.rank == rank]
     return [
@@ -192,7 +192,7 @@ def _join(slots: Slots, dtype: str) -> np.ndarray:
 def _from_one(
     shards: RankShards, own: np.ndarray | None, length: int, dtype: str, keeps: Any
 ) -> np.ndarray:
-    """Returns what one rank has, on those that keep it; all take part."""
+    """Returns one rank's values on ranks that keep them; all ranks call it."""
     whole = np.zeros([length if keeps is not None else 0], dtype)
     for first in range(0, length, _CHUNK):
         count = min(_CHUNK, length - first)

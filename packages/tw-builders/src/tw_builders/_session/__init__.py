@@ -1,1 +1,1 @@
-"""Builders, for session graphs alone: they build a step that a session runs."""
+"""Builders for session graphs: they build a step that a session runs."""

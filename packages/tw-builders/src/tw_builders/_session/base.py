@@ -2,8 +2,8 @@
 
 Names and arguments are those of tensorpack's ``DataParallelBuilder``
 (``tensorpack/graph_builder/training.py``). ``build`` reads the towers' gradients,
-reduces and applies them, and synchronises the variables; a subclass says where
-variables are and who applies.
+reduces and applies them, and synchronises the variables; a subclass determines where
+variables are and which towers apply.
 """
 
 import itertools
@@ -216,7 +216,7 @@ class TowersBuilder(DataParallelBuilder):
         weights: Sequence[Any] | None = None,
         average: bool = True,
     ) -> Gradients:
-        """Reads what ``build`` was given; returns the gradients packed."""
+        """Reads the arguments of ``build``; returns the gradients packed."""
         total = len(self._towers)
         check_session_graph("A builder", instead=_INSTEAD)
         check_list(grad_list=grad_list, of="lists of pairs", empty=True)
@@ -287,7 +287,7 @@ class CopiesBuilder(TowersBuilder):
 
 
 def _free_names(total: int) -> list[str]:
-    """Returns unused name scopes, with one number for all towers of a further build.
+    """Returns unused name scopes, with one number for all towers of a later build.
 
     Variables are named without the number: checkpoints do not depend on earlier builds.
     """

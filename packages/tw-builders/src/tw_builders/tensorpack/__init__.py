@@ -37,7 +37,7 @@ from tw_reduce.tensorpack import (
     allreduce_grads_naive,
 )
 
-# Of add_moving_summary. Towers leave it as they leave the summaries.
+# The collection of add_moving_summary. Towers restore it as they do summaries.
 MOVING_SUMMARY_OPS_KEY = "MOVING_SUMMARY_OPS"
 
 __all__ = [
@@ -82,9 +82,9 @@ def __getattr__(name: str) -> object:
     if name in _INSTEAD:
         # `from ... import name` would hide the message of an AttributeError.
         raise ImportError(
-            f"tw_builders.tensorpack: {name} is not carried on. In every worker use "
+            f"tw_builders.tensorpack: {name} is not provided. In every worker use "
             "SyncMultiGPUParameterServerBuilder under tf.compat.v1.device("
-            "tw_syncrep.device_setter(task)), and have get_opt_fn return a "
+            "tw_syncrep.device_setter(task)), and make get_opt_fn return a "
             "tw_syncrep.SyncReplicasOptimizer, which averages over the workers"
             f"{_INSTEAD[name]}."
         )

@@ -4,8 +4,8 @@ Source of the idea: tensorpack 0.11's ``StagingInput``
 (``tensorpack/input_source/input_source.py``). Here a batch is cut, so that all towers
 read one input, and the end of the input is staged like a batch, so that the batches
 before it are used. A wait for a staging area holds a thread of the session and cannot
-be ended from outside: where as many towers as there are threads wait for room, as in
-tensorpack's areas of one batch, no thread is left to make it. So a step first checks
+be ended from outside: if as many towers as there are threads wait for room, as in
+tensorpack's areas of one batch, no thread is left to make room. So a step first checks
 how many batches each area holds, and stages the next one when it has taken its own:
 nothing ever waits for an area.
 """
@@ -74,7 +74,7 @@ class StagingInput:
         self._towers = towers(devices)
         check_whole_number(nr_stage=nr_stage, at_least=1)
         check_session_graph(
-            "StagingInput", instead="Elsewhere take tw_builders.per_tower."
+            "StagingInput", instead="Elsewhere use tw_builders.per_tower."
         )
         parts = cut_batches(input, len(self._towers), 0)
         with tf.name_scope("staging_input"), tf.device("/cpu:0"):
