@@ -17,7 +17,7 @@ nox.needs_version = ">=2026.2.9"
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = True
-# What every change must pass. `full` has the rest, and runs by night.
+# Every change must pass these. `full` runs the rest, at night.
 nox.options.sessions = ["tests", "integration", "lint", "api"]
 
 ROOT = Path(__file__).parent
@@ -28,7 +28,7 @@ PYTHONS = [v for v in ("3.11", "3.12", "3.13") if shutil.which(f"python{v}")]
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
 CLIENTS = sorted(path.stem for path in ROOT.glob("integration_tests/clients/*.py"))
 
-# What stands in for what, to try the versions to come.
+# Nightly builds that replace releases, to try coming versions.
 NIGHTLY = {
     "tensorflow": "tf-nightly",
     "keras": "keras-nightly",
@@ -36,7 +36,7 @@ NIGHTLY = {
 }
 # The versions that the sessions of `nox` install, with hashes; `nox -s lock` writes it.
 LOCK = ROOT / "constraints.txt"
-# Groups of pyproject.toml that are in it; PyTorch, Ray and the clients are not.
+# Groups of pyproject.toml in the lock; PyTorch, Ray and the clients are not.
 LOCKED = (
     "test",
     "coverage",
@@ -59,17 +59,17 @@ FORGE_FILES = {
     "vendor.citation-file-format": ["CITATION.cff"],
 }
 
-# What one builder of the documentation has read, the next need not read.
+# The documentation's builders share the pages that one of them has parsed.
 READ_ONCE = ("--doctree-dir", "out/doctrees")
 # Without bytecode on disk, TensorFlow takes twice as long to import.
 ENV = {"PYTHONDONTWRITEBYTECODE": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 def at_once(processes: int) -> tuple[str, ...]:
-    """Returns the arguments that spread tests; who is idle takes from the others.
+    """Returns the arguments that spread tests over processes; idle ones steal work.
 
-    More processes than two cores, as many tests wait for a deadline or a peer; few
-    more, as each imports TensorFlow, and others have to come before a deadline.
+    More processes than two cores, as many tests wait for a deadline or a peer; only a
+    few more, as each imports TensorFlow, and peers must arrive before a deadline.
     """
     return ("--numprocesses", str(processes), "--dist", "worksteal")
 
@@ -81,7 +81,7 @@ def group(name: str, root: Path = ROOT) -> tuple[str, ...]:
 
 
 def test_requirements(*packages: str, root: Path = ROOT) -> list[str]:
-    """Returns what the packages' tests need: the common group and their own."""
+    """Returns the requirements of packages' tests: the common group and their own."""
     requirements = list(group("test", root))
     for package in packages:
         path = root / "packages" / package / "pyproject.toml"
@@ -92,24 +92,24 @@ def test_requirements(*packages: str, root: Path = ROOT) -> list[str]:
 
 
 def dependencies(package: str) -> list[Requirement]:
-    """Returns what ``package`` declares to need."""
+    """Returns the requirements that ``package`` declares."""
     project = nox.project.load_toml(f"packages/{package}/pyproject.toml")["project"]
     return [Requirement(line) for line in project["dependencies"]]
 
 
 def siblings(package: str) -> list[str]:
-    """Returns the packages of this repository that ``package`` declares to need."""
+    """Returns the packages of this repository that ``package`` requires."""
     return [need.name for need in dependencies(package) if need.name in PACKAGES]
 
 
 def third_parties(*packages: str) -> list[str]:
-    """Returns what the packages declare to need from outside, each line once."""
+    """Returns the packages' requirements from outside, each line once."""
     needs = [need for package in packages for need in dependencies(package)]
     return sorted({str(need) for need in needs if need.name not in PACKAGES})
 
 
 def closure(package: str) -> list[str]:
-    """Returns ``package`` and all siblings that it needs, directly or not."""
+    """Returns ``package`` and all siblings that it requires, directly or not."""
     needed = [package]
     for name in needed:  # grows on the way
         needed += [sibling for sibling in siblings(name) if sibling not in needed]
@@ -122,9 +122,10 @@ def editable(*packages: str) -> list[str]:
 
 
 def install(session: nox.Session, *needed: str) -> None:
-    """Installs in the versions of the lock, so that no new upload breaks a session.
+    """Installs the lock's versions, so that no new upload breaks a session.
 
-    What is not in it is free. pip takes no hashes in constraints: without uv all is.
+    Packages outside the lock are not pinned. pip accepts no hashes in constraints, so
+    without uv none are.
     """
     locked = ("--constraints", str(LOCK), "--build-constraints", str(LOCK))
     session.install(*(locked if session.venv_backend == "uv" else ()), *needed)
@@ -133,7 +134,7 @@ def install(session: nox.Session, *needed: str) -> None:
 def wheel(package: str) -> str:
     """Returns the path of the wheel that the session ``build`` left in dist/."""
     found = list(DIST.glob(f"{package.replace('-', '_')}-*.whl"))
-    if len(found) != 1:  # none would have the installer look for a namesake online
+    if len(found) != 1:  # without one, the installer would look for the name online
         raise FileNotFoundError(f"dist/ must hold one wheel of {package}; got {found}.")
     return str(found[0])
 
@@ -179,7 +180,7 @@ def build_archives(session: nox.Session, package: str, into: Path) -> None:
 @nox.session(requires=["build"], reuse_venv=False)
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def unit(session: nox.Session, package: str) -> None:
-    """Runs one package's tests with the wheels that it declares and nothing else."""
+    """Runs one package's tests with only the wheels that it requires."""
     session.install(*map(wheel, closure(package)), *test_requirements(package))
     env = {**ENV, "PYTHONPATH": None}
     session.run("pytest", f"packages/{package}/tests", *session.posargs, env=env)
@@ -196,7 +197,7 @@ def run_on_wheels(session: nox.Session, path: str, *more: str, **env: str) -> No
 
 @nox.session(requires=["build"], reuse_venv=False)
 def integration(session: nox.Session) -> None:
-    """Runs the integration tests, the conformance table in short."""
+    """Runs the integration tests, with a short conformance table."""
     run_on_wheels(session, "integration_tests", *group("horovod"))
 
 
@@ -204,7 +205,7 @@ def integration(session: nox.Session) -> None:
 def full(session: nox.Session) -> None:
     """Runs every case of every test on wheels; then ``pieces`` and ``docs``.
 
-    ``tests`` and ``integration`` run a cover of the cases, and long tests in short.
+    ``tests`` and ``integration`` run a selection of cases, and shorter long tests.
     """
     env = {"TOWERS_TESTS": "full", "TOWERS_CONFORMANCE": "full"}
     run_on_wheels(session, "integration_tests", *group("horovod-full"), **env)
@@ -215,14 +216,14 @@ def full(session: nox.Session) -> None:
 
 @nox.session(requires=["build"], reuse_venv=False)
 def conformance(session: nox.Session) -> None:
-    """Trains all that the conformance table lists."""
+    """Trains every case of the conformance table."""
     table = "integration_tests/test_conformance.py"
     run_on_wheels(session, table, TOWERS_CONFORMANCE="full")
 
 
 @nox.session(requires=["build"], reuse_venv=False)
 def gallery(session: nox.Session) -> None:
-    """Trains the programs of the gallery at their own length, some from five seeds."""
+    """Trains the gallery's programs at full length, some from five seeds."""
     programs = "integration_tests/test_keras_gallery.py"
     run_on_wheels(session, programs, TOWERS_GALLERY="full")
 
@@ -233,10 +234,10 @@ def matrix(session: nox.Session, resolution: str) -> None:
     """Runs all packages' tests with the oldest and newest dependencies; needs uv."""
     if session.venv_backend != "uv":
         session.error("matrix resolves with uv; install it with pip install 'nox[uv]'")
-    # TensorFlow before 2.21 writes graphs in a way that protobuf 7 does not know.
+    # TensorFlow before 2.21 writes graphs in a way that protobuf 7 does not support.
     bounds = Path(session.create_tmp()) / "bounds.txt"
     bounds.write_text("protobuf<7\n" if resolution == "lowest-direct" else "")
-    # To uv, what a wheel needs is not direct: it must be asked for by name.
+    # uv does not treat a wheel's requirements as direct: they must be named.
     session.install(
         *("--resolution", resolution, "--constraints", str(bounds)),
         *map(wheel, PACKAGES),
@@ -248,7 +249,7 @@ def matrix(session: nox.Session, resolution: str) -> None:
 
 
 def run_and_note(session: nox.Session, dependencies: str) -> None:
-    """Runs the packages' tests; where all pass, writes a row of docs/tested.md."""
+    """Runs the packages' tests; if all pass, writes a row of docs/tested.md."""
     env = {**ENV, "PYTHONPATH": None}
     session.run("pytest", *at_once(4), *session.posargs, env=env)
     tool(session, "structure.tested", dependencies, *session.posargs)
@@ -256,7 +257,7 @@ def run_and_note(session: nox.Session, dependencies: str) -> None:
 
 @nox.session(requires=["build"], reuse_venv=False)
 def nightly(session: nox.Session) -> None:
-    """Runs all packages' tests with TensorFlow's nightly build, and Keras's."""
+    """Runs all packages' tests with the nightly builds of TensorFlow and Keras."""
     needed = [*third_parties(*PACKAGES), *test_requirements(*PACKAGES)]
     kept = [line for line in needed if Requirement(line).name not in NIGHTLY]
     session.install(*sorted(set(NIGHTLY.values())), *kept)
@@ -266,7 +267,7 @@ def nightly(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def lint(session: nox.Session) -> None:
-    """Checks style, format, types, what ``layers`` does, and files for the forge."""
+    """Checks style, format, types, ``layers``, wording, and the forge's files."""
     install(session, *group("lint"), *group("layers"))
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
@@ -275,19 +276,19 @@ def lint(session: nox.Session) -> None:
     for schema, patterns in FORGE_FILES.items():
         files = [str(path) for pattern in patterns for path in ROOT.glob(pattern)]
         session.run("check-jsonschema", "--builtin-schema", schema, *files)
-    # Without a network it asks nobody whether a pinned action has known weaknesses.
+    # Offline, it does not look up known vulnerabilities of pinned actions.
     session.run("zizmor", "--offline", "--quiet", ".github")
 
 
 @nox.session(reuse_venv=True)
 def layers(session: nox.Session) -> None:
-    """Checks who imports whom, and the limits of packages; ``lint`` does so too."""
+    """Checks imports between packages, and packages' limits; part of ``lint``."""
     install(session, *group("layers"))
     check_layers(session)
 
 
 def check_layers(session: nox.Session) -> None:
-    """Fails where an import leads against an arrow, or a limit is passed."""
+    """Fails if an import is not allowed, or a limit is exceeded."""
     tool(session, "structure.limits")
     sources = [str(ROOT / "packages" / package / "src") for package in PACKAGES]
     session.run("lint-imports", env={"PYTHONPATH": os.pathsep.join(sources)})
@@ -295,7 +296,7 @@ def check_layers(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def lock(session: nox.Session) -> None:
-    """Writes constraints.txt anew, for every Python and platform; needs uv."""
+    """Rewrites constraints.txt, for every Python and platform; needs uv."""
     if session.venv_backend != "uv":
         session.error("lock resolves with uv; install it with pip install 'nox[uv]'")
     wanted = [*third_parties(*PACKAGES), *test_requirements(*PACKAGES)]
@@ -313,9 +314,9 @@ def lock(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def coverage(session: nox.Session) -> None:
-    """Measures which branches a package's own tests take, as in: -- tw-reduce.
+    """Measures branch coverage of a package by its own tests, as in: -- tw-reduce.
 
-    Writes its rows into the table of docs/design/tests.md; nothing fails by a number.
+    Writes the rows of the table in docs/design/tests.md; no number makes it fail.
     """
     install(session, *editable(*PACKAGES), *group("coverage"))
     install(session, *test_requirements(*PACKAGES))
@@ -333,35 +334,35 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def structure(session: nox.Session) -> None:
-    """Prints how heavy the packages are: lines and files."""
+    """Prints the packages' sizes: lines and files."""
     install(session, *group("layers"))
     tool(session, "structure.weight", *session.posargs)
 
 
 @nox.session(reuse_venv=True)
 def planted(session: nox.Session) -> None:
-    """Plants faults in a copy, each alone, and fails if the tests miss one.
+    """Plants bugs in a copy, one at a time, and fails if the tests miss one.
 
-    All take an hour or two; words after ``--`` choose those whose names or files hold
-    one of them, as in ``nox -s planted -- tw-reduce``.
+    All take an hour or two; words after ``--`` select those whose names or files
+    contain one of them, as in ``nox -s planted -- tw-reduce``.
     """
     install(session, *editable(*PACKAGES), *group("test"))
     env = {**ENV, "PYTHONPATH": str(ROOT / "integration_tests")}
     session.run("python", "-m", "structure.planted", *session.posargs, env=env)
 
 
-# A new environment of the standard library's: its pip is what a newcomer has.
+# A new environment of the standard library: a newcomer has its pip.
 @nox.session(requires=["build"], reuse_venv=False, venv_backend="venv")
 def pieces(session: nox.Session) -> None:
     """Installs each package alone, by its README's command, and runs its example.
 
-    The packages, or those named as in ``-- tw-core``, come and go one after the other;
-    TensorFlow stays, so all of them must need the same third parties.
+    The packages, or those named as in ``-- tw-core``, are installed and removed one
+    after the other; TensorFlow stays, so all must require the same third parties.
     """
-    # Compiling all of TensorFlow would take as long as the rest; its import does it.
+    # Compiling all of TensorFlow would take as long as the rest; importing it does so.
     env = {"PYTHONPATH": None, "PIP_COMPILE": "0"}
     everywhere = third_parties(PACKAGES[0])
-    if find_spec("uv"):  # Ahead of pip, which then finds TensorFlow: minutes less.
+    if find_spec("uv"):  # Before pip, which then finds TensorFlow: saves minutes.
         ahead = ("-m", "uv", "pip", "install", "--python", f"{session.bin}/python")
         session.run(sys.executable, *ahead, *everywhere, external=True, silent=True)
     for package in session.posargs or PACKAGES:
@@ -379,22 +380,22 @@ def pieces(session: nox.Session) -> None:
 
 
 def installed(session: nox.Session) -> str:
-    """Returns what pip lists, a package a line."""
+    """Returns pip's list, one package per line."""
     return session.run("pip", "freeze", silent=True) or ""
 
 
 @nox.session(reuse_venv=True)
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def api(session: nox.Session, package: str) -> None:
-    """Checks the frozen interfaces, and the version, or rewrites them: -- --write."""
+    """Checks the frozen interfaces and the version; rewrites them with -- --write."""
     install(session, *group("api"))
     tool(session, "interfaces", "api", package, *session.posargs)
 
 
 def run_planned(session: nox.Session, planner: str, package: str) -> None:
-    """Has a tool choose and build released wheels, and runs the tests that it names.
+    """Makes a tool choose and build released wheels; runs the tests that it names.
 
-    Third parties are today's: they are installed first, and no sibling replaces them.
+    Third parties are current: they are installed first, and no sibling replaces them.
     """
     session.install(*group("release"))
     folder = Path(session.create_tmp()).resolve() / "planned"
@@ -427,16 +428,15 @@ def compat(session: nox.Session, package: str) -> None:
 @nox.session(requires=["build"], reuse_venv=False)
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def forward(session: nox.Session, package: str) -> None:
-    """Runs the last released dependents' own tests with a package as it is now."""
+    """Runs the last released dependents' own tests with the current package."""
     run_planned(session, "forward", package)
 
 
 @nox.session(requires=["build"], reuse_venv=False)
 def released(session: nox.Session) -> None:
-    """Runs READMEs and pages as the last release had them.
+    """Runs the last release's READMEs and pages with the current packages.
 
-    The packages are those of now, whatever the release's bounds: what it used may warn,
-    and must work.
+    The release's bounds are ignored: features that it used may warn, but must work.
     """
     session.install(*group("release"))
     tree = Path(session.create_tmp()).resolve() / "tree"
@@ -446,7 +446,7 @@ def released(session: nox.Session) -> None:
     session.install(*map(wheel, PACKAGES), *test_requirements(*had, root=tree))
     env = {**ENV, "PYTHONPATH": None}
     own = ("-W", "default", *session.posargs)
-    # No promise: CONTRIBUTING.md.
+    # CONTRIBUTING.md is not a promise.
     (tree / "docs" / "CONTRIBUTING.md").unlink()
     with session.chdir(tree):
         session.run("pytest", *own, "integration_tests/test_readmes.py", env=env)
@@ -482,7 +482,7 @@ def cite(version: str) -> None:
 
 @nox.session(reuse_venv=True)
 def tagged(session: nox.Session) -> None:
-    """Builds what a tag publishes into out/release, as in: -- tw-core-v0.2.0."""
+    """Builds the archives of a tag into out/release, as in: -- tw-core-v0.2.0."""
     install(session, *group("build"))
     package, _, version = session.posargs[0].rpartition("-v")
     folder = ROOT / "out" / "release" / package
@@ -494,7 +494,7 @@ def tagged(session: nox.Session) -> None:
 
 def build_site(session: nox.Session) -> None:
     """Builds the documentation into out/docs, each page as HTML and as Markdown."""
-    for builder in ("html", "markdown"):  # of which the latter sees no changed source
+    for builder in ("html", "markdown"):  # the latter sees no changed source
         pages = ("-b", builder, "--write-all", *READ_ONCE, "docs", "out/docs")
         session.run("sphinx-build", "-W", "--keep-going", *pages, env=ENV)
 
@@ -513,7 +513,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def links(session: nox.Session) -> None:
-    """Asks the addresses outside that the documentation names; needs a network."""
+    """Checks the documentation's external links; needs a network."""
     install(session, *editable(*PACKAGES), *group("docs"))
     linkcheck = ("-b", "linkcheck", "docs", "out/links")
     session.run("sphinx-build", "-W", "--keep-going", *linkcheck, env=ENV)
@@ -521,7 +521,7 @@ def links(session: nox.Session) -> None:
 
 @nox.session(requires=["build"], reuse_venv=False)
 def browser(session: nox.Session) -> None:
-    """Builds the documentation, and looks at it in a Chromium."""
+    """Builds the documentation, and tests it in Chromium."""
     groups = (*group("test"), *group("docs"), *group("browser"))
     install(session, *map(wheel, PACKAGES), *groups)
     build_site(session)
@@ -533,7 +533,7 @@ def browser(session: nox.Session) -> None:
 
 @nox.session(name="format", reuse_venv=True)
 def format_code(session: nox.Session) -> None:
-    """Rewrites the code as the session lint wants it, where a tool can."""
+    """Reformats the code, and fixes findings of ``lint`` where a tool can."""
     install(session, *group("lint"))
     session.run("ruff", "check", "--fix", "--exit-zero")
     session.run("ruff", "format")
@@ -565,9 +565,9 @@ def train_rl(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def faults(session: nox.Session) -> None:
-    """Kills, stops and cuts off tasks of clusters; times the errors that this raises.
+    """Kills, stops and cuts off tasks of clusters; times the resulting errors.
 
-    Cutting links and hosts needs root, iproute2 and nftables; without, it is left out.
+    Cutting links and hosts needs root, iproute2 and nftables; otherwise it is skipped.
     """
     install(session, *editable(*PACKAGES), *test_requirements("tw-syncrep"))
     session.run(
@@ -580,10 +580,10 @@ def faults(session: nox.Session) -> None:
 @nox.session(requires=["build"], reuse_venv=False)
 @nox.parametrize("client", CLIENTS, ids=CLIENTS)
 def clients(session: nox.Session, client: str) -> None:
-    """Trains with another project's trainers, and compares with the project alone."""
+    """Trains with another project's trainers; compares with that project alone."""
     session.install(*map(wheel, PACKAGES), *group(f"client-{client}"))
     session.run(
-        # A client has the name of its project, which -P keeps from being imported.
+        # A client has its project's name; -P keeps it from being imported instead.
         *("python", "-P", f"integration_tests/clients/{client}.py", *session.posargs),
         env={**ENV, "PYTHONPATH": str(ROOT / "integration_tests")},
         interrupt_timeout=10,
@@ -603,7 +603,7 @@ def soak(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def ray(session: nox.Session) -> None:
-    """Trains on a Ray cluster of this machine, tasks as actors."""
+    """Trains on a Ray cluster on this machine, with tasks as actors."""
     session.install(*editable(*PACKAGES), *group("ray"))
     session.run(
         *("python", "docs/examples/cluster/ray_program.py"),
@@ -614,7 +614,7 @@ def ray(session: nox.Session) -> None:
 
 
 def torch_python(session: nox.Session) -> str:
-    """Returns a Python that has PyTorch, and nothing of ours or of TensorFlow."""
+    """Returns a Python with PyTorch, without TensorFlow and our packages."""
     folder = Path(session.virtualenv.location) / "torch"
     python = folder / "bin" / "python"
     if not python.exists():
