@@ -1,8 +1,8 @@
 """Horovod's behaviour as a table of cases, a row per call, with NumPy as the oracle.
 
-``tw-launch --ps 0 --workers N -- python horovod_table.py OUT`` has every rank run all
-rows in all their modes, one after the other in one group, and keep what came of each.
-``test_horovod_table.py`` compares.
+``tw-launch --ps 0 --workers N -- python horovod_table.py OUT`` runs all rows in all
+their modes on every rank, one after the other in one group, and saves each result.
+``test_horovod_table.py`` compares them.
 
     row        what is called, what each rank brings, what each rank gets, or is told
     modes      eager; function: a tf.function; unknown: one of unknown lengths;
@@ -486,5 +486,5 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="where each rank's results go")
+    parser.add_argument("folder", type=Path, help="folder for the ranks' results")
     main(parser.parse_args().folder)

@@ -1,16 +1,16 @@
-"""Trains over processes, and goes on from the last checkpoint.
+"""Trains over processes, and resumes from the last checkpoint.
 
     tw-launch --ps 0 --workers 2 --restart group --max-restarts 3 -- \\
         python restart_program.py fit FOLDER --kill 0:1:2:0.4
 
-It trains by Keras's ``fit`` with a backup ("sharded": with the optimizer's state in
-shards), or handwritten digits by a loop ("keras",
-"session") whose checkpoint rank 0 writes and reads; the others get everything from rank
-0. ``--kill START:RANK:NUMBER:SECONDS`` has SIGKILL end the process of that rank so long
-after it has begun that epoch (of ``fit``; -1 is its beginning) or that step, or one
-after it, in that start of the group. ``--fault WHAT RANK`` is of one rank, too, and of
-``fit``. Each rank writes its variables, and rank 0 the history of ``fit``. A rank that
-``fit`` leaves by an error or by Ctrl-C saves the model before it ends.
+It trains with Keras's ``fit`` and a backup ("sharded": with the optimizer's state in
+shards), or handwritten digits in a loop ("keras", "session") whose checkpoint rank 0
+writes and reads; the others receive everything from rank 0.
+``--kill START:RANK:NUMBER:SECONDS`` sends SIGKILL to that rank that many seconds after
+it has begun that epoch (of ``fit``; -1 is its beginning) or step, or a later one, in
+that start of the group. ``--fault WHAT RANK`` also affects one rank, of ``fit``. Each
+rank writes its variables, and rank 0 the history of ``fit``. If ``fit`` ends with an
+error or Ctrl-C, a rank saves the model before it exits.
 """
 
 import argparse

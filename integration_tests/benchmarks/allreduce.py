@@ -1,14 +1,13 @@
-"""All-reduce between processes: MultiWorkerMirroredStrategy and ours, in turns.
+"""All-reduce between processes: MultiWorkerMirroredStrategy and ours, in turn.
 
-Every rank is a process that holds all contenders of TensorFlow's collectives. The
-parent has all ranks start a block of steps at the same time, takes the slowest one's
-time, and has the contenders take turns. Before anything is timed, all must have the
-parameters that momentum on the mean gradient has.
+Every rank is a process with all contenders of TensorFlow's collectives. The parent
+starts a block of steps on all ranks at the same time, measures the slowest rank, and
+runs the contenders in turn. Before anything is timed, all must have the parameters of
+momentum on the mean gradient.
 
-The contenders over MPI take turns with them in ranks of their own, as a process is in
-one group. Two others take turns with them in processes of their own: PyTorch's
-DistributedDataParallel over gloo, where ``--torch`` names a Python that has it, and
-this package's parameter server.
+The contenders over MPI take turns with them in separate ranks, as a process is in one
+group. Two more run in separate processes: PyTorch's DistributedDataParallel over gloo,
+if ``--torch`` names a Python that has it, and this package's parameter server.
 """
 
 import contextlib
@@ -118,7 +117,7 @@ def compressed(work: Work, size: int) -> Iterator[dict[str, Block]]:
             ask(pipes, "run", name, CHECKED_STEPS)
             seen = ask(pipes, "read", name)
             if len(set(seen)) > 1 or not np.isfinite(seen).all():
-                raise RuntimeError(f"{name}: ranks have other variables: {seen}")
+                raise RuntimeError(f"{name}: ranks have different variables: {seen}")
         yield {
             name: lambda n, own=name: max(ask(pipes, "run", own, n))
             for name in work.contenders

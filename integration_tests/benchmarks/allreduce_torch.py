@@ -2,8 +2,8 @@
 
 python allreduce_torch.py RANK SIZE PORT SHAPES RATE MOMENTUM
 
-Reads a number of steps per line, 0 for a look at a parameter, and answers each with a
-line: seconds, or the parameter.
+Reads a number of steps per line, 0 to read a parameter, and answers each with a line:
+seconds, or the parameter.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""The cost of scaling, accumulating and skipping, beside optimizers without them.
+"""The cost of scaling, accumulating and skipping, compared with plain optimizers.
 
-Every contender trains the same variables by gradients that are given, so that what
-is timed is the optimizer. Before anything is timed, each makes a few updates and
-must reach the same variables as the plain optimizer.
+Every contender trains the same variables with given gradients, so that only the
+optimizer is timed. Before that, each makes a few updates and must reach the same
+variables as the plain optimizer.
 
 The model's loss is the sum of every variable times a constant, so that the gradients
 are those constants.

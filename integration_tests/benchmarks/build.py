@@ -1,10 +1,10 @@
 """Tracing a step and running it for the first time: our functions and MirroredStrategy.
 
-A small model, every kind of variables; and networks of Keras, each traced once or for
+A small model, with every kind of variables; and Keras networks, each traced once or for
 each tower.
 
-Each round makes new objects, so that nothing is cached between rounds; making
-the variables is not timed.
+Each round creates new objects, so that nothing is cached between rounds; the creation
+of variables is not timed.
 """
 
 import time

@@ -1,9 +1,9 @@
-"""The messages of a step of synchronous replicas, and what they cost their server.
+"""The messages of a step of synchronous replicas, and their cost to the server.
 
-Workers are threads, parameter servers processes of their own. Every call between two
-tasks is counted on the wire and compared with the formula; the processor time of the
-run table's server is read before and after the same steps. What the chief's round
-takes of it is measured apart, with the tickets of many replicas already there.
+Workers are threads, parameter servers are processes. Every call between two tasks is
+counted on the wire and compared with the formula; the processor time of the run table's
+server is read before and after the same steps. The part of the chief's round is
+measured separately, with the tickets of many replicas already waiting.
 """
 
 import itertools

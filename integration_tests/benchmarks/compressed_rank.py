@@ -1,8 +1,8 @@
 """One rank, its uncompressed step and those with reducers that send less.
 
-Gradients are of normal random numbers, unlike in each tensor and rank. Ranks over a
-slow link are in network namespaces of their own, tied by a veth pair whose ends let so
-many bits a second out (needs root and ``tc``).
+Gradients are normal random numbers, different in each tensor and rank. Ranks over a
+slow link are in separate network namespaces, joined by a veth pair with limited bits
+per second (needs root and ``tc``).
 """
 
 import subprocess

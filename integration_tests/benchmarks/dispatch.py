@@ -1,4 +1,4 @@
-"""What calling a step costs: a replicated step over scalars, called in every way."""
+"""The cost of calling a step: a replicated step over scalars, called in every way."""
 
 from functools import partial
 from typing import Any

@@ -1,7 +1,8 @@
 """Keras's ``fit`` over towers, under MirroredStrategy and on one device.
 
-The first epoch above a later one is timed, a later epoch, and what ``fit`` adds to the
-steps alone. Of the works, results come first: all contenders must have the same losses.
+Timed are the first epoch minus a later one, a later epoch, and the time that ``fit``
+adds to the steps alone. Before a work is timed, all contenders must have the same
+losses.
 """
 
 from collections.abc import Callable

@@ -1,10 +1,10 @@
 """Keras's ``fit`` over two processes: ours, Horovod's names, and TensorFlow's strategy.
 
-Every rank is a process that holds all contenders; the parent has all ranks run an epoch
-at the same time, takes the slowest one's time, and has the contenders take turns. One
-more process trains two towers on all rows. Before anything is timed all must have the
-same losses. Keras's ``fit`` does not run under MultiWorkerMirroredStrategy, which has a
-loop of its own here.
+Every rank is a process with all contenders; the parent starts an epoch on all ranks at
+the same time, measures the slowest rank, and runs the contenders in turn. One more
+process trains two towers on all rows. Before anything is timed, all must have the same
+losses. Keras's ``fit`` does not run under MultiWorkerMirroredStrategy, which uses its
+own loop here.
 """
 
 import contextlib

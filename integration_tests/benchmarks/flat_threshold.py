@@ -1,7 +1,8 @@
-"""Up to which size a variable is better part of a flat one: a sweep over sizes.
+"""The largest size for which flat variables pay: a sweep over sizes.
 
 Each table trains a chain of 24 square kernels of one size, alone and as one flat
-variable, replicated and sharded; the ratio crosses 1 where flat variables stop to pay.
+variable, replicated and sharded; the ratio crosses 1 where flat variables no longer
+pay.
 """
 
 from typing import Any

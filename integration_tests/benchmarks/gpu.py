@@ -1,8 +1,8 @@
 """On one GPU, shared by two towers: steps, fit and first steps, and tw-doctor's report.
 
-Each part writes out/bench/gpu-PART.json and .log as it goes on. At the end there are
-one file of JSON and one picture, to attach to an issue. A part that fails or hangs is
-kept with its last lines, and the others run. With --device cpu it shows that it works.
+Each part writes out/bench/gpu-PART.json and .log as it runs. The end result is one JSON
+file and one picture, to attach to an issue. If a part fails or hangs, its last lines
+are kept, and the others run. --device cpu only checks that the benchmark works.
 """
 
 import importlib.util

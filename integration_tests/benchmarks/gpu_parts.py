@@ -1,10 +1,10 @@
-"""The parts of the benchmark ``gpu``; it runs each in a process of its own.
+"""The parts of the benchmark ``gpu``, which runs each in a separate process.
 
 python gpu_parts.py PART ROUNDS [PYTHON]
 
-PYTHON is one that has PyTorch. A table is written when it is raced: what is killed
-keeps the tables before. On CPUs models and batches are tiny, and the figures worth
-nothing: it shows that the program works.
+PYTHON is one with PyTorch. A table is written once it is raced, so that a killed part
+keeps its earlier tables. On CPUs models and batches are tiny, and the figures are
+meaningless: they only show that the program works.
 """
 
 import json

@@ -2,8 +2,8 @@
 
 python gpu_torch.py cuda|gpu|cpu SIZE ROWS ROUNDS STEPS
 
-Channels last, autocast, Adam, TF32 as PyTorch has it. Imports nothing else; prints the
-seconds of a step in every round as a list, at the end.
+Channels last, autocast, Adam, PyTorch's default TF32. Imports nothing else; at the end
+prints a list: the seconds of a step in every round.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""Training on a dataset's batches: who cuts them, copies them and waits for them.
+"""Training on a dataset's batches, which are cut, copied and prefetched.
 
 A dataset has a map that takes about two milliseconds of a core per batch. In functions
 ``tw_builders.per_tower`` races MirroredStrategy's distributed dataset, each with its
-own training step; in sessions ``StagingInput`` races feeding what the dataset gives.
-The bounds take the same steps on parts that are in memory. A run is an epoch, from a
-new iterator on. Before anything is timed, an epoch must leave each contender with the
+own training step; in sessions ``StagingInput`` races feeding of the dataset's batches.
+The bounds run the same steps on parts in memory. A run is an epoch, with a new
+iterator. Before anything is timed, an epoch must leave each contender with the
 variables that one device reaches.
 """
 

@@ -1,9 +1,9 @@
-"""Ranks that train alone for some steps, beside those that exchange in each step.
+"""Ranks that train alone for some steps, compared with an exchange in each step.
 
-Two processes of one tower each train by Keras's ``fit``: the digits, for what they
-learn, and a network of 1.3 million weights, for what an epoch takes and sends. Over a
-slow link they are in network namespaces whose ends let 100 Mbit a second out, which
-needs root and ``tc``.
+Two processes of one tower each train with Keras's ``fit``: the digits, to compare
+accuracy, and a network of 1.3 million weights, to measure an epoch's time and bytes.
+For a slow link they are in network namespaces limited to 100 Mbit/s, which needs root
+and ``tc``.
 """
 
 import multiprocessing
@@ -55,7 +55,7 @@ def main(options: Any, report: Report) -> None:
 def _learn(ranks: Ranks, report: Report) -> None:
     found = {name: ranks.call("local_steps:learn", name)[0] for name in CONTENDERS}
     for name, (accuracy, best) in found.items():
-        print(f"  {name}: {accuracy:.4f} of the test rows, at best {best:.4f}")
+        print(f"  {name}: {accuracy:.4f} test accuracy, best {best:.4f}")
     report.notes["digits"] = found
 
 
@@ -73,7 +73,7 @@ def _time(ranks: Ranks, report: Report, work: str, rounds: int) -> None:
     timings = race(WORKS[work], own, peer=EACH, rounds=rounds, timer=seconds)
     report.add(timings, EACH)
     for name, count in sent.items():
-        print(f"  {name}: {count / STEPS / 1e6:.3f} MB a step sent by a rank")
+        print(f"  {name}: {count / STEPS / 1e6:.3f} MB per step sent by a rank")
     report.notes[f"sent, {work}"] = sent
 
 

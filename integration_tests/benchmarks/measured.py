@@ -1,7 +1,7 @@
-"""The choice by measurements against every reducer: on the doctor's lists, and others.
+"""The measured choice against every reducer: on the doctor's lists, and others.
 
-``tw-doctor`` measures first, in processes of its own. Then ``measured=`` chooses, and
-what it chose races with every reducer, alone and packed, whatever the doctor found.
+``tw-doctor`` measures first, in separate processes. Then ``measured=`` chooses, and its
+choice races every reducer, alone and packed, independently of the doctor.
 """
 
 import subprocess

@@ -1,7 +1,7 @@
 """Networks whose first step is timed, and their data: four rows a tower.
 
-What is timed is the first call above a later one: tracing, the graph optimizer, and
-what is made once.
+Timed is the first call minus a later one: tracing, the graph optimizer, and objects
+created once.
 """
 
 import statistics

@@ -1,7 +1,7 @@
-"""From which size on a tensor is better left out of a pack: a sweep over sizes.
+"""The smallest size for which a tensor is better left unpacked: a sweep over sizes.
 
-Each table adds 64 tensors of one size, alone and as one pack; the ratio crosses
-1 where packing stops to pay. That is later where every tower gets a copy.
+Each table adds 64 tensors of one size, alone and as one pack; the ratio crosses 1 where
+packing no longer pays; at larger sizes if every tower gets a copy.
 """
 
 import itertools

@@ -1,9 +1,8 @@
-"""Races contenders in one process: interleaved, checked first, told as paired ratios.
+"""Races contenders in one process: checked, interleaved, reported as paired ratios.
 
-A shared machine drifts, so absolute times say little. Contenders take turns, in
-an order that changes from round to round, and the figure to quote is the median
-over the rounds of (time of this one / time of the peer in the same round), as
-``tw-doctor`` takes it.
+A shared machine drifts, so absolute times say little. Contenders take turns, in an
+order that changes from round to round, and the figure to quote is the median over
+rounds of (contender's time / peer's time in the same round), as in ``tw-doctor``.
 """
 
 import contextlib

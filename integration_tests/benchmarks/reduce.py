@@ -1,8 +1,8 @@
 """All-reduce of whole gradient lists: our reducers, others', and lower bounds.
 
-Every contender reads the same variables and its results themselves are fetched:
-fetching a group of operations would let TensorFlow leave the work out. Every
-element is compared with NumPy before anything is timed.
+Every contender reads the same variables, and its results are fetched: if only a group
+of operations were fetched, TensorFlow could prune the work. Every element is compared
+with NumPy before anything is timed.
 """
 
 import importlib
@@ -102,7 +102,7 @@ def tensorpack_utils() -> ModuleType | None:
     try:
         return importlib.import_module("tensorpack.graph_builder.utils")
     except Exception as error:  # whatever an old package does on a new TensorFlow
-        print(f"tensorpack's rows are left out: it cannot be imported ({error!r}).")
+        print(f"tensorpack's rows are skipped: it cannot be imported ({error!r}).")
         return None
 
 

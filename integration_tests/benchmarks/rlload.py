@@ -1,8 +1,8 @@
-"""A batch trained on for an epoch, loaded, and fed in other ways.
+"""An epoch of training on one batch: loaded, or fed in other ways.
 
-The models are small on purpose: what is timed is how rows reach them. Every
-contender takes the same 32 steps of gradient descent from the same weights, on
-the same rows, and must reach the same weights before anything is timed.
+The models are small on purpose, so that moving rows dominates. Every contender runs the
+same 32 steps of gradient descent from the same weights, on the same rows, and must
+reach the same weights before anything is timed.
 """
 
 from pathlib import Path

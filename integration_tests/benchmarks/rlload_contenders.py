@@ -284,7 +284,7 @@ class TwoTowers:
         found = [self.race_entry("tw-rlload", self.ours)]
         stack = rllib_tower_stack()
         if stack is None:
-            print("RLlib's TFMultiGPUTowerStack is left out: ray[rllib] is missing")
+            print("RLlib's TFMultiGPUTowerStack is skipped: ray[rllib] is missing")
             return found
         return [*found, self.race_entry("RLlib's", lambda *a: self.rllib(stack, *a))]
 

@@ -1,8 +1,8 @@
-"""Where the time of a step goes: TensorFlow's own trace of kernels.
+"""The time of a step by kernel, in TensorFlow's own trace.
 
-An epoch in one call is set beside a step that is fed, which is the model and
-nothing else. Tracing slows the calls down and the kernels hardly, so only kernels
-are told: their times added up, though on several cores some run side by side.
+An epoch in one call is compared with a fed step, which is only the model. Tracing slows
+calls down, but hardly the kernels, so only kernels are reported: the sums of their
+times, although some run concurrently on several cores.
 """
 
 from collections import Counter
@@ -70,7 +70,7 @@ def show(name: str, looped: TracedSession, fed: TracedSession, epochs: int) -> N
     """Prints microseconds a step, the longest kinds first."""
     steps = 1e3 * epochs * MINIBATCHES
     sums = [one.nanoseconds.total() / steps for one in (looped, fed)]
-    print(f"\n{WORKS[name].name}: kernels, microseconds a step")
+    print(f"\n{WORKS[name].name}: kernels, microseconds per step")
     print(f"  {'':28}{'in an epoch':>12}{'fed':>12}{'times':>8}")
     for kind, taken in looped.nanoseconds.most_common(14):
         times = looped.calls[kind] / (epochs * MINIBATCHES)

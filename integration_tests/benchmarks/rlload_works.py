@@ -1,4 +1,4 @@
-"""The batches and models of the benchmark rlload, and what they must come to."""
+"""The batches and models of the benchmark rlload, and their expected results."""
 
 from dataclasses import dataclass
 from itertools import pairwise

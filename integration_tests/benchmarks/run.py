@@ -1,8 +1,8 @@
 """Runs a benchmark by name: python run.py NAME [options]; NAME --help lists them.
 
 A benchmark is a file with ``OPTIONS`` and ``main(options, report)``. The options are
-read from its source, and its module is imported when they are known to be right: help
-and a wrong option answer at once, without TensorFlow. ``OPTIONS`` maps each name to a
+read from its source, and its module is imported only once they are valid: help and
+errors in options appear at once, without TensorFlow. ``OPTIONS`` maps each name to a
 literal: its default; a tuple of names to choose from, all by default; the path of a
 dictionary whose keys are such names, as ``"profiles.PROFILES"``; or a dictionary of
 arguments of ``add_argument``.
@@ -20,23 +20,23 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 HERE = Path(__file__).parent
 HELP = {
-    "within": "seconds after which it ends; parts that are left are named",
+    "within": "seconds after which it ends and names the parts left",
     "epochs": "epochs to trace",
-    "groups": "groups of contenders, or numbers of micro-batches in an update",
+    "groups": "groups of contenders, or numbers of micro-batches per update",
     "keep": "folder for the doctor's files",
-    "lists": "parts of names of gradient lists",
+    "lists": "words in the names of gradient lists",
     "device": "kind of the towers' devices: GPUs where there are some (auto)",
     "models": "models to train",
     "parts": "parts to run",
-    "only": "only this group, or contenders with these parts in their names",
+    "only": "only this group, or contenders whose names contain these words",
     "processes": "numbers of processes",
     "profiles": "lists of gradients",
     "ranks": "numbers of ranks",
-    "rounds": "number of turns of each contender, at most",
+    "rounds": "maximum number of turns of each contender",
     "servers": "numbers of parameter servers",
     "sizes": "sizes of variables or tensors",
-    "tickets": "tickets that wait when the chief's round begins",
-    "timed_steps": "steps of which the server's time is read",
+    "tickets": "tickets waiting when the chief's round begins",
+    "timed_steps": "steps for which the server's time is measured",
     "torch": "a Python that has PyTorch",
     "towers": "numbers of towers",
     "widths": "widths of square kernels",

@@ -1,8 +1,8 @@
 """Weak scaling: images per second on 1, 2, 4 and 8 towers, and 1, 2 and 4 processes.
 
-Every tower and every process trains the same network on a batch of its own. Beside each
-run as many that do not reduce: cores and memory allow no more, whatever the reduction
-costs. What the reduction costs is the distance to that bound.
+Every tower and every process trains the same network on its own batch. Each run is
+paired with an equal number of them that do not reduce, a bound set by cores and memory.
+The distance to that bound is the cost of the reduction.
 """
 
 import contextlib

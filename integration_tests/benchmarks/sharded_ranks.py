@@ -1,8 +1,8 @@
-"""Optimizer state in shards over two processes, beside state that each repeats.
+"""Optimizer state in shards over two processes, compared with replicated state.
 
-Each process has one tower and trains by Keras's ``fit`` with Adam, over TensorFlow's
-ring and over MPI. Timed are epochs; then the peak memory of processes that do nothing
-else.
+Each process has one tower and trains with Keras's ``fit`` and Adam, over TensorFlow's
+ring and over MPI. Epochs are timed; then peak memory is measured in processes that do
+nothing else.
 """
 
 import multiprocessing
@@ -73,7 +73,7 @@ def _measure_memory(report: Report) -> None:
             with _started(engine) as ranks:
                 ranks.joined()
                 before, peak = map(max, zip(*_peaks(ranks, kind), strict=True))
-            print(f"  {engine}, {kind}: {peak} MB, before a model {before} MB")
+            print(f"  {engine}, {kind}: {peak} MB, {before} MB before the model")
             report.notes[f"peak in MB, {engine}, {kind}"] = peak, before
 
 

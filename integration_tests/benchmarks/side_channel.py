@@ -1,8 +1,8 @@
-"""The processor time that rank 0's thread for the side channel takes, by ranks.
+"""The processor time of rank 0's side-channel thread, by number of ranks.
 
-Its logic is fed with the beats of so many ranks, four times a second each, and looks at
-who is missing 20 times a second. Lines are parsed and answers written; there are no
-sockets and no other processes, whose share is a few calls of the system per beat.
+Its logic receives the heartbeats of that many ranks, four per second each, and looks
+for missing ranks 20 times per second. Lines are parsed and answers written, without
+sockets and other processes, which would add a few system calls per heartbeat.
 """
 
 import json
@@ -87,7 +87,7 @@ def main(options: Any, _: object) -> None:
             seconds.append(time.process_time() - start_s)
         rows.append(row | {"second_s": statistics.median(seconds)})
         print(
-            "{ranks:5} ranks: join {join_s:.3f} s, a second {second_s:.4f} s".format(
+            "{ranks:5} ranks: join {join_s:.3f} s, per second {second_s:.4f} s".format(
                 **rows[-1]
             )
         )

@@ -1,8 +1,8 @@
-"""Whole training steps: builders and their functions beside MirroredStrategy.
+"""Whole training steps: builders and their functions against MirroredStrategy.
 
 Every contender trains the same model from the same weights on the same shards,
-held in memory. Before anything is timed, each takes three steps and must have
-the variables that one device reaches on the whole batch.
+held in memory. Before anything is timed, each runs three steps and must have the
+variables that one device reaches on the whole batch.
 """
 
 from collections.abc import Callable

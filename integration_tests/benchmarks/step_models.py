@@ -1,8 +1,8 @@
-"""Training steps of Keras models of real size, beside MirroredStrategy.
+"""Training steps of Keras models of real size, against MirroredStrategy.
 
 Every contender trains the same model from the same weights on the same shards, held in
-memory, with batch normalisation by tower, as MirroredStrategy has it. After two steps
-all must have the same variables.
+memory, with batch normalisation per tower, as in MirroredStrategy. After two steps all
+must have the same variables.
 """
 
 from collections.abc import Callable

@@ -1,12 +1,12 @@
 """Training steps of a network with batch normalisation over all towers.
 
 Every contender trains the same small convolutional network, with four normalised
-layers, from the same weights on the same shards, held in memory. After two steps those
-that are synchronised must have the variables of one device on the whole batch. The
-first call, which traces, is told as well.
+layers, from the same weights on the same shards, held in memory. After two steps the
+synchronised ones must have the variables of one device on the whole batch. The first
+call, which traces, is reported as well.
 
-``collectives`` has the sums met at run time, by an all-reduce for each; it is what
-``tw_core.synchronized`` was measured against.
+``collectives`` computes each sum at run time, with an all-reduce: the baseline of
+``tw_core.synchronized``.
 """
 
 import time

@@ -1,10 +1,10 @@
 """Synchronous replicas over gRPC: one parameter server and two workers as processes.
 
 There are two such clusters, one with TensorFlow's servers and one with the package's.
-Every contender has a graph and a session of its own in both workers of one. The parent
-has both start a block of steps at the same time, takes the slower one's time, and
-has the contenders take turns. Before anything is timed, all synchronous ones must
-have the parameters that gradient descent on the mean gradient has.
+Every contender has its own graph and session in both workers of one cluster. The parent
+starts a block of steps on both at the same time, measures the slower one, and runs the
+contenders in turn. Before anything is timed, all synchronous ones must have the
+parameters that gradient descent on the mean gradient has.
 """
 
 import contextlib

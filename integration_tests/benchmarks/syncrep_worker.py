@@ -1,8 +1,8 @@
-"""A parameter server and a worker: one graph and one session a contender.
+"""A parameter server and a worker: one graph and one session per contender.
 
-They exist twice: with TensorFlow's servers, for programs that are TensorFlow's or
-change the import alone, and with those of ``tw_launch``. Beside them is the
-same model under ``MultiWorkerMirroredStrategy``: no server, no session.
+They exist twice: with TensorFlow's servers, for TensorFlow's programs and those that
+change only the import, and with those of ``tw_launch``. The same model also runs under
+``MultiWorkerMirroredStrategy``, without server and session.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""What recording adds to a step, and how much of a step it explains.
+"""The overhead of recording a step, and the share of the step that it explains.
 
-Every work trains with and without recording, in turns of one process: the first steps
-inside a recorder are only timed. Steps are over 20 ms on two cores, where recording
-may add 5 %.
+Every work trains with and without recording, in turn in one process; the first steps
+inside a recorder are only timed. Steps take over 20 ms on two cores; recording may add
+5 %.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Training steps that contenders share: in sessions, functions and MirroredStrategy.
 
-A model is a ``tf.Module`` or a Keras model, and ``loss(model, x, y)`` what it
-minimises; a step takes a shard of ``x`` and of ``y`` for every tower.
+A model is a ``tf.Module`` or a Keras model that minimises ``loss(model, x, y)``; a step
+takes a shard of ``x`` and of ``y`` for every tower.
 """
 
 from collections.abc import Callable, Sequence

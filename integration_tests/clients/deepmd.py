@@ -2,9 +2,10 @@
 
 Its TensorFlow backend is a session-graph program with reference variables. A small
 system of eight atoms, whose energies and forces are those of Lennard-Jones, is trained
-by its own command line, one process and two; then it goes on, is frozen, compressed and
-tested. With ``scale_by_worker: none`` two processes train on twice the batch, so their
-loss must lie within the spread of one process on twice the batch, over five seeds.
+from its own command line, with one process and two; then training resumes, and the
+model is frozen, compressed and tested. With ``scale_by_worker: none`` two processes
+train on twice the batch, so their loss must lie within the spread of one process on
+twice the batch, over five seeds.
 """
 
 import argparse
@@ -43,7 +44,7 @@ def main() -> int:
         print(f"one process, batch 2: {low:.3e} to {high:.3e}; two: {both:.3e}")
         assert low - margin <= both <= high + margin
         go_on(work / "both", work)
-        print("Restarted on two, frozen, compressed and tested.")
+        print("Resumed on two processes; frozen, compressed and tested.")
     return 0
 
 

@@ -1,14 +1,13 @@
 """DeepXDE 1.15 on two processes of ``tw-launch --horovod``.
 
-Its backend ``tensorflow.compat.v1`` knows Horovod's weak scaling: every rank draws
-points of its own, and an optimizer averages the gradients. It takes a launcher to be
-there where OMPI_COMM_WORLD_SIZE is set, and asks mpi4py for a communicator, with which
-it sends rank 0's boundary points to the others; the launcher gives it both. Strong
-scaling is not tried.
+Its backend ``tensorflow.compat.v1`` supports Horovod's weak scaling: every rank draws
+its own points, and an optimizer averages the gradients. It detects a launcher by
+OMPI_COMM_WORLD_SIZE, and uses an mpi4py communicator to send rank 0's boundary points
+to the others; the launcher provides both. Strong scaling is not tested.
 
 The Poisson equation -u'' = pi^2 sin(pi x) on [-1, 1] with u = 0 at the ends is solved
-by one process and two. Both must come close to sin(pi x), and both ranks must have the
-same weights, though each drew points and initial weights of its own.
+by one process and two. Both must approximate sin(pi x), and both ranks must have the
+same weights, though each drew its own points and initial weights.
 """
 
 import argparse

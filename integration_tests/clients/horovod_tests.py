@@ -2,9 +2,9 @@
 
 ``nox -s "clients(horovod_tests)" -- CHECKOUT`` runs its ``test/parallel/
 test_tensorflow.py``, unchanged, each test in two fresh processes with the environment
-of ``tw-launch --horovod``, and with Keras 2, for which they were written. What fails
-must be in ``horovod_tests.toml``, with a reason. Without a checkout of Horovod 0.28
-nothing is run.
+of ``tw-launch --horovod``, and with Keras 2, for which they were written. Every failing
+test must be in ``horovod_tests.toml``, with a reason. Without a checkout of Horovod
+0.28 no test runs.
 """
 
 import argparse
@@ -40,10 +40,10 @@ def main() -> int:
     """Runs the tests; 0 where just the listed ones fail."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("checkout", type=Path, nargs="?")
-    parser.add_argument("--only", default="", help="pattern in the names of tests")
+    parser.add_argument("--only", default="", help="regular expression for test names")
     options = parser.parse_args()
     if options.checkout is None:
-        print("Nothing was run: no checkout of Horovod was given, after --.")
+        print("No test ran: give a checkout of Horovod after --.")
         return 0
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     file = (options.checkout / FILE).resolve()

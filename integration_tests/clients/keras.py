@@ -1,11 +1,11 @@
 """Keras's own tests of training, with every model that they train as a ``TowerModel``.
 
 Keras's wheel holds its tests. Those of the trainer, models, callbacks and optimizers
-are copied to a folder and rewritten: what a test compiles, fits or evaluates is
+are copied to a folder and rewritten: a test compiles, fits or evaluates
 ``towers(model)`` (``keras_towers``), two copies of its model. All must pass, except
-the ones that are listed here, each of which must fail: what ``TowerModel`` refuses,
-and what tells a ``TowerModel`` from the model by looks alone. The trainer's run again
-over two processes, of two towers each: all of them run every test.
+those listed here, each of which must fail: calls that ``TowerModel`` refuses, and
+checks of the model's type or attributes. The trainer's run again over two processes, of
+two towers each: all of them run every test.
 
 Run by ``nox -s "clients(keras)"``, with words as pytest's ``-k`` takes them to choose
 tests; ``--plain`` leaves the models as they are.
@@ -92,8 +92,8 @@ MOST_EXCEPTED = 45
 def main() -> int:
     """Runs the tests, and prints what became of them."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("files", nargs="*", help="words of their names; all by default")
-    parser.add_argument("-k", default="", help="which tests, as pytest takes it")
+    parser.add_argument("files", nargs="*", help="words in their names; all by default")
+    parser.add_argument("-k", default="", help="selects tests, as pytest's -k")
     parser.add_argument("--plain", action="store_true", help="without towers")
     options = parser.parse_args()
     version = importlib.metadata.version("keras")
@@ -128,7 +128,7 @@ def main() -> int:
             wrong += [f"{own} ({ranks} ranks)" if ranks > 1 else own for own in found]
             total += sum(passed)
     if is_all and total < FEWEST_TOWERS:
-        wrong.append(f"only {total} tests that passed made towers")
+        wrong.append(f"only {total} of the tests that passed made towers")
     if len(EXCEPTED) > MOST_EXCEPTED:
         wrong.append(f"{len(EXCEPTED)} tests are excepted, more than {MOST_EXCEPTED}")
     print(*wrong, sep="\n")

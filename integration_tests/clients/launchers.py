@@ -2,13 +2,13 @@
 
 The launchers are ``srun`` and ``sbatch`` of a Slurm that is started here, ``mpiexec``
 of the ``mpich`` wheel, ``mpirun`` of Open MPI, ``torchrun``, and Ray's
-``TensorflowTrainer``. None is told more than the program: ``tw_ranks.join()`` finds
+``TensorflowTrainer``. None is given more than the program: ``tw_ranks.join()`` finds
 rank, size and rank 0's address. Rank 0's weights are compared with those of plain Keras
 on one device.
 
 Slurm and Open MPI are the system's, as of ``apt-get install slurm-wlm munge
-openmpi-bin``; Slurm's daemons need root. What this machine cannot start is skipped, and
-the reason printed.
+openmpi-bin``; Slurm's daemons need root. Launchers that this machine cannot start are
+skipped, and the reason is printed.
 """
 
 import argparse
@@ -108,7 +108,7 @@ def by_mpich(work: Path, path: str) -> str:
 def by_open_mpi(work: Path, path: str) -> str:
     mpirun = shutil.which("mpirun.openmpi")
     if mpirun is None:
-        raise Skipped("there is no mpirun.openmpi; apt-get install openmpi-bin")
+        raise Skipped("mpirun.openmpi is missing; apt-get install openmpi-bin")
     options = ["--allow-run-as-root", "--oversubscribe", "-n", "2"]
     return run([mpirun, *options, sys.executable, "fit.py", "--weights", path], work)
 
@@ -161,7 +161,7 @@ def slurm(work: Path) -> Iterator[Path]:
     if not all(found):
         raise Skipped(f"needs {', '.join(daemons)}; apt-get install slurm-wlm munge")
     if os.getuid() != 0:
-        raise Skipped("its daemons need root")
+        raise Skipped("Slurm's daemons need root")
     munged, slurmctld, slurmd = found
     folder = Path(tempfile.mkdtemp(dir=work))
     with contextlib.ExitStack() as stack:

@@ -1,9 +1,9 @@
 """PyTorch's PowerSGD hook and ours, each on two processes, with the same gradients.
 
-DistributedDataParallel over gloo reduces gradients that are given, of matrices of
-several sizes, a bias and a matrix too small to be compressed. Its first two steps are
-all-reduced, as the hook requires. From then on ``power_sgd`` reduces the same
-gradients under ``tw-launch``, starting from the factors that the hook has drawn.
+DistributedDataParallel over gloo reduces given gradients, of matrices of several sizes,
+a bias and a matrix too small to be compressed. Its first two steps are all-reduced, as
+the hook requires. From then on ``power_sgd`` reduces the same gradients under
+``tw-launch``, starting from the factors that the hook has drawn.
 
 A later step starts from factors that PyTorch makes orthogonal again and we do not. They
 span the same space, so the means differ by rounding, which adds up over the steps: a

@@ -2,7 +2,7 @@
 
 Two PPO policies with equal weights take the same batch of CartPole and the same
 minibatches; after every step the towers' losses and statistics and the policy's
-weights must agree. Ends with 1 and the step where they part.
+weights must agree. Otherwise exits with status 1 and names the step where they diverge.
 
     python integration_tests/clients/rllib.py [--short]
 """

@@ -1,8 +1,8 @@
 """tensorpack 0.11's own trainers, with these packages' builders in place of theirs.
 
-Each trains on the digits beside one device, which takes the images of all towers: after
-every step all weights, slots and moving averages must be equal, and so must what its
-InferenceRunner measures and the names that its ModelSaver saves. A checkpoint that
+Each trains on the digits, as does one device on the images of all towers: after every
+step all weights, slots and moving averages must be equal, and so must the measurements
+of its InferenceRunner and the names that its ModelSaver saves. A checkpoint that
 tensorpack's own trainer wrote is restored, and the programs of the migration page print
 the same weights. Run by ``nox -s "clients(tensorpack)"``.
 """

@@ -1,4 +1,4 @@
-"""The conformance table as docs/conformance.md has it.
+"""The conformance table of docs/conformance.md.
 
 ``python -m conformance.page``, from the folder above, prints it.
 """

@@ -182,7 +182,7 @@ def why_no_hosts() -> str | None:
     if lacking := [tool for tool in _TOOLS if shutil.which(tool) is None]:
         return f"{', '.join(lacking)} not found"
     if os.geteuid():
-        return "only root makes namespaces"
+        return "only root can make namespaces"
     try:
         with tempfile.TemporaryDirectory() as folder, Hosts(2, Path(folder)) as hosts:
             hosts.drop(0, 1)

@@ -1,18 +1,16 @@
-"""Drills: does harm to tasks of real clusters, and checks what must hold then.
+"""Fault drills: harms tasks of real clusters, and checks that they recover or report.
 
-``task_faults`` (with parameter servers), ``rank_faults`` (of process groups,
-"processes: ..."), ``hangs`` (of
-everything whose waits are bounded, "hangs: ..."), and ``host_drills`` (of hosts whose
-network is cut, "hosts: ...") tell which drills there are, and what must hold. Run by
-the nox session ``faults``:
+The drills and their checks are in ``task_faults`` (with parameter servers),
+``rank_faults`` (process groups, "processes: ..."), ``hangs`` (everything with bounded
+waits, "hangs: ..."), and ``host_drills`` (hosts whose network is cut, "hosts: ...").
+Run by the nox session ``faults``:
 
     nox -s faults -- --trials 20
     nox -s faults -- --trials 20 --drill processes
     nox -s faults -- --trials 20 --drill hangs --ledger docs/benchmarks/hangs.tsv
     nox -s faults -- --total 1000 --ledger docs/benchmarks/syncrep-faults.tsv
 
-With a ledger, trials that are in it count: it can be stopped at any time, and goes on
-where it was.
+With a ledger, trials in it count: a run can be stopped at any time, and resumed.
 """
 
 import argparse
@@ -70,14 +68,14 @@ def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0], epilog=f"Drills: {'; '.join(known)}."
     )
-    parser.add_argument("--trials", type=int, help="of each drill; 20 by default")
-    parser.add_argument("--total", type=int, help="trials in all, in turn")
-    parser.add_argument("--ledger", type=Path, help="a file with a line for each trial")
-    parser.add_argument("--at-once", type=int, default=2, help="trials side by side")
+    parser.add_argument("--trials", type=int, help="trials per drill; 20 by default")
+    parser.add_argument("--total", type=int, help="total number of trials, in turn")
+    parser.add_argument("--ledger", type=Path, help="file with one line per trial")
+    parser.add_argument("--at-once", type=int, default=2, help="concurrent trials")
     parser.add_argument(
         *("--drill", "--fault"),
         nargs="+",
-        help="only those with one of these in their names",
+        help="only drills whose names contain one of these",
     )
     arguments = parser.parse_args()
     if arguments.trials is None and arguments.total is None:
@@ -85,7 +83,7 @@ def read_arguments() -> argparse.Namespace:
     parts = arguments.drill or [""]
     arguments.drill = [name for name in known if any(part in name for part in parts)]
     if not arguments.drill:
-        parser.error(f"no drill has {' or '.join(parts)} in its name")
+        parser.error(f"no drill's name contains {' or '.join(parts)}")
     return arguments
 
 
@@ -175,10 +173,10 @@ def possible(names: Sequence[str], template: Any) -> list[str]:
     on_hosts = {name for name in names if name.startswith("hosts: ")}
     left_out: set[str] = set()
     if linked and (reason := why_no_links(template)) is not None:
-        print(f"No links are taken down here: {reason}", flush=True)
+        print(f"Drills that cut links are skipped: {reason}", flush=True)
         left_out |= linked
     if on_hosts and (reason := why_no_hosts()) is not None:
-        print(f"No hosts are made here: {reason}", flush=True)
+        print(f"Drills between hosts are skipped: {reason}", flush=True)
         left_out |= on_hosts
     return [name for name in names if name not in left_out]
 

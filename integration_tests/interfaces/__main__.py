@@ -1,4 +1,4 @@
-"""The command line of the sessions; ``pieces`` has its own, as nothing is there."""
+"""The command line of the sessions; not of ``pieces``, which has nothing installed."""
 
 import argparse
 import sys
@@ -13,7 +13,7 @@ def main(words: list[str] | None = None) -> int:
     """Runs a session from the root; returns 1, and says why, where it refuses."""
     parser = argparse.ArgumentParser(prog="interfaces", description=__doc__)
     sessions = parser.add_subparsers(dest="session", required=True)
-    package = ("package", {"help": "as in tw-core"})
+    package = ("package", {"help": "such as tw-core"})
     write = ("--write", {"action": "store_true", "help": "rewrite the files"})
     into = ("into", {"type": Path, "help": "a folder for what is made"})
     several = ("packages", {"nargs": "+", "help": "names of packages, or all"})

@@ -1,6 +1,6 @@
 """Runs the examples of a README, with nothing but the standard library.
 
-The session ``pieces`` has one package and what it needs installed, and nothing else.
+The session ``pieces`` installs one package with its requirements, and nothing else.
 """
 
 import argparse

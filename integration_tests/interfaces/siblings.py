@@ -153,6 +153,8 @@ def choose(
             )
         except RuntimeError as error:
             if "No solution found" in str(error):
-                raise ValueError(f"nothing goes together.\n{error}") from None
+                raise ValueError(
+                    f"no combination of versions is possible.\n{error}"
+                ) from None
             raise
     return {by_line[line]: wheels[by_line[line]] for line in said.split()}

@@ -106,7 +106,7 @@ class Soak:
             ends["towers"] = self._towers.ends.get("towers")
         for name, end in ends.items():
             if end is None or end["accuracy"] < ACCURACY:
-                self.faults.append(f"{name} told at its end: {end}")
+                self.faults.append(f"{name} reported at its end: {end}")
 
     def end(self) -> None:
         """Ends whatever still runs, and looks that nothing is left."""
@@ -181,7 +181,7 @@ class Soak:
         self._wait_for(
             lambda: kill.look(self._cluster, WORKERS, self.now_s),
             RECOVER_S,
-            f"not all workers went on after the kill of {task}",
+            f"not all workers continued after the kill of {task}",
         )
 
     def _wait_for(self, is_so: Any, limit_s: float, otherwise: str) -> None:
@@ -199,7 +199,7 @@ class Soak:
         self._read_lines()
         for name, program in self._programs.items():
             if (status := program.poll()) is not None:
-                raise RuntimeError(f"{name} has ended with status {status}")
+                raise RuntimeError(f"{name} ended with status {status}")
         starts = sum(len(pids) for pids in self._cluster.pids.values())
         if starts > self._expected_starts():
             raise RuntimeError("a task ended that was not killed")

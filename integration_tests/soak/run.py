@@ -1,17 +1,16 @@
-"""Trains for a long time while tasks are killed, and watches what that does.
+"""Trains for a long time while tasks are killed, and checks that nothing is lost.
 
-Asynchronous towers run in one process; beside them tw-launch runs a cluster of which
-a worker, the parameter server and the chief are killed in turn, start again and
-rejoin. One worker is never killed: with the towers and the launcher it is
-long-lived, and its memory and descriptors must stay level. Nothing may be lost: every
-step is applied once, and none goes back behind the last checkpoint.
+Asynchronous towers run in one process; tw-launch also runs a cluster in which a worker,
+the parameter server and the chief are killed in turn, restarted and rejoin. One worker
+is never killed: it is long-lived, like the towers and the launcher, whose memory and
+descriptors must not grow. Nothing may be lost: every step is applied once, and no
+restart falls behind the last checkpoint.
 
     nox -s soak -- --minutes 2
 
 With ``--processes`` tw-launch runs a process group instead, without servers and without
-the towers. A kill of any rank has all of them start again from the last checkpoint:
-the launcher is long-lived, and each rank's processes must hold no more than the ones
-before.
+the towers. A kill of any rank restarts all ranks from the last checkpoint: the launcher
+is long-lived, and each rank's new process must not use more memory than the one before.
 
     nox -s soak -- --processes --minutes 30 --kill-every 60
 """
@@ -29,15 +28,15 @@ def main() -> int:
     """Runs the soak; 0 when nothing was lost, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
-        "--processes", action="store_true", help="a process group, without servers"
+        "--processes", action="store_true", help="run a process group, without servers"
     )
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument(
         "--kill-every",
         type=float,
-        help="seconds from kill to kill; 60, or 20 in a short run",
+        help="seconds between kills; 60, or 20 in a short run",
     )
-    parser.add_argument("--log", type=Path, help="file for all that the programs say")
+    parser.add_argument("--log", type=Path, help="file for the programs' output")
     parser.add_argument(
         "--light",
         action="store_true",

@@ -24,7 +24,7 @@ def start() -> tuple[Path, float]:
     """Tells that a program has begun; returns its folder, and its pause after steps."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds a step")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds per step")
     options = parser.parse_args()
     tell("start", pid=os.getpid())
     return options.folder, options.pause

@@ -1,4 +1,4 @@
-"""What ``nox -s lint`` refuses about the packages as a whole.
+"""The limits of the packages as a whole that ``nox -s lint`` enforces.
 
 The packages are the folders below ``packages``. Everything is read from the source and
 nothing is imported; imports inside functions and under ``TYPE_CHECKING`` count.

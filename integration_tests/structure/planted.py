@@ -1,8 +1,8 @@
-"""Plants faults in a copy of the packages, and counts those that the tests find.
+"""Plants bugs in a copy of the packages, and counts those that the tests find.
 
-Run by ``nox -s planted``: proof that tests which are merged or cut lose nothing. The
-faults are in ``planted.toml``. Each is planted alone; its tests run with ``-x`` and
-must fail. A fault whose line is gone is reported, and gets a new line by hand.
+Run by ``nox -s planted``: proof that merged or shortened tests lose nothing. The faults
+are in ``planted.toml``. Each is planted alone; its tests run with ``-x`` and must fail.
+A fault whose line is gone is reported, and needs a new line by hand.
 """
 
 import argparse
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Plants the faults one after the other; returns 1 if one was not found."""
     parser = argparse.ArgumentParser(prog="planted", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", help="words of the faults' names or files; all by default"
+        "names", nargs="*", help="words in the faults' names or files; all by default"
     )
     parser.add_argument("--list", action="store_true", help="print the faults and stop")
     options = parser.parse_args(arguments)

@@ -29,7 +29,9 @@ def _parts(text: str, columns: Row) -> tuple[list[str], list[Row], list[str]]:
     """Returns the lines up to the table's rule, its rows, and the lines after."""
     lines = text.splitlines()
     if lines.count(_line(columns)) != 1:
-        raise ValueError(f"the page must have one table that begins {_line(columns)!r}")
+        raise ValueError(
+            f"the page must have one table that begins with {_line(columns)!r}"
+        )
     first = lines.index(_line(columns)) + 2
     last = first
     while last < len(lines) and lines[last].startswith("|"):

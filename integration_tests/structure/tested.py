@@ -1,4 +1,4 @@
-"""Notes in docs/tested.md with which versions the packages' tests have passed.
+"""Records in docs/tested.md the versions with which the packages' tests passed.
 
 The sessions ``matrix`` and ``nightly`` call it after a run without a failure:
 python -m structure.tested DEPENDENCIES [arguments of pytest].
@@ -78,7 +78,7 @@ def main(dependencies: str, *words: str) -> None:
     """Notes a run of today with the versions of this environment."""
     packages = scope(words)
     if not packages:
-        print(f"Not noted in {PAGE.name}: {words} may leave out tests.")
+        print(f"Not recorded in {PAGE.name}: {words} may leave out tests.")
         return
     row = (
         dependencies,

@@ -1,6 +1,6 @@
-"""Weighs the packages: lines and files, by package and by folder.
+"""Prints the packages' sizes: lines and files, by package and by folder.
 
-Run by ``nox -s structure``. What is too heavy is refused by ``nox -s lint``
+Run by ``nox -s structure``. Packages that are too large are refused by ``nox -s lint``
 (``structure.limits``).
 """
 
