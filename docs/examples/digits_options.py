@@ -1,4 +1,4 @@
-"""What the digits example's options may be, told before anything is built."""
+"""Checks the digits example's options before anything is built."""
 
 import json
 import math
@@ -11,13 +11,13 @@ import tw_core
 
 
 def refuse(sentence):
-    """Ends the program as wrong options do: a sentence, and exit status 2."""
+    """Prints a sentence and exits with status 2, as argument parsers do."""
     print(sentence, file=sys.stderr)
     raise SystemExit(2)
 
 
 def check_numbers(options, num_images):
-    """Refuses numbers that no run over ``num_images`` images can have."""
+    """Refuses numbers that are invalid for ``num_images`` images."""
     towers = len(options.devices) or options.towers
     for flag, number in {
         "--towers": towers,
@@ -43,7 +43,7 @@ def check_numbers(options, num_images):
 
 
 def find_devices(options):
-    """Returns a device per tower: as named, else the GPUs in turn, else CPUs."""
+    """Returns a device per tower: those named, else the GPUs in turn, else CPUs."""
     if options.devices:
         _check_devices(options.devices)
         return list(options.devices)
@@ -54,18 +54,18 @@ def find_devices(options):
 
 
 def check_writable(folder):
-    """Refuses a folder that cannot be made or written to."""
+    """Refuses a folder that cannot be created or written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".probe-{os.getpid()}"
         probe.touch()
         probe.unlink()
     except OSError as error:
-        refuse(f"--out {folder} cannot be written: {error}. Name a folder that can.")
+        refuse(f"--out {folder} cannot be written: {error}. Name another folder.")
 
 
 def read_checkpoint(options, num_images):
-    """Returns what the run in the output folder has noted of its checkpoint."""
+    """Returns the state that the run in the output folder saved with its checkpoint."""
     path = options.out / "state.json"
     if not path.exists():
         refuse(
@@ -86,32 +86,32 @@ def read_checkpoint(options, num_images):
         refuse(f"--resume: {index} is missing. Train without --resume.")
     if size != options.batch_size:
         refuse(
-            f"--resume: {options.out} was trained with --batch-size {size}, and its "
-            f"steps are no epochs of {options.batch_size} images a step. Resume with "
-            "the same one, or train without --resume."
+            f"--resume: {options.out} was trained with --batch-size {size}; got "
+            f"{options.batch_size}. Resume with the same batch size, or train without "
+            "--resume."
         )
     if done > options.epochs:
         refuse(
             f"--resume: {options.out} has been trained for {done} epochs, and --epochs "
-            f"is {options.epochs}. It counts from the start: ask for more."
+            f"is {options.epochs}, counted from the start; pass a larger number."
         )
     if done == options.epochs == drawn:
         print(
             f"--resume: {options.out} has been trained for all {done} epochs; its "
-            "pictures and figures are as they were. Ask for more with --epochs."
+            "pictures and figures are unchanged. Train longer with --epochs."
         )
         raise SystemExit(0)
     return state
 
 
 def _check_devices(devices):
-    """Refuses what is not there: TensorFlow would train elsewhere without a word."""
+    """Refuses missing devices: TensorFlow would silently train on others."""
     unknown = [device for device in devices if not _is_here(device)]
     if unknown:
         refuse(
             f"--devices: this process has no {', '.join(map(repr, unknown))}; it has "
             f"{', '.join(tw_core.devices.available_devices())}. Name these, or leave "
-            "out --devices: where there is no GPU, --towers 2 makes two logical CPUs."
+            "out --devices: without a GPU, --towers 2 makes two logical CPUs."
         )
 
 
@@ -121,4 +121,4 @@ def _is_here(device):
         tw_core.devices.check_devices([name])
     except ValueError:
         return False
-    return name.startswith("/device:")  # another process's has its job before it
+    return name.startswith("/device:")  # another process's device begins with its job

@@ -1,4 +1,4 @@
-"""The two pictures of a training run: its curves, and what lives and moves where."""
+"""The two pictures of a training run: its curves, and the placement of variables."""
 
 import textwrap
 

@@ -30,9 +30,9 @@ class Program(NamedTuple):
     """A built training program, of either mode.
 
     step(images, labels) trains on a batch and returns the loss before it;
-    predict(images) returns a label an image; copy() makes all towers equal to
-    tower 0. variables are tower 0's, its optimizer's included; owners are the copies
-    of the model's variables, in their order, that the optimizer has slots for.
+    predict(images) returns one label per image; copy() makes all towers equal to tower
+    0. variables are tower 0's, its optimizer's included; owners are the copies of the
+    model's variables, in their order, that the optimizer has slots for.
     """
 
     step: Callable
@@ -46,10 +46,10 @@ class Program(NamedTuple):
 
 
 class Run:
-    """Keeps what happens, shows it, and writes it down."""
+    """Records a run's progress, shows it, and writes it to files."""
 
     def __init__(self, options, *, num_images):
-        """Checks the options and picks the devices, before anything is built."""
+        """Checks the options and chooses the devices, before anything is built."""
         check_numbers(options, num_images)
         self.towers = tw_core.towers(find_devices(options))
         self._checkpoint = (
@@ -65,7 +65,7 @@ class Run:
         self._timings = {}
 
     def describe(self, program):
-        """Prints what was built and draws where it lives."""
+        """Prints a summary of the program, and draws where its variables are."""
         options, built = self._options, self._built(program)
         self._timings["build_s"] = time.perf_counter() - self._started
         print(f"Built {len(self.towers)} towers, {options.mode} mode:")
@@ -85,7 +85,7 @@ class Run:
         )
 
     def restore_if_asked(self, program):
-        """Goes on from the checkpoint in the output folder, with --resume."""
+        """Resumes from the checkpoint in the output folder, with --resume."""
         if self._checkpoint is None:
             return
         state = self._checkpoint
@@ -95,10 +95,10 @@ class Run:
             saver.restore(program.session, path)
         self._step, self._history = state["step"], state["history"]
         self._losses = state["losses"]
-        print(f"Going on from step {self._step}.")
+        print(f"Resuming from step {self._step}.")
 
     def batches(self, rows):
-        """Yields the rows of each batch, in an order that seed and epoch decide.
+        """Yields the rows of each batch, in an order set by seed and epoch.
 
         Shows a progress bar; Ctrl-C ends the run after the present step.
         """
@@ -118,7 +118,7 @@ class Run:
         self._timings["train_s"] = time.perf_counter() - self._started
 
     def log_loss(self, loss):
-        """Counts a step, unless it has failed: then the run ends with an error."""
+        """Counts a step; if its loss is not finite, ends the run with an error."""
         self._step += 1
         self._losses.append(loss := float(loss))
         if not math.isfinite(loss):
@@ -132,7 +132,7 @@ class Run:
         self._bar.update(self._options.batch_size)
 
     def ends_epoch(self):
-        """Tells whether the last step ended an epoch."""
+        """Returns whether the last step ended an epoch."""
         return self._step % self._per_epoch == 0
 
     def log_guesses(self, guesses, labels):
@@ -148,7 +148,7 @@ class Run:
         if self._interrupted:
             print(
                 f"\nInterrupted after step {self._step}; the checkpoint is in "
-                f"{options.out}. Go on with --resume.",
+                f"{options.out}. Continue with --resume.",
                 file=sys.stderr,
             )
             raise SystemExit(130)
@@ -157,13 +157,13 @@ class Run:
         self._timings["images_per_s"] = images / seconds
         accuracy = self._history["accuracy"][-1] if self._history["accuracy"] else None
         settings = asdict(options)
-        del settings["out"], settings["resume"]  # where and how often, not what
+        del settings["out"], settings["resume"]  # they do not change results
         summary = {"test_accuracy": accuracy, "history": self._history}
         summary |= {"built": self._built(program), "options": settings}
         _write_json(options.out / "summary.json", summary)
         _write_json(options.out / "timings.json", self._timings)
         digits_plots.draw_curves(self._history, path=options.out / "curves.png")
-        if steps.steps:  # a run that is resumed near its end has too few
+        if steps.steps:  # too few in a run that was resumed near its end
             steps.draw(options.out / "timeline.png")
         print(f"Test accuracy {accuracy:.4f}, {images / seconds:,.0f} images/s")
         print(f"Wrote {options.out}/: curves.png, placement.png, timeline.png, …")

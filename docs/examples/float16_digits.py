@@ -1,8 +1,8 @@
 """Trains a float16 network on handwritten digits, and counts the gradients it loses.
 
 The network's variables, activations and gradients are float16; the optimizer updates
-float32 master copies. Without scaling the loss, four in ten of the gradients that the
-backward pass starts from are too small for float16 in the end, and become zero:
+float32 master copies. Without loss scaling, four in ten of the gradients with which the
+backward pass starts end up too small for float16, and become zero:
 
     python float16_digits.py                 # scaled
     python float16_digits.py --no-scaling
@@ -18,7 +18,7 @@ parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--towers", type=int, default=1)
 parser.add_argument("--epochs", type=int, default=40)
 parser.add_argument("--no-scaling", action="store_true")
-if __name__ == "__main__":  # Help and wrong options do not wait for TensorFlow.
+if __name__ == "__main__":  # --help and wrong options need no TensorFlow.
     parser.parse_args()
 
 import numpy as np
@@ -87,8 +87,8 @@ class Training:
     def share_lost(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         """Returns the share of the logits' gradients that only float32 can hold.
 
-        These are what the whole backward pass starts from: [images, 10] numbers, of
-        which those that become zero in float16 tell no layer anything.
+        The whole backward pass starts from these [images, 10] numbers; those that
+        become zero in float16 do not reach any layer.
         """
         logits = self.networks[0].logits(images)
         exact = tf.cast(logits, tf.float32)
@@ -116,7 +116,7 @@ class Training:
 
 
 def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns training images and labels, then those to test on."""
+    """Returns training images and labels, then test images and labels."""
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     images = (images[order] / 16).astype(np.float32)

@@ -13,9 +13,9 @@ from pathlib import Path
 FAULTS = ("none", "wrong-device", "unpacked", "late-input")
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--fault", choices=FAULTS, default="none")
-parser.add_argument("--steps", type=int, default=5, help="to record")
+parser.add_argument("--steps", type=int, default=5, help="steps to record")
 parser.add_argument("--out", type=Path, default=Path("out/slow"))
-if __name__ == "__main__":  # Help and wrong options do not wait for TensorFlow.
+if __name__ == "__main__":  # --help and wrong options need no TensorFlow.
     parser.parse_args()
 
 import numpy as np
@@ -32,7 +32,7 @@ LATE_S = 0.05  # how long a late batch takes
 
 
 class Model(tf.Module):
-    """Three large layers, and many small variables as normalisation layers have."""
+    """Three large layers, and many small variables, as in normalisation layers."""
 
     def __init__(self, last_device):
         super().__init__()
@@ -75,7 +75,7 @@ def batches(num_towers, fault):
     random = np.random.default_rng(1)
     while True:
         if fault == "late-input":
-            time.sleep(LATE_S)  # a slow disk, a decoder on one thread, a far store
+            time.sleep(LATE_S)  # a slow disk, a decoder on one thread, remote storage
         yield [random.random([ROWS, LARGE], np.float32) for _ in range(num_towers)]
 
 
@@ -99,7 +99,7 @@ def main():
     steps = record(options.fault, options.steps)
     print(steps.summary())
     seconds = [step.seconds for step in steps.steps]
-    fastest = seconds.index(min(seconds))  # that others on the machine disturbed least
+    fastest = seconds.index(min(seconds))  # least disturbed by other programs
     steps.draw(options.out / f"{options.fault}.png", step=fastest)
     steps.write(options.out / f"{options.fault}.json")
 

@@ -15,22 +15,22 @@ import tyro
 
 @dataclass(frozen=True)
 class Options:
-    # variables: a copy per tower, a copy per tower of which one applies, or one for all
+    # variables: a copy per tower; a copy per tower, updated by one; or one for all
     builder: Literal["replicated", "sharded", "parameter-server"] = "replicated"
     mode: Literal["graph", "function"] = "graph"  # step in a session or a tf.function
     towers: int = 4  # number of towers; with --devices, one per device
     devices: tuple[str, ...] = ()  # devices, e.g. /gpu:0 /gpu:1 (GPUs, else CPUs)
     # function of tw_reduce that adds the gradients of replicated towers
     reducer: Literal["sum_balanced", "sum_round_robin"] = "sum_balanced"
-    batch_size: int = 64  # images a step, over all towers
+    batch_size: int = 64  # images per step, over all towers
     epochs: int = 30  # passes over the training images
     learning_rate: float = 2e-3  # learning rate of Adam
     seed: int = 1  # seed of the first weights and of the order of the images
-    resume: bool = False  # whether to go on from the checkpoint in --out
+    resume: bool = False  # whether to resume from the checkpoint in --out
     out: Path = Path("out/train")  # folder for pictures, figures and checkpoint
 
 
-if __name__ == "__main__":  # Help and wrong options do not wait for TensorFlow.
+if __name__ == "__main__":  # --help and wrong options need no TensorFlow.
     asked = tyro.cli(Options, description=__doc__)
 
 import numpy as np

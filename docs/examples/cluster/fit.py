@@ -1,4 +1,4 @@
-"""Trains a digit classifier over all processes that a launcher has started.
+"""Trains a digit classifier over all processes that a launcher started.
 
     python fit.py
     tw-launch --ps 0 --workers 2 -- python fit.py
@@ -14,9 +14,9 @@ import argparse
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--epochs", type=int, default=3)
-parser.add_argument("--batch", type=int, default=64, help="rows of all processes")
-parser.add_argument("--weights", help="a file for rank 0 to write, as of NumPy")
-if __name__ == "__main__":  # Help and wrong options do not wait for TensorFlow.
+parser.add_argument("--batch", type=int, default=64, help="rows over all processes")
+parser.add_argument("--weights", help="NumPy file (.npz) that rank 0 writes")
+if __name__ == "__main__":  # --help and wrong options need no TensorFlow.
     parser.parse_args()
 
 import logging
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def own_gpus(group: tw_ranks.ProcessGroup) -> list[str]:
-    """Shares a machine's GPUs out, unless the launcher has."""
+    """Divides a machine's GPUs among its ranks, unless the launcher did so."""
     gpus = tf.config.list_physical_devices("GPU")
     own = gpus[group.local_rank :: group.local_size] or gpus
     tf.config.set_visible_devices(own, "GPU")

@@ -1,18 +1,18 @@
-"""Runs fit.py on a Ray cluster, by Ray's TensorflowTrainer.
+"""Runs fit.py on a Ray cluster, with Ray's TensorflowTrainer.
 
     pip install "ray[train]" scikit-learn
     python ray_fit.py --workers 2
 
-The trainer sets a TF_CONFIG of workers in each process, which is all that is needed.
+The trainer sets a TF_CONFIG of workers in each process; nothing else is needed.
 """
 
 import argparse
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--workers", type=int, default=2)
-parser.add_argument("--cpus", type=float, default=1.0, help="of each worker")
-parser.add_argument("arguments", nargs="*", help="for fit.py, after --")
-if __name__ == "__main__":  # Help and wrong options do not wait for Ray.
+parser.add_argument("--cpus", type=float, default=1.0, help="CPUs of each worker")
+parser.add_argument("arguments", nargs="*", help="arguments of fit.py, after --")
+if __name__ == "__main__":  # --help and wrong options need no Ray.
     parser.parse_args()
 
 import sys

@@ -1,10 +1,10 @@
-"""Runs train.py on a Ray cluster: every task of TensorFlow's is an actor of Ray's.
+"""Runs train.py on a Ray cluster: every TensorFlow task is a Ray actor.
 
     pip install ray scikit-learn
     python ray_program.py --workers 2 -- --steps 300
 
-Ray's own TensorflowTrainer sets TF_CONFIG for workers only, as ``ray_fit.py`` uses it;
-this sets it for parameter servers too.
+Ray's own TensorflowTrainer, used in ``ray_fit.py``, sets TF_CONFIG only for workers;
+this program also sets it for parameter servers.
 """
 
 import argparse
@@ -18,9 +18,9 @@ from pathlib import Path
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--ps", type=int, default=1)
 parser.add_argument("--workers", type=int, default=2)
-parser.add_argument("--address", help="of a running Ray cluster; by default local")
-parser.add_argument("arguments", nargs="*", help="for train.py, after --")
-if __name__ == "__main__":  # Help and wrong options do not wait for Ray.
+parser.add_argument("--address", help="a running Ray cluster; by default a local one")
+parser.add_argument("arguments", nargs="*", help="arguments of train.py, after --")
+if __name__ == "__main__":  # --help and wrong options need no Ray.
     parser.parse_args()
 
 import ray
@@ -30,9 +30,9 @@ TRAIN = Path(__file__).with_name("train.py")
 
 @ray.remote(num_cpus=0.5, max_concurrency=2)
 class Task:
-    """One task: a process of its own, as a TensorFlow server cannot be ended.
+    """One task: a separate process, as a TensorFlow server cannot be stopped.
 
-    Two calls at once, so that a task that is waited for can be ended.
+    Allows two calls at once, so that a task can be killed during ``wait``.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ def main() -> int:
         ray.get([task.end.remote() for listed in tasks.values() for task in listed])
         ray.shutdown()
     print(f"workers ended with {statuses}")
-    return int(any(statuses))  # one that a signal killed has a negative status
+    return int(any(statuses))  # a status is negative after a signal
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ On one machine:
 
     tw-launch --ps 1 --workers 2 -- python train.py
 
-Elsewhere, anything that sets TF_CONFIG starts it, as ``ray_program.py`` (Ray) does.
+Elsewhere, start it with anything that sets TF_CONFIG, such as ``ray_program.py``.
 ``fit.py`` is for processes without servers.
 """
 
@@ -15,10 +15,10 @@ import signal
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--steps", type=int, default=300)
-parser.add_argument("--batch", type=int, default=64, help="rows a replica and step")
-parser.add_argument("--checkpoints", help="a directory that all tasks see")
+parser.add_argument("--batch", type=int, default=64, help="rows per replica and step")
+parser.add_argument("--checkpoints", help="a directory that all tasks share")
 parser.add_argument("--wait-timeout", type=float, default=60.0, help="seconds")
-if __name__ == "__main__":  # Help and wrong options do not wait for TensorFlow.
+if __name__ == "__main__":  # --help and wrong options need no TensorFlow.
     parser.parse_args()
 
 import numpy as np
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def serve() -> None:
-    # server.join() would hear no signal, and the process would have to be killed.
+    # server.join() would not react to signals, and the process would have to be killed.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(0))
     while True:

@@ -1,6 +1,6 @@
 """Reads handwritten digits with a convolutional network.
 
-Batch normalisation is synchronised: it takes the whole batch, over all towers.
+Batch normalisation is synchronised: it uses the whole batch, over all towers.
 """
 
 from gallery import devices, run

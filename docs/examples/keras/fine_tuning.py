@@ -1,7 +1,7 @@
-"""Learns digits below five, then those from five on with the features of the first.
+"""Learns digits below five, then the others with the features of the first.
 
-The features are frozen until the new head has learned, and then trained with it at a
-small rate.
+The features are frozen until the new head is trained, and then trained with it at a
+small learning rate.
 """
 
 from gallery import devices, run

@@ -1,8 +1,8 @@
-"""What the programs of the gallery share: options, devices, noise, the plain program.
+"""Shared by the gallery's programs: options, devices, noise, the plain program.
 
-A line that is not plain Keras says at its end what plain Keras has in its place:
-``# plain Keras: make_model()``, or ``# plain Keras: no such line``. With ``--plain`` a
-program runs as the one that has these instead.
+A comment on each line that is not plain Keras gives its plain-Keras form: ``# plain
+Keras: make_model()``, or ``# plain Keras: no such line``. With ``--plain`` a program
+runs with these forms.
 """
 
 import argparse
@@ -16,12 +16,12 @@ from typing import Any
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--towers", type=int, default=2)
-parser.add_argument("--epochs", type=int, help="of training; each program has its")
+parser.add_argument("--epochs", type=int, help="default: the program's own")
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--float64", action="store_true", help="compute in float64")
 parser.add_argument("--plain", action="store_true", help="one device, plain Keras")
 if Path(sys.argv[0]).resolve().parent == Path(__file__).resolve().parent:
-    parser.parse_args()  # Help and wrong options do not wait for Keras.
+    parser.parse_args()  # --help and wrong options need no Keras.
 
 import keras
 import numpy as np
@@ -35,15 +35,15 @@ _VALUE = re.compile(r"= .*$")
 
 
 def devices(towers):
-    """Returns as many devices, GPUs where there are any."""
+    """Returns that many devices, GPUs if there are any."""
     return tw_core.devices.available_devices()[:towers]
 
 
 def normal_rows(seeds, step, width, dtype):
     """Returns [rows, width] normal numbers, which depend on a row's seed and the step.
 
-    What a row draws depends neither on the other rows nor on who computes it, so that
-    a batch over towers has the noise that it has on one device.
+    A row's numbers do not depend on other rows or on the tower, so that a batch over
+    towers has the same noise as on one device.
     """
     step = tf.cast(step, seeds.dtype)
     return tf.map_fn(
@@ -54,7 +54,7 @@ def normal_rows(seeds, step, width, dtype):
 
 
 def reducers():
-    """Returns by name what towers may send in place of their gradients."""
+    """Returns, by name, reducers that send less than the gradients."""
     from tw_reduce.compression import error_feedback, int8, power_sgd, sign, top_k
 
     return {
@@ -89,13 +89,13 @@ def plain_main(path) -> Callable[..., Any]:
 
 
 def use_float64():
-    """Has models and losses made from here on compute in float64."""
+    """Makes models and losses created from now on compute in float64."""
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
 
 
 def train_over_ranks(main):
-    """Has a program train over the processes that tw-launch started; returns these."""
+    """Makes a program train over the processes that tw-launch started; returns them."""
     import tw_ranks
 
     group = tw_ranks.join()

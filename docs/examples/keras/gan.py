@@ -1,7 +1,7 @@
-"""Draws handwritten digits: a painter and a critic that learn from each other.
+"""Generates handwritten digits: a painter and a critic learn from each other.
 
-Two models and two optimizers in a ``train_step`` of their own, in plain Keras. Noise
-follows from seeds that are in the batch, so that every run of a seed is the same.
+Two models and two optimizers in a ``train_step`` of their own, in plain Keras. Noise is
+derived from seeds in the batch, so that runs with equal seeds are equal.
 """
 
 from gallery import devices, normal_rows, run

@@ -1,7 +1,7 @@
 """Reads handwritten digits in float16, with variables in float32.
 
-Keras scales the loss by itself under this policy, and skips steps whose gradients are
-not finite.
+Keras scales the loss itself under this policy, and skips steps whose gradients are not
+finite.
 """
 
 from gallery import devices, run

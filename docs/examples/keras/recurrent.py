@@ -1,6 +1,6 @@
-"""Says how a wave goes on, with a recurrent network.
+"""Predicts how a wave continues, with a recurrent network.
 
-A wave is the sum of two sines of unlike frequency, with a little noise.
+A wave is the sum of two sines of different frequencies, with a little noise.
 """
 
 from gallery import devices, run

@@ -1,7 +1,7 @@
 """Predicts the course of diabetes from ten measurements of a patient.
 
-Grave cases are rare. Each row has a weight, so that rare cases count as much together
-as common ones do.
+Severe cases are rare. Each row has a weight, so that rare cases together count as much
+as common ones.
 """
 
 from gallery import devices, run

@@ -1,7 +1,7 @@
-"""Says of every pixel whether it belongs to a disc, to a square or to neither.
+"""Classifies every pixel: part of a disc, of a square, or of neither.
 
-Convolutions shrink the image and enlarge it again; what the second half computes sees
-what the first had at the same size. Batch normalisation is synchronised.
+Convolutions shrink the image and enlarge it again; the second half also receives the
+first half's features of the same size. Batch normalisation is synchronised.
 """
 
 from gallery import devices, run

@@ -1,6 +1,6 @@
-"""Reads handwritten digits by towers that send less than their gradients.
+"""Reads handwritten digits, with towers that send less than their gradients.
 
-What is not sent in one step is remembered, and sent in a later one.
+The part that is not sent in one step is kept, and sent in a later one.
 """
 
 from gallery import devices, reducers, run

@@ -1,7 +1,7 @@
-"""Tells a line of NumPy's documentation from one of TensorFlow's.
+"""Classifies lines of documentation as NumPy's or TensorFlow's.
 
-The texts are the docstrings that both packages bring along. Words become vectors, whose
-mean over a line is classified.
+The texts are both packages' docstrings. Words become vectors, and their mean over a
+line is classified.
 """
 
 from gallery import devices, run

@@ -1,7 +1,7 @@
 """Sorts sequences of digits with a small transformer.
 
-Each place of the output attends to the whole input, and says which digit stands there
-once the sequence is sorted.
+Each position of the output attends to the whole input, and predicts its digit of the
+sorted sequence.
 """
 
 from gallery import devices, run
@@ -16,7 +16,7 @@ LENGTH, WIDTH = 8, 32
 
 
 class Positions(layers.Layer):
-    """Adds a vector of its own to every place."""
+    """Adds a learned vector to every position."""
 
     def build(self, shape):
         self.vectors = self.add_weight(shape=shape[1:], initializer="uniform")

@@ -1,7 +1,7 @@
 """Learns a code of two numbers for handwritten digits: a variational autoencoder.
 
-It has a ``train_step`` of its own, in plain Keras. The noise of an image follows from a
-seed that is in the batch, so that every run of a seed is the same.
+It has its own ``train_step``, in plain Keras. An image's noise is derived from a seed
+in the batch, so that runs with equal seeds are equal.
 """
 
 from gallery import devices, normal_rows, run

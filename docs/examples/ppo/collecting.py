@@ -1,7 +1,7 @@
-"""Plays several environments side by side and turns what happened into columns.
+"""Plays several environments in parallel, and turns their steps into columns.
 
 Rows are ordered by environment, then by time, so that a recurrent policy finds
-its sequences in one piece.
+each sequence contiguous.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,9 +19,9 @@ Act: TypeAlias = Callable[[Floats, Floats, Floats], tuple[Any, Floats, Floats, F
 
 
 class HideColumns(gym.ObservationWrapper):
-    """Shows some columns of an observation only, in quarters of their limits.
+    """Shows only some columns of an observation, in quarters of their limits.
 
-    A velocity that is not seen must be told from small differences.
+    The policy must infer hidden velocities from small differences.
     """
 
     def __init__(self, env: gym.Env, shown: Sequence[int]) -> None:
@@ -50,7 +50,7 @@ def make_envs(
 
 
 class Collector:
-    """Plays on from where it stopped, batch after batch."""
+    """Continues to play from where it stopped, batch after batch."""
 
     def __init__(
         self, envs: gym.vector.VectorEnv, *, state_size: int, seed: int
@@ -99,7 +99,7 @@ class Collector:
         rewards = rewards.astype(np.float32)
         self._count(rewards, ended | cut)
         if cut.any():
-            # An episode that ran out of time goes on as far as its value tells.
+            # An episode that ran out of time continues with the estimated value.
             final = np.where(cut[:, None], _final(info, seen), seen).astype(np.float32)
             _, _, beyond, _ = act(final, state, np.zeros_like(self._starts))
             rewards = rewards + gamma * beyond * cut
@@ -126,7 +126,7 @@ def advantages_of(
       values: [N, T].
       ends: [N, T], 1 where an episode ended with this step.
       last: [N], values after the last step.
-      discounts: of the estimate.
+      discounts: the discounts of the estimate.
 
     Returns:
       [N, T].

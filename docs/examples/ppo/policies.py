@@ -17,12 +17,12 @@ COLUMNS = ("seen", "starts", "actions", "log_probs", "advantages", "returns")
 
 @dataclass(frozen=True)
 class Shape:
-    """What a policy sees, does and remembers."""
+    """The sizes of a policy's observations, actions and state."""
 
-    seen: int  # numbers of an observation
-    actions: int  # how many there are to choose from
+    seen: int  # size of an observation
+    actions: int  # number of actions
     hidden: int  # units of a layer
-    state: int  # numbers of the recurrent state; 0 for a feed-forward policy
+    state: int  # size of the recurrent state; 0 for a feed-forward policy
     steps: int  # rows of a sequence in training; 1 for a feed-forward policy
 
 
@@ -62,7 +62,7 @@ class Network:
 
 
 class Acting:
-    """The policy as it plays, one row a sequence."""
+    """The policy as it plays, with one row per sequence."""
 
     def __init__(self, shape: Shape) -> None:
         seen = v1.placeholder(tf.float32, [None, shape.seen])
@@ -81,7 +81,7 @@ class Acting:
 
 
 class PpoLoss:
-    """One tower's policy and its loss: what ``build_graph`` returns."""
+    """One tower's policy and its loss, returned by ``build_graph``."""
 
     def __init__(
         self,
@@ -122,12 +122,11 @@ class Cell:
     def run(
         self, seen: tf.Tensor, starts: tf.Tensor, state: tf.Tensor, steps: int
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Runs over sequences that follow each other.
+        """Runs over consecutive sequences.
 
         Args:
           seen: [sequences * steps, ...].
-          starts: [sequences * steps], 1 where an episode starts, and with it
-            the state.
+          starts: [sequences * steps], 1 where an episode starts and the state is reset.
           state: [sequences, state], before each first row.
           steps: rows of a sequence.
 
@@ -172,7 +171,7 @@ def _tanh_layers(inputs: tf.Tensor, units: int, name: str) -> tf.Tensor:
 def _clipped_gain(
     log_probs: tf.Tensor, rows: Mapping[str, tf.Tensor], clip: float
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the clipped surrogate, and how far the policy has moved (KL)."""
+    """Returns the clipped surrogate, and the policy's KL divergence."""
     chosen = tf.gather(log_probs, rows["actions"], batch_dims=1)
     change = chosen - rows["log_probs"]
     ratio, advantages = tf.exp(change), rows["advantages"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Discounts:
-    """How far ahead returns look."""
+    """The discounts of returns and advantages."""
 
     gamma: float  # discount of a step
     lam: float  # of generalised advantage estimation
@@ -13,9 +13,9 @@ class Discounts:
 
 @dataclass(frozen=True)
 class Weighting:
-    """What the loss is made of."""
+    """The weights of the loss's terms."""
 
-    clip: float  # how far the probability ratio may leave 1
+    clip: float  # maximum distance of the probability ratio from 1
     entropy: float  # weight of the entropy
     value: float  # weight of the values' squared error
 
@@ -28,13 +28,13 @@ class Task:
     target: float  # mean return of the last 100 episodes that counts as learnt
     # Columns of the observation that the policy sees; None for all
     shown: tuple[int, ...] | None
-    state: int  # numbers of the recurrent state; 0 for a feed-forward policy
+    state: int  # size of the recurrent state; 0 for a feed-forward policy
     sequence: int  # rows of a sequence
-    num_envs: int  # environments side by side
+    num_envs: int  # environments in parallel
     num_steps: int  # steps in each of them for a batch
     epochs: int  # passes over a batch
     minibatches: int  # steps of an epoch
-    rate: float  # of learning at the start; falls to 0 linearly
+    rate: float  # initial learning rate; falls to 0 linearly
     discounts: Discounts  # of returns and advantages
     weighting: Weighting  # of the loss
 

@@ -3,8 +3,8 @@
     python docs/examples/ppo/train.py                       # everything
     python docs/examples/ppo/train.py cartpole --seeds 1    # one run
 
-Every run takes under a minute on two cores. A learning curve a task lands in
-``--out`` as PNG; the exit status tells whether all runs met their targets.
+Every run takes under a minute on two cores. Each task's learning curve is written to
+``--out`` as PNG; the exit status is 0 if all runs met their targets.
 """
 
 import argparse
@@ -21,10 +21,10 @@ TAIL = 100
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}; default all")
 parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-parser.add_argument("--steps", type=int, default=STEPS, help="of the environments")
+parser.add_argument("--steps", type=int, default=STEPS, help="environment steps")
 parser.add_argument("--towers", type=int, default=2, help="logical CPUs to train on")
 parser.add_argument("--out", type=Path, default=Path("out/ppo"))
-if __name__ == "__main__":  # Help and wrong options do not wait for TensorFlow.
+if __name__ == "__main__":  # --help and wrong options need no TensorFlow.
     parser.parse_args()
 
 import matplotlib
@@ -42,10 +42,10 @@ import tw_core
 class Run:
     """One training run."""
 
-    seed: int  # of everything random
+    seed: int  # of all random numbers
     ended_at: tuple[int, ...]  # steps at which episodes ended
     returns: tuple[float, ...]  # of these episodes
-    seconds: float  # how long it took
+    seconds: float  # duration
 
     @property
     def score(self) -> float:
@@ -74,7 +74,7 @@ def train(task: Task, *, seed: int, steps: int, num_towers: int = 2) -> Run:
 
 
 def draw(runs: Sequence[Run], *, title: str, target: float, to: Path) -> None:
-    """Draws the running mean of 100 episodes' returns, a line a run, as PNG."""
+    """Draws the running mean of 100 episodes' returns, one line per run, as PNG."""
     figure, axes = plt.subplots(figsize=(7, 4))
     for run in runs:
         sums = np.cumsum([0.0, *run.returns])
@@ -90,7 +90,7 @@ def draw(runs: Sequence[Run], *, title: str, target: float, to: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Trains what the command line asks for; returns the exit status."""
+    """Trains the tasks of the command line; returns the exit status."""
     options = _parse(arguments)
     missed = 0
     for name in options.tasks or TASKS:
