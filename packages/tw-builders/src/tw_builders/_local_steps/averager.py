@@ -79,8 +79,8 @@ class ModelAverager:
             of the variables. None to take the mean itself, as SGD with rate 1 would.
           state: [K][M] variables of the towers' optimizers, or a function that returns
             them once they are made. Floating-point arrays are averaged; scalars and
-              integers, such as counts of steps and learning rates, are taken from the
-              rank that ran the most steps. By default each rank keeps its own.
+            integers, such as counts of steps and learning rates, are taken from the
+            rank that ran the most steps. By default each rank keeps its own.
           keeps_state: whether ``state`` is averaged only in ``finish``.
 
         Raises:
