@@ -40,10 +40,10 @@ def release(toy):
     [
         (leave_changes, "all", r"must be clean; got the changes\n\?\? new\.txt"),
         (print, "tw-a tw-x", r"\['tw-x'\] are unknown; .* tw-a, tw-b, or all"),
-        (take_fragment_away, "tw-a", r"tw-a: changelog\.d holds nothing"),
+        (take_fragment_away, "tw-a", r"tw-a: changelog\.d is empty"),
         (rename_argument, "all", r"the code \(\+\) differ"),
-        (print, "tw-b", r"tw-b: no release is in tw-a<0\.2,>=0\.1; release tw-a first"),
-        (release, "all", r"tw-a: 0\.1\.0 is released; raise the version"),
+        (print, "tw-b", r"tw-b: no release satisfies tw-a<0\.2,>=0\.1; release"),
+        (release, "all", r"tw-a: 0\.1\.0 is already released; raise it"),
     ],
 )
 def test_what_stands_against_a_release_is_told(toy, spoil, words, said):

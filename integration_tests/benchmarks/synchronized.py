@@ -5,7 +5,7 @@ layers, from the same weights on the same shards, held in memory. After two step
 synchronised ones must have the variables of one device on the whole batch. The first
 call, which traces, is reported as well.
 
-``collectives`` computes each sum at run time, with an all-reduce: the baseline of
+``collectives`` computes each sum at run time, with an all-reduce: the baseline for
 ``tw_core.synchronized``.
 """
 

@@ -15,7 +15,7 @@ def main(words: list[str] | None = None) -> int:
     sessions = parser.add_subparsers(dest="session", required=True)
     package = ("package", {"help": "such as tw-core"})
     write = ("--write", {"action": "store_true", "help": "rewrite the files"})
-    into = ("into", {"type": Path, "help": "a folder for what is made"})
+    into = ("into", {"type": Path, "help": "folder for the results"})
     several = ("packages", {"nargs": "+", "help": "names of packages, or all"})
     known: tuple[tuple[Any, ...], ...] = (
         ("api", api.run, package, write),

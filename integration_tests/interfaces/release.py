@@ -43,12 +43,12 @@ def find_faults(
     """Yields what stands against a release, after which ``there`` are all that are."""
     folder = repository.root / target.folder / "changelog.d"
     if {path.name for path in folder.glob("*.md")} <= {"README.md"}:
-        yield "changelog.d holds nothing; say there what changed."
+        yield "changelog.d is empty; describe the changes there."
     if any(one.tag == target.tag and one.commit for one in there):
-        yield f"{target.version} is released; raise the version in pyproject.toml."
+        yield f"{target.version} is already released; raise it in pyproject.toml."
     for need in target.siblings:
         found = [one.version for one in there if one.name == need.name]
         if not any(need.specifier.contains(v, prereleases=True) for v in found):
-            yield f"no release is in {need}; release {need.name} first, or with it."
+            yield f"no release satisfies {need}; release {need.name} first, or with it."
     if fault := check(repository.root, target):
         yield fault

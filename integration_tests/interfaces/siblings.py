@@ -81,7 +81,7 @@ def forward(root: Path, package: str, into: Path) -> list[PlannedRun]:
             runs.append(_planned(one, chosen, tree))
         else:
             what = f"{own.name} {own.version}; nothing to prove"
-            sys.stdout.write(f"{one}: no set of releases goes with it and {what}.\n")
+            sys.stdout.write(f"{one}: no releases are compatible with it and {what}.\n")
     return runs
 
 

@@ -190,8 +190,8 @@ def find_foreign_tests(root: Path) -> Iterator[str]:
                 if owner not in known:
                     yield (
                         f"{file.relative_to(root)}:{line} imports {name}, which "
-                        f"{package} does not need; tests of both belong into the "
-                        f"upper package, or into integration_tests."
+                        f"{package} does not need; tests of both belong in the "
+                        f"upper package, or in integration_tests."
                     )
 
 
