@@ -441,7 +441,7 @@ def test_the_object_answers_as_the_model_does():
     np.testing.assert_allclose(
         functional.compute_loss(X, Y, functional(X)), np.mean((plain(X) - Y) ** 2), 1e-6
     )
-    with pytest.raises(NotImplementedError, match=r"use model.towers\[0\]"):
+    with pytest.raises(NotImplementedError, match=r"of model.towers\[0\]"):
         functional.quantize("int8")
     with pytest.raises(AttributeError, match="nothing_like_it"):
         print(functional.nothing_like_it)

@@ -252,7 +252,7 @@ def test_arguments_are_checked():
     with pytest.raises(ValueError, match="jit_compile must be True, False or 'auto'"):
         TowerModel(mlp, CPUS[:1]).compile("sgd", "mse", jit_compile="yes")
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
-        refused(ValueError, "cannot be in the scope of a tf.distribute strategy")
+        refused(ValueError, "cannot be made in the scope of a tf.distribute")
 
 
 def test_flat_variables_need_one_elementwise_optimizer():

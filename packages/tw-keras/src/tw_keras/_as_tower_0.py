@@ -99,8 +99,8 @@ class AsTower0(keras.Model):  # type: ignore[misc] # Keras is untyped
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Refuses: each tower would be quantized separately."""
         raise NotImplementedError(
-            "TowerModel: cannot be quantized; use model.towers[0].quantize(...), which "
-            "is an ordinary model."
+            "TowerModel: cannot be quantized; call quantize of model.towers[0], an "
+            "ordinary model."
         )
 
     @property  # type: ignore[misc] # and read-only

@@ -62,13 +62,13 @@ def check_outside() -> None:
     """Refuses a model that is made in a graph, or in the scope of a strategy."""
     if not tf.executing_eagerly():
         raise RuntimeError(
-            "TowerModel: trains in functions of its own, and must be made outside of "
-            "graphs and tf.function."
+            "TowerModel: must be made outside of graphs and tf.function, as it makes "
+            "its own functions."
         )
     if tf.distribute.has_strategy():
         raise ValueError(
-            "TowerModel: makes its own copies, and cannot be in the scope of a "
-            "tf.distribute strategy; leave that."
+            "TowerModel: makes its own copies of the model, and cannot be made in the "
+            "scope of a tf.distribute strategy; leave that scope."
         )
 
 

@@ -214,7 +214,7 @@ class ModelAverager:
         for n, own in enumerate(weights):
             with tf.device(own.device):
                 value = own.read_value()
-                if self._anchors:  # what an outer optimizer descends
+                if self._anchors:  # an outer optimizer's gradient
                     value = self._anchors[n].read_value() - value
                 brought.append(weigh(_wide(value), share))
         for own in state:

@@ -1,1 +1,1 @@
-"""Training over the processes of a group: what ranks agree on, exchange and return."""
+"""Training over the processes of a group: agreement, exchanges and results."""

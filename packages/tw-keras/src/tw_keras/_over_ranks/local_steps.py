@@ -56,7 +56,7 @@ class Alone:
     def __init__(self, group: RankGroup, settings: LocalSteps) -> None:
         """Starts without a step; ``find`` and ``find_state`` are set by the copies."""
         self._group, self.settings = group, settings
-        self.find: Callable[[], Lists] = list  # what is averaged, [K][N]
+        self.find: Callable[[], Lists] = list  # the averaged variables, [K][N]
         self.find_state: Callable[[], Lists] = list  # of the optimizers, [K][M]
         self._calls = 0  # steps called: some may have had no batch
         with tf.init_scope(), tf.device("/cpu:0"):
