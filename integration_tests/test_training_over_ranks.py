@@ -273,7 +273,7 @@ def test_ranks_and_towers_draw_unlike_numbers_which_a_seed_repeats(groups):
     [
         ("stop, none", r"every rank needs a batch.*got \[0, 1\] by rank"),
         ("stop, a part", r"steps_per_execution=2; got \[3, 4\] by rank"),
-        ("shared", "some ranks' data has ended"),
+        ("shared", "the data of some ranks has ended"),
         ("other rows", "all ranks must get the same batches"),
         ("weights", "by a sum over all ranks, which is not known when they"),
         ("synchronised, eagerly", "over ranks, which needs run_eagerly=False"),

@@ -201,9 +201,9 @@ def _as_of(variable: Any, grad: Any) -> Any:
 def check_all_or_none(active: tf.Tensor, size: int) -> tf.Operation:
     """Fails if some, but not all, of the ranks that share data have no batch left."""
     says = (
-        "TowerModel: with data='shared' all ranks must get the same batches; some "
-        "ranks' data has ended. Give all ranks the same data, or use data='own'. "
-        "Ranks with a batch:"
+        "TowerModel: with data='shared' all ranks must get the same batches; the "
+        "data of some ranks has ended. Give all ranks the same data, or use "
+        "data='own'. Ranks with a batch:"
     )
     good = tf.reduce_any(tf.equal(active, [0.0, float(size)]))
     return tf.debugging.Assert(good, [says, active])
@@ -216,6 +216,6 @@ def check_same(checksums: tf.Tensor) -> tf.Operation:
     says = (
         "TowerModel: with data='shared' all ranks must get the same batches; the first "
         "ones of an epoch differ. Give all ranks one order and one seed, or use "
-        "data='own'. The batches' checksums by rank:"
+        "data='own'. Checksums by rank:"
     )
     return tf.debugging.Assert(same, [says, checksums], summarize=1 << 10)
