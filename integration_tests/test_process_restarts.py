@@ -160,10 +160,10 @@ def test_an_error_or_ctrl_c_of_one_rank_ends_all(tmp_path, what, rank):
         assert "a fault of its own" in own, own
     assert "RankTimeoutError" not in own, own
     why = {
-        "step": r"has ended by an error of its own \(InvalidArgumentError\)",
+        "step": r"has ended with an exception \(InvalidArgumentError\)",
         "interrupt": r"(was interrupted \(SIGINT\)|.* \(KeyboardInterrupt\))",
         "interrupt in a callback": r"has ended .* \(KeyboardInterrupt\)",
-    }.get(what, r"has ended by an error of its own \(ValueError\)")
+    }.get(what, r"has ended with an exception \(ValueError\)")
     assert re.search(rf"rank {rank} \(.*\) {why}", other), other
     assert "rank 0 has saved" in found[0][1]
     assert (tmp_path / "model.keras").exists()

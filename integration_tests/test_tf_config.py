@@ -25,5 +25,5 @@ def test_a_task_without_a_cluster_does_not_begin_a_training_of_one(begin, monkey
     hvd.shutdown()  # Another test of this process may have begun.
     told = {"task": {"type": "worker", "index": 1}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(told))
-    with pytest.raises(ValueError, match="lists every task; got the task"):
+    with pytest.raises(ValueError, match="lists every task; got only the task"):
         begin()

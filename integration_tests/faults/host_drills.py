@@ -172,7 +172,7 @@ def name_a_cut_off_rank(hosts: Hosts) -> None:
         assert "[1]" in ends[rank], ends
         assert "has been silent for" in ends[rank], ends
     assert "[0]" in ends[1], ends
-    assert "or this rank is cut off itself" in ends[1], ends
+    assert "or this rank itself is cut off" in ends[1], ends
 
 
 def name_a_pair(hosts: Hosts) -> None:
@@ -227,10 +227,10 @@ def say_that_a_name_is_local(hosts: Hosts) -> None:
     command = "-m tw_launch --nnodes 2 --coordinator node0:4001 -- true"
     launcher = hosts.run(0, sys.executable, *command.split())
     assert launcher.finish(COMMAND_S) == 2
-    local = "node0 is 127.0.1.1 to itself, where other machines do not reach"
+    local = "node0 resolves to 127.0.1.1 here, where other machines cannot reach"
     assert f"--coordinator node0:4001: {local} node 0" in launcher.out
     rank = hosts.python(0, "rank", 0, 2, 5.0, 60.0)
-    rank.wait_for(f"ranks can join from this machine alone: {local} rank 0")
+    rank.wait_for(f"only ranks on this machine can join: {local} rank 0")
 
 
 SITUATIONS: dict[str, tuple[int, Callable[[Hosts], None]]] = {

@@ -55,7 +55,7 @@ def test_the_errors_of_all_others_name_who_is_lost(processes, program, fault, ki
                 rank.hear(TIMEOUT_S + 30)
             told = f"after {raised.value.at_s - began_s:.2f} s: {raised.value}"
             assert raised.value.kind in kinds, told
-            says = f"rank {rank.rank} of {SIZE} cannot go on and ends: "
+            says = f"rank {rank.rank} of {SIZE} cannot continue: "
             _, *sentences = raised.value.text.split(says)
             assert sentences, told
             for sentence in sentences:

@@ -133,7 +133,7 @@ def test_shapes_that_are_known_late_are_compared(two, mode, name, signature, sha
     assert all(total > 0 for total in two.call_each("combine_ones", alike))
     ask(two, "combine_ones", [(mode, name, shape, signature) for shape in shapes])
     for error in hear_errors(two):
-        assert "all ranks must pass one shape to" in error.text
+        assert "all ranks must pass the same shape to" in error.text
         for shape in shapes:
             assert f"[{' '.join(map(str, shape))}" in error.text
 

@@ -66,7 +66,7 @@ def test_the_first_tensor_that_differs_is_named():
     theirs = Exchange("sum", (mine.tensors[0], TensorSpec("b", "float32", None)))
     assert find_difference({0: mine, 1: mine, 2: theirs}) == (
         "tensor 1 of 'sum' is b float32 [3] on rank 0 and b float32 of unknown shape "
-        "on rank 2. All ranks must run one program."
+        "on rank 2. All ranks must run the same program."
     )
 
 

@@ -52,7 +52,7 @@ def test_who_answers_and_stays_behind_is_warned_of_and_has_the_longer_deadline()
         assert list(found.find_slow(now_s)) == ([1] if now_s >= 7.0 else [])
     all_say(found, 42.0, 6, 5, 6)
     assert found.find_missing(42.0) == {
-        1: "has not entered collective 6 for 40.0 s, which others have"
+        1: "has not entered collective 6 for 40.0 s, but others have"
     }
 
 
@@ -111,7 +111,7 @@ def test_a_rank_that_left_is_missing_when_others_wait_to_agree_with_it():
     found.close(1)
     assert found.find_missing(0.0) == {}
     assert found.find_missing(0.0, awaited={1}) == {
-        1: "has ended, and others wait for it"
+        1: "has ended, but others wait for it"
     }
     assert found.find_missing(0.0, awaited={0}) == {}
 
@@ -134,7 +134,7 @@ def test_all_inside_and_none_gets_out():
     all_say(found, 40.0, 7, 7, completed=[6, 7])
     assert list(found.find_missing(40.0)) == [0]
     assert found.find_missing(40.0)[0] == (
-        "has been inside collective 7 for 40.0 s, which all have entered: a connection "
+        "has been inside collective 7 for 40.0 s (all have entered it): a connection "
         "between ranks is lost or slow"
     )
 
@@ -144,8 +144,8 @@ def test_ranks_inside_of_different_collectives_are_told_apart():
     for rank, inside in enumerate(["a sum", "a sum", "a broadcast"]):
         found.hear(rank, Report(7, 6, inside=inside), 0.0)
     says = (
-        "has been inside {!r}, its collective 7, for 5.0 s, and others inside another "
-        "one: the programs of the ranks differ"
+        "has been inside {!r}, its collective 7, for 5.0 s, while others are inside "
+        "another one: the ranks' programs differ"
     )
     assert found.find_slow(5.0) == {
         0: says.format("a sum"),
@@ -244,15 +244,15 @@ def test_ranks_that_speak_and_move_are_never_missing(moves):
 def test_the_sentence_names_all():
     text = describe_missing({2: "is gone", 0: "is silent"}, ["a", "b", "c"], own=1)
     assert text == (
-        "rank 1 of 3 cannot go on and ends: rank 0 (a) is silent; rank 2 (c) is gone"
+        "rank 1 of 3 cannot continue: rank 0 (a) is silent; rank 2 (c) is gone"
     )
 
 
 def test_the_warning_names_all_and_says_how_long_they_are_waited_for():
     text = describe_slow({1: "is late"}, ["a", "b"], own=0, limit_s=600.0)
     assert text == (
-        "rank 0 of 2 reports a stall: rank 1 (b) is late. A rank that answers is "
-        "waited for up to 600 s."
+        "rank 0 of 2 reports a stall: rank 1 (b) is late. Ranks wait up to 600 s "
+        "for a rank that answers."
     )
 
 
@@ -267,9 +267,9 @@ def test_what_every_rank_is_inside_of_is_told_with_when_it_last_moved():
     assert found.find_arrived() == [0, 2]
     assert found.describe(5.0) == {
         0: "is inside collective 6 (traced last: 'the sum') for 3.0 s; heard 3.0 s ago",
-        1: "is outside, 5 collectives completed, for 4.0 s; heard 4.0 s ago; its "
+        1: "is outside collectives, 5 completed, for 4.0 s; heard 4.0 s ago; its "
         "connection has closed",
-        2: "is inside collective 6 for 2.0 s; heard 2.0 s ago; main thread in "
+        2: "is inside collective 6 for 2.0 s; heard 2.0 s ago; main thread at "
         "train.evaluate:47",
         3: "has left after 5 collectives",
     }
@@ -405,7 +405,7 @@ def test_of_two_ranks_that_do_not_reach_each_other_both_are_named_and_no_others(
     assert found.doubts_links(41.0, 40.0)
     assert found.has_links
     assert found.find_missing(41.0) == {
-        1: "has been inside collective 5 for 40.0 s and does not reach rank 2: "
+        1: "has been inside collective 5 for 40.0 s and cannot reach rank 2: "
         f"{SILENT.fault}",
         2: "has been inside collective 5 for 40.0 s and waits for rank 1: "
         f"{SILENT.fault}",
@@ -420,15 +420,15 @@ def test_who_is_reached_in_one_direction_alone_is_named_too():
     found = stuck({2: {1: SILENT}})
     missing = found.find_missing(41.0)
     assert list(missing) == [1, 2]
-    assert missing[1] == f"is not reached by rank 2: {SILENT.fault}"
+    assert missing[1] == f"cannot be reached by rank 2: {SILENT.fault}"
 
 
 def test_of_several_connections_the_rank_that_all_have_is_named():
     found = stuck({0: {3: SILENT}, 2: {3: SILENT}})
     missing = found.find_missing(41.0)
     assert missing == {
-        3: f"is not reached by rank 0: {SILENT.fault}, and is not reached by rank 2: "
-        f"{SILENT.fault}"
+        3: f"cannot be reached by rank 0: {SILENT.fault}, and cannot be reached by "
+        f"rank 2: {SILENT.fault}"
     }
 
 
@@ -444,7 +444,7 @@ def test_the_ring_has_ranks_in_the_order_of_their_names():
     missing = found.find_missing(41.0)
     assert list(missing) == [11]
     assert "waits for rank 10" in missing[11]
-    assert "does not reach rank 2" in missing[11]
+    assert "cannot reach rank 2" in missing[11]
     assert "rank 5" not in missing[11]
 
 
@@ -452,10 +452,10 @@ def test_the_ends_of_a_slow_connection_are_named_though_one_is_through():
     slow, idle = Link("", 9_800.0), Link("", 12.0)
     found = stuck({0: {1: idle, 2: slow}, 1: {0: idle}}, size=3, rank_2=5)
     assert found.find_slow(6.0) == {
-        0: "is at the connection that collective 5 waits for: it receives 9.8 kB/s "
-        "from rank 2",
-        2: "is at the connection that collective 5 waits for: rank 0 receives 9.8 kB/s "
-        "from it",
+        0: "is at an end of the connection that collective 5 waits for: it receives "
+        "9.8 kB/s from rank 2",
+        2: "is at an end of the connection that collective 5 waits for: rank 0 "
+        "receives 9.8 kB/s from it",
     }
 
 
@@ -468,7 +468,7 @@ def test_who_is_at_all_slow_connections_is_named_alone():
 def test_where_all_connections_are_in_use_none_is_slow():
     busy = Link("", 1e8)
     found = stuck({0: {2: busy}, 1: {0: busy}, 2: {1: busy}}, size=3)
-    assert all("which all have entered" in why for why in found.find_slow(6.0).values())
+    assert all("all have entered it" in why for why in found.find_slow(6.0).values())
     assert list(found.find_slow(6.0)) == [0, 1, 2]
 
 
@@ -479,7 +479,7 @@ def test_a_failed_collective_names_the_pair_at_once_and_not_once_it_goes_on():
     found.ranks[2].failed = True
     assert found.has_failed
     assert found.find_missing(40.5) == {
-        1: f"does not reach rank 2: {SILENT.fault}",
+        1: f"cannot reach rank 2: {SILENT.fault}",
         2: f"waits for rank 1: {SILENT.fault}",
     }
     found.close(0)  # Whose connections nobody needs to look at.
@@ -506,7 +506,7 @@ def test_of_a_rank_that_is_lost_after_an_outage_this_is_told(ends_by):
         found.close(1)
     else:
         found.fail(1, "has ended by an error")
-    told = "; it was silent for 4.5 s before: its process had stopped, or its network"
+    told = "; before that it was silent for 4.5 s: its process was stopped, or its "
     assert told in found.find_missing(5.9)[1]
     found.hear(0, Report(), 20.0)
     found.hear(2, Report(), 20.0)
@@ -515,7 +515,7 @@ def test_of_a_rank_that_is_lost_after_an_outage_this_is_told(ends_by):
 
 
 def test_rank_0_without_any_other_rank_says_that_it_may_be_cut_off():
-    found, itself = attendance(), "so rank 0 may be cut off itself"
+    found, itself = attendance(), "so rank 0 itself may be cut off"
     found.hear(0, Report(), 10.0)
     assert all(itself in why for why in found.find_missing(10.0).values())
     assert list(found.find_missing(10.0)) == [1, 2]

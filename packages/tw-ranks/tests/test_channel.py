@@ -142,7 +142,7 @@ def test_lines_arrive_whole_however_they_are_cut(ends):
 def test_a_line_that_is_too_long_is_refused_before_it_ends(ends, end):
     line = LineSocket(ends[1], max_bytes=1_000)
     ends[0].sendall(b"x" * 1_001 + end)
-    with pytest.raises(ValueError, match="what came is longer than 1000 bytes"):
+    with pytest.raises(ValueError, match="a received line is longer than 1000 bytes"):
         for _ in range(100):
             line.receive_lines()
 

@@ -33,7 +33,7 @@ def test_ranks_know_their_numbers(make_ranks):
             "num_nodes": 1,
         }
     for text in ranks.call("join_again"):
-        assert text.startswith("join: this process has joined a group already")
+        assert text.startswith("join: this process has already joined a group")
     ranks.call("leave")
 
 
@@ -55,7 +55,7 @@ def test_a_launcher_tells_the_ranks(make_ranks):
 
 def test_a_name_that_is_local_to_rank_0_is_refused_on_several_machines():
     seat = Seat(0, 2, ("node1", 1), "node1", None, spans_machines=True)
-    says = r"node1 is 127\.0\.0\.1 to itself, .* set TW_LISTEN"
+    says = r"node1 resolves to 127\.0\.0\.1 here, .* set TW_LISTEN"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         with pytest.raises(ValueError, match=says):
             joining._check_reachable(seat, listener)
@@ -80,20 +80,22 @@ def test_a_name_that_is_local_is_said_where_it_is_unknown_if_there_are_other_mac
     seat = Seat(0, 2, (host, 1), host, None)
     with socket.create_server(("127.0.1.1", 0)) as listener:
         fault = joining._check_reachable(seat, listener)
-    says = f"{host} is 127.0.1.1 to itself, where other machines do not reach rank 0"
+    says = (
+        f"{host} resolves to 127.0.1.1 here, where other machines cannot reach rank 0"
+    )
     assert bool(fault) == (says in fault) == is_said
-    assert (f"ranks can join from this machine alone: {says}" in caplog.text) == is_said
+    assert (f"only ranks on this machine can join: {says}" in caplog.text) == is_said
     if is_said:
-        absent = AbsentError("rank 1 did not come within 2 s", (1,))
+        absent = AbsentError("rank 1 did not join within 2 s", (1,))
         late = joining._as_start_error(absent, seat, 2.0, fault)
-        assert f"rank 1 did not come within 2 s: {says}" in str(late)
+        assert f"rank 1 did not join within 2 s: {says}" in str(late)
 
 
 def test_ranks_whose_place_only_mpi_knows_are_refused_over_another_engine(monkeypatch):
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "4")
     monkeypatch.setattr(joining, "_has_mpi4py", lambda: True)
-    says = "an MPI launcher has started 4 processes, which only MPI can tell where"
+    says = "an MPI launcher has started 4 processes, and only MPI can tell them where"
     with pytest.raises(ValueError, match=says):
         tw_ranks.join(engine="tensorflow")
     monkeypatch.setattr(joining, "_has_mpi4py", lambda: False)
@@ -107,7 +109,7 @@ def test_who_does_not_come_is_named(make_ranks):
         with pytest.raises(Raised) as raised:
             rank.hear()
         assert raised.value.kind == "StartTimeoutError"
-        assert "ranks 1, 3 did not come within 2 s" in raised.value.text
+        assert "ranks 1, 3 did not join within 2 s" in raised.value.text
         assert raised.value.missing == [1, 3]
         assert "arrived   rank 0, rank 2\n" in raised.value.report
         assert "missing   rank 3: has not joined" in raised.value.report
@@ -137,13 +139,13 @@ def _answers(host, port):
 
 def test_other_versions_are_refused(make_ranks):
     ranks = make_ranks(2, start_timeout_s=5.0, versions={1: "2.99.1"})
-    with pytest.raises(Raised, match=r"has TensorFlow 2\.\d.*\) 2\.99\.1"):
+    with pytest.raises(Raised, match=r"has TensorFlow 2\.\d.*\) has 2\.99\.1"):
         ranks.all[1].hear()
 
 
 def test_a_started_runtime_is_refused(make_ranks):
     ranks = make_ranks(2, start_timeout_s=5.0, starts_early=[1])
-    with pytest.raises(Raised, match=r"TensorFlow's runtime has started already"):
+    with pytest.raises(Raised, match=r"TensorFlow's runtime has already started"):
         ranks.all[1].hear()
 
 
@@ -255,7 +257,7 @@ def test_ranks_meet_at_ipv6_addresses(make_ranks, told_by):
         (
             {"rank": 0, "size": 2},
             ValueError,
-            "rank and size are given with coordinator",
+            "rank and size need a coordinator",
         ),
         ({"coordinator": "here", "rank": 0, "size": 2}, ValueError, "'host:port'; got"),
         ({"coordinator": "a:1", "rank": 2, "size": 2}, ValueError, "0 to 1; got 2"),

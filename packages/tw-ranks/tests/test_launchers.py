@@ -187,7 +187,7 @@ def test_all_ranks_of_a_launcher_have_one_coordinator(find):
             {**TRAINER, **TORCHRUN},
             "torchrun",
             "Kubeflow Trainer (rank 1 of 2), Kubernetes Job "
-            "(there is JOB_COMPLETION_INDEX=1 and no TW_SIZE)",
+            "(the environment has JOB_COMPLETION_INDEX=1 and no TW_SIZE)",
         ),
     ],
 )
@@ -213,20 +213,20 @@ def test_arguments_override_all(find, caplog):
     [
         ({**SRUN, "SLURM_PROCID": "2"}, "SLURM_PROCID=2 and SLURM_STEP_NUM_TASKS=2"),
         (without(SRUN, "SLURM_STEP_NODELIST"), "SLURM_STEP_NODELIST is not set"),
-        (without(MPICH, "PMI_SIZE"), "there is PMI_RANK=1 and no PMI_SIZE; correct"),
-        (without(OPEN_MPI, "OMPI_COMM_WORLD_RANK"), "there is no OMPI_COMM_WORLD_RANK"),
-        (without(TORCHRUN, "WORLD_SIZE"), "there is RANK=1 and no WORLD_SIZE"),
+        (without(MPICH, "PMI_SIZE"), "has PMI_RANK=1 and no PMI_SIZE; correct"),
+        (without(OPEN_MPI, "OMPI_COMM_WORLD_RANK"), "has no OMPI_COMM_WORLD_RANK"),
+        (without(TORCHRUN, "WORLD_SIZE"), "has RANK=1 and no WORLD_SIZE"),
         (without(BY_HAND, "MASTER_ADDR"), "MASTER_ADDR is not set"),
         (without(HOROVODRUN, "HOROVOD_SIZE"), "HOROVOD_RANK=1 and no HOROVOD_SIZE"),
         ({**TRAINER, "PET_NNODES": "1:4"}, "PET_NODE_RANK=1 and PET_NNODES=1:4"),
         (without(INDEXED_JOB, "TW_SIZE"), "JOB_COMPLETION_INDEX=1 and no TW_SIZE"),
-        (without(INDEXED_JOB, "TW_SERVICE"), "are not a pod named job-1 of a headless"),
-        ({"PMIX_RANK": "1"}, "there is PMIX_RANK=1 and no PMI_SIZE"),
+        (without(INDEXED_JOB, "TW_SERVICE"), "do not name a pod job-1 of a headless"),
+        ({"PMIX_RANK": "1"}, "environment has PMIX_RANK=1 and no PMI_SIZE"),
         # Several machines, and nothing tells which has rank 0.
         ({**MPICH, "PMI_SIZE": "4"}, "pip install mpi4py, by which rank 0"),
-        ({**HOROVODRUN, "HOROVOD_SIZE": "4"}, "start it by tw-launch, or say join("),
+        ({**HOROVODRUN, "HOROVOD_SIZE": "4"}, "start it with tw-launch, or call join("),
         # One training for each process.
-        ({**MPICH, "TF_CONFIG": ONE_WORKER}, "each of them would train by itself"),
+        ({**MPICH, "TF_CONFIG": ONE_WORKER}, "each would train separately"),
         (
             {**SRUN, **TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"},
             "by torchrun this process is alone, but srun has started it as rank 1 of 2",

@@ -69,9 +69,7 @@ def test_sessions_say_who_is_missing(make_ranks, mode):
         with pytest.raises(Raised) as raised:
             ranks.all[number].hear(20)
         assert raised.value.kind == "UnknownError"
-        assert (
-            f"rank {number} of 3 cannot go on and ends: rank 1 (" in raised.value.text
-        )
+        assert f"rank {number} of 3 cannot continue: rank 1 (" in raised.value.text
         assert "has closed its connection" in raised.value.text
 
 
@@ -90,7 +88,7 @@ def test_two_ranks_that_do_not_reach_each_other_are_named(make_ranks, mode):
             "UnknownError" if mode == "session" else "RankTimeoutError"
         )
         assert re.search(
-            r"cannot go on and ends: rank 1 \(.*\) is not reached by rank 2: .*; "
+            r"cannot continue: rank 1 \(.*\) cannot be reached by rank 2: .*; "
             r"rank 2 \(.*\) waits for rank 1: \S+ does not answer \S+ "
             r"\(127\.0\.0\.1:\d+: Connection refused",
             raised.value.text,
@@ -167,8 +165,8 @@ def test_a_rank_that_does_not_come_to_the_collective_is_named(make_ranks):
         assert "arrived   rank 0, rank 1\n" in report
         assert "missing   rank 2: has not entered collective 4 for " in report
         assert "  rank 0: is inside collective 4 " in report
-        assert "  rank 2: is outside, 3 collectives completed" in report
-        assert "; main thread in harness.rank_programs.run_rank:" in report
+        assert "  rank 2: is outside collectives, 3 completed" in report
+        assert "; main thread at harness.rank_programs.run_rank:" in report
         assert "tw-ranks-member: " in report
 
 
@@ -182,10 +180,10 @@ def test_a_rank_that_is_busy_and_answers_is_waited_for_with_a_warning(make_ranks
         assert warnings
         for warning in warnings:
             assert re.search(
-                r"rank 0 \(.*\) has not entered collective \d+ for .* s, which others "
-                r"have; it is outside, .*; main thread in "
+                r"rank 0 \(.*\) has not entered collective \d+ for .* s, but others "
+                r"have; it is outside collectives, .*; main thread at "
                 r"harness.rank_programs.be_busy:\d+\. "
-                r"A rank that answers is waited for up to 600 s\.$",
+                r"Ranks wait up to 600 s for a rank that answers\.$",
                 warning,
             )
     ranks.all[0].say("finish_beside_busy", 2, "held", 30.0)
@@ -199,8 +197,8 @@ def test_a_rank_that_is_busy_and_answers_is_waited_for_with_a_warning(make_ranks
 @pytest.mark.parametrize(
     ("victim", "source", "fault"),
     [
-        (0, "raise ValueError('mine')", r"an error of its own \(ValueError\)"),
-        (1, "import sys; sys.exit('mine')", "sys.exit with an error"),
+        (0, "raise ValueError('mine')", r"with an exception \(ValueError\)"),
+        (1, "import sys; sys.exit('mine')", r"with an error status \(sys.exit\)"),
         (1, "raise SystemExit(3)", ""),
     ],
 )
@@ -213,7 +211,7 @@ def test_a_program_that_ends_before_the_first_collective_is_named_at_once(
     ranks.all[victim].say("end_program", source)
     ranks.all[victim].process.join(20)
     living[1].say("step_until", 1)
-    told = f"has ended by {fault}" if fault else "has ended, and others wait for it"
+    told = f"has ended {fault}" if fault else "has ended, but others wait for it"
     for rank in living:
         with pytest.raises(Raised, match=rf"rank {victim} \(.*\) {told}") as raised:
             rank.hear(20)

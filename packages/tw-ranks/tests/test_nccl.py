@@ -71,7 +71,7 @@ def test_wrong_sums_of_an_engine_that_was_asked_for_are_an_error(make):
     ask = [rank.say("rank_engines:train", 1) for rank in ranks.all]
     assert len(ask) == 2
     for rank in ranks.all:
-        with pytest.raises(Raised, match=r'engine="nccl" cannot be: NCCL added'):
+        with pytest.raises(Raised, match=r'engine="nccl" cannot be used: NCCL added'):
             rank.hear()
 
 
@@ -141,5 +141,5 @@ def test_ranks_of_other_engines_refuse_each_other(make_ranks):
     ranks.come(0)
     ranks._options |= {"engine": "nccl", "has_gpus": True}
     ranks.come(1)
-    with pytest.raises(Raised, match=r"has the engine tensorflow, rank 1 .* nccl"):
+    with pytest.raises(Raised, match=r"has the engine tensorflow, but rank 1 .* nccl"):
         ranks.all[1].hear()  # Rank 0 goes on waiting for one that fits.

@@ -55,7 +55,7 @@ def test_both_halves_send_what_an_all_reduce_sends(ranks):
     ("lengths", "says"),
     [
         ([[3, 5], [3, 4]], "lengths="),
-        ([[3], [3]], "parts must be flat, of known lengths, and one per rank, of 2"),
+        ([[3], [3]], "parts must be 2 flat tensors of known lengths, one per rank"),
     ],
 )
 def test_lengths_that_differ_are_refused(processes, lengths, says):

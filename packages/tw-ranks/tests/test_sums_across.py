@@ -176,7 +176,7 @@ def test_weighted_means_of_float64_are_not_rounded_to_float32(ranks, mean):
         ({"weights": ["1"]}, "weights must hold real numbers or scalar tensors"),
         ({"weights": 1}, "weights must be a list of numbers"),
         ({"weight": True}, "weight must be a real number"),
-        ({"weight": 1, "weights": [1]}, "pass one of both"),
+        ({"weight": 1, "weights": [1]}, "pass weight or weights, not both"),
     ],
 )
 def test_bad_weights_are_refused_by_the_rank(ranks, options, message):

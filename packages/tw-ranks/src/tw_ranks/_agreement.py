@@ -21,7 +21,7 @@ _BY_NCCL = ("engine", "nccl")
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor, as a rank describes it."""
+    """A rank's description of a tensor."""
 
     name: str  # "" if it has no name that ranks share.
     dtype: str
@@ -38,7 +38,7 @@ class TensorSpec:
 def describe_tensor(
     tensor: Any, name: str = "", *, has_rows: bool = False, indices: str = ""
 ) -> TensorSpec:
-    """Describes a tensor, or one that ``has_rows``, whose number may differ by rank."""
+    """Describes a tensor; if it ``has_rows``, their number may differ by rank."""
     shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
     if has_rows and shape is not None:
         shape = (None, *shape[1:])
@@ -47,13 +47,13 @@ def describe_tensor(
 
 @dataclass(frozen=True)
 class Exchange:
-    """One collective, as a rank describes it."""
+    """A rank's description of a collective."""
 
     kind: str
     tensors: tuple[TensorSpec, ...]
-    options: tuple[tuple[str, str], ...] = ()  # All else that must be the same.
+    options: tuple[tuple[str, str], ...] = ()  # Everything else that must be equal.
     name: str = ""  # Chosen by the program.
-    of_variables: bool = False  # Which are the same if they differ in path alone.
+    of_variables: bool = False  # Equal if they differ only in their paths.
 
     @property
     def by_nccl(self) -> bool:
@@ -61,7 +61,7 @@ class Exchange:
         return _BY_NCCL in self.options
 
     def carried_by_nccl(self) -> "Exchange":
-        """Returns a description that says so."""
+        """Returns the description of one that NCCL carries."""
         return replace(self, options=(*self.options, _BY_NCCL))
 
     def __str__(self) -> str:
@@ -82,14 +82,14 @@ def find_difference(described: Mapping[int, Exchange]) -> str:
     for rank, other in sorted(described.items()):
         if other != first and not _is_renamed(first, other):
             said = _compare(first, other, f"rank {one}", f"rank {rank}")
-            return f"{said}. All ranks must run one program."
+            return f"{said}. All ranks must run the same program."
     return ""
 
 
 def _is_renamed(first: Exchange, other: Exchange) -> bool:
-    """Whether variables differ in their paths alone, as Keras changes those on loading.
+    """Whether variables differ only in their paths, which Keras changes on loading.
 
-    The same paths in another order are a fault: ranks made layers in different orders.
+    The same paths in another order are an error: ranks made layers in unlike orders.
     """
     one, two = ([tensor.name for tensor in e.tensors] for e in (first, other))
     is_another_order = sorted(one) == sorted(two)
@@ -97,7 +97,7 @@ def _is_renamed(first: Exchange, other: Exchange) -> bool:
 
 
 def without_paths(exchange: Exchange) -> Exchange:
-    """Leaves the last word of each variable's path, "kernel" of "a/kernel_1:0"."""
+    """Keeps the last word of each variable's path, "kernel" of "a/kernel_1:0"."""
     if not exchange.of_variables:
         return exchange
     words = [
@@ -129,7 +129,7 @@ def _compare(first: Exchange, other: Exchange, one: str, two: str) -> str:
     extra = longer[min(len(first.tensors), len(other.tensors))]
     return (
         f"{one} passes {len(first.tensors)} tensors to {_title(first)}, {two} "
-        f"{len(other.tensors)}; the first that only one has is {extra}"
+        f"passes {len(other.tensors)}; the first extra tensor is {extra}"
     )
 
 

@@ -4,7 +4,7 @@ from tw_ranks._joining.joining import find_engine, is_on_one_machine
 
 
 def describe_engine() -> str:
-    """Describes what carries the exchanges of this process, or raises as ``join``."""
+    """Describes this process's engine of exchanges, or raises as ``join`` does."""
     chosen, size = find_engine()
     said = f"{chosen.name}, as {chosen.reason}; {size} ranks"
     if chosen.name != "tensorflow" or size == 1 or not is_on_one_machine():

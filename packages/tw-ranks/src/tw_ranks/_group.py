@@ -33,16 +33,16 @@ _R = TypeVar("_R")
 
 
 class ProcessGroup:
-    """The processes that train together, as one of them sees them.
+    """The processes that train together, as seen by one of them.
 
     Made by ``join``. A process is one rank, however many towers it has.
 
     Attributes:
-      rank: of this process, from 0.
+      rank: this process's rank, from 0.
       size: number of ranks.
-      local_rank: of this process among those on its machine, from 0.
+      local_rank: this process's rank among those on its machine, from 0.
       local_size: number of ranks on this machine.
-      node_rank: of this machine among all, in the order of their first ranks.
+      node_rank: this machine's index; machines are in the order of their first ranks.
       num_nodes: number of machines.
       node_ranks: ``node_rank`` of every rank.
       tasks: "host, process 123" of every rank.
@@ -61,17 +61,17 @@ class ProcessGroup:
         start_runtime: Callable[[], None] | None = None,
         mpi: MpiEngine | None = None,
     ) -> None:
-        """Called by ``join`` alone; from then on this rank reports its progress.
+        """Called only by ``join``; from then on this rank reports its progress.
 
         Args:
-          introductions: of all ranks, by rank.
-          rank: of this process.
-          engine: what carries the tensors.
-          member: the connection to rank 0; None for a rank that is alone.
-          coordinator: what serves the others; None on all ranks but 0.
+          introductions: those of all ranks, by rank.
+          rank: this process's rank.
+          engine: the library that carries the tensors.
+          member: the connection to rank 0; None in a group of one.
+          coordinator: rank 0's thread that answers all ranks; None on other ranks.
           limits: the deadlines of waits.
           start_runtime: starts TensorFlow's runtime at the first exchange.
-          mpi: MPI, where it is the engine.
+          mpi: MPI, if it is the engine.
         """
         machines = list(dict.fromkeys(other.machine for other in introductions))
         here = find_local_ranks(introductions, rank)
@@ -110,14 +110,14 @@ class ProcessGroup:
         )
         if member is not None:
             member.start(reports.read_report, reports.abort)
-            # A function of ``atexit`` cannot find out otherwise how the program ends.
+            # Otherwise an ``atexit`` function cannot find out how the program ends.
             sys.exit = self._note_exit
             os.register_at_fork(after_in_child=self._forget)
         atexit.register(self._leave_at_exit, os.getpid())
 
     @property
     def engine(self) -> str:
-        """What carries the exchanges: "tensorflow", "nccl" or "mpi"."""
+        """The engine that carries exchanges: "tensorflow", "nccl" or "mpi"."""
         return self._endpoint.carrier.engine.name
 
     @property
@@ -127,7 +127,7 @@ class ProcessGroup:
 
     @property
     def falls_back(self) -> bool:
-        """Whether TensorFlow's ring takes over where NCCL adds wrongly."""
+        """Whether TensorFlow's ring takes over if NCCL adds wrongly."""
         return self._endpoint.carrier.engine.falls_back
 
     def __repr__(self) -> str:
@@ -145,7 +145,7 @@ class ProcessGroup:
             def step(images, labels): ...
 
         Args:
-          function: runs collectives of this group.
+          function: one that runs collectives of this group.
 
         Returns:
           The function, raising ``RankTimeoutError`` instead.
@@ -159,10 +159,10 @@ class ProcessGroup:
         return call
 
     def sum(self, tensors: Sequence[Any], *, names: Sequence[str] = ()) -> list[Any]:
-        """Adds tensors over the ranks; ``sum_across`` of one tower.
+        """Adds tensors over the ranks, as ``sum_across`` does with one tower.
 
         Args:
-          tensors: [N] as ``sum_across`` takes gradients.
+          tensors: [N], of the kinds that ``sum_across`` takes.
           names: [N] for messages; ranks must agree on them.
 
         Returns:
@@ -176,7 +176,7 @@ class ProcessGroup:
         return sum_over_ranks([tensors], self._endpoint, names=names)[0]
 
     def reduce_scatter(self, parts: Sequence[Any], *, name: str) -> Any:
-        """Adds each rank's part over the ranks, and gives it to that rank alone.
+        """Adds each rank's part over the ranks; only that rank gets the sum.
 
         Args:
           parts: [size] flat tensors of float32 or float64, of known lengths that may
@@ -187,32 +187,32 @@ class ProcessGroup:
           The sum of all ranks' ``parts[rank]``.
 
         Raises:
-          ValueError: another number of parts, other dtypes, unknown lengths, or lengths
-            that differ from those of another rank.
+          ValueError: a wrong number of parts, unsupported dtypes, unknown lengths, or
+            lengths that differ from those of another rank.
           RankTimeoutError: a rank is missing.
         """
         return reduce_scatter_parts(parts, self._endpoint, name=name)
 
     def all_gather(self, own: Any, lengths: Sequence[int], *, name: str) -> list[Any]:
-        """Gives all ranks a flat tensor of each.
+        """Returns the flat tensors of all ranks, on every rank.
 
         Args:
-          own: of floats, of known length.
-          lengths: [size], of all ranks' tensors.
+          own: this rank's flat tensor of floats, of known length.
+          lengths: [size], the lengths of all ranks' tensors.
           name: for messages; ranks must agree on it.
 
         Returns:
           [size] flat tensors, the same bits on all ranks.
 
         Raises:
-          ValueError: another number of lengths, or one that is not that of ``own``;
-            other dtypes; lengths that differ from those of another rank.
+          ValueError: a wrong number of lengths, or not the length of ``own``; an
+            unsupported dtype; lengths that differ from those of another rank.
           RankTimeoutError: a rank is missing.
         """
         return all_gather_parts(own, lengths, self._endpoint, name=name)
 
     def broadcast(self, variables: Sequence[Any]) -> None:
-        """Gives all ranks the values of rank 0's variables.
+        """Sends the values of rank 0's variables to all ranks.
 
         Args:
           variables: as ``broadcast_variables`` takes them.
@@ -224,7 +224,7 @@ class ProcessGroup:
         give_variables(variables, self._endpoint, root=0)
 
     def tell(self, what: str) -> None:
-        """Tells all ranks that rank 0 has done something, and waits for nobody.
+        """Announces an event of rank 0 to all ranks, without waiting for them.
 
         Args:
           what: the event's name; each announcement satisfies one wait.
@@ -239,19 +239,19 @@ class ProcessGroup:
           what: the event's name.
 
         Raises:
-          RankTimeoutError: a rank is missing, or rank 0 has announced nothing within
-            ``stall_timeout_s``.
+          RankTimeoutError: a rank is missing, or rank 0 did not announce the event
+            within ``stall_timeout_s``.
         """
         self._endpoint.reports.wait_for(what)
 
     def explain(self, message: str) -> str:
-        """Returns an error's message, and the missing ranks, if there are any.
+        """Returns an error's message, followed by the missing ranks, if any.
 
         For programs that do not wrap functions that run collectives in ``bounded``.
 
         Args:
-          message: of the ``UnavailableError`` that a collective raises if it loses its
-            peer or is aborted.
+          message: that of the ``UnavailableError`` that a collective raises when it
+            loses a peer or is aborted.
         """
         missing = self._endpoint.reports.find_missing(is_unavailable=True)
         if missing is None or str(missing) in message:
@@ -281,7 +281,7 @@ class ProcessGroup:
         return self._endpoint.reports.member
 
     def _note_exit(self, status: Any = None, /) -> NoReturn:
-        """Notes the status, in place of ``sys.exit``."""
+        """Replaces ``sys.exit``, and notes its status."""
         if threading.current_thread() is threading.main_thread():
             self._exits = status, time.monotonic()
         self._exit(status)
@@ -297,16 +297,16 @@ class ProcessGroup:
         self.leave()
 
     def _find_failure(self) -> tuple[str, int]:
-        """Returns why the program fails, "" if it does not, and its status."""
+        """Returns why the program failed, "" if it did not, and its status."""
         error, (status, exited_s) = getattr(sys, "last_value", None), self._exits
         has_gone_on = (
             self._endpoint.reports.moved_s > exited_s + 0.5
-        )  # Beats notice moves late.
+        )  # Heartbeats notice progress late.
         if error is not None and not hasattr(sys, "ps1"):  # A prompt survives errors.
-            return f"has ended by an error of its own ({type(error).__name__})", 1
+            return f"has ended with an exception ({type(error).__name__})", 1
         if status not in (None, 0) and not has_gone_on:
             code = status if isinstance(status, int) else 1
-            return "has ended by sys.exit with an error", code
+            return "has ended with an error status (sys.exit)", code
         return "", 0
 
     def _end_mpi(self, process: int) -> None:
@@ -340,5 +340,5 @@ class ProcessGroup:
 
 
 def endpoint_of(group: ProcessGroup) -> Endpoint:
-    """Returns what exchanges need of a group."""
+    """Returns a group's endpoint, which exchanges use."""
     return group._endpoint

@@ -20,27 +20,28 @@ def sum_across(
     """Adds the gradients of all towers of all ranks.
 
     Args:
-      grads: [K][N], K of this rank alone; dense or ``tf.IndexedSlices``. N, shapes
+      grads: [K][N] of this rank's K towers; dense or ``tf.IndexedSlices``. N, shapes
         and dtypes are the same on all ranks. Half-precision floats are added in
         float32.
       group: the ranks.
       sum_towers: [K][N] -> [K][N], adds the gradients of this rank's towers, e.g. a
-        reducer of tw-reduce; by default each is added on the device of tower 0's.
-      wire_dtype: "float16" or "bfloat16", in which wider floats travel; they are summed
-        in float32, and the sum is rounded once more on its way back. Values of sparse
-        gradients travel in it too, but are not added here; indices keep their dtype.
-        None: all gradients travel in their own dtypes.
+        reducer of tw-reduce; by default each sum is on the device of tower 0's
+        gradient.
+      wire_dtype: "float16" or "bfloat16", in which wider floats are sent; they are
+        added in float32, and the sum is rounded again to be sent back. Values of sparse
+        gradients are sent in it too, but not added here; indices keep their dtype.
+        None: all gradients are sent in their own dtypes.
       names: [N] of the variables, for messages; ranks must agree on them.
 
     Returns:
-      [K][N], the same bits for all towers of all ranks. Sparse gradients have the
-      rows of all; rows of the same index are added up where no rank repeats them (see
-      ``tw_core.internal.has_unique_rows``), and not otherwise.
+      [K][N], the same bits for all towers of all ranks. Sparse gradients have the rows
+      of all ranks; rows with equal indices are added only if no rank repeats an index
+      (see ``tw_core.internal.has_unique_rows``).
 
     Raises:
       ValueError: lists of unequal length, dtypes that cannot be added, or gradients
         that do not match those of another rank.
-      TypeError: an argument is of another type.
+      TypeError: an argument has the wrong type.
       RankTimeoutError: a rank is missing (see ``ProcessGroup.bounded``).
     """
     return sum_over_ranks(
@@ -67,10 +68,10 @@ def mean_across(
     Args:
       grads: as ``sum_across`` takes them, of floats.
       group: the ranks.
-      weight: of this rank's mean over its towers, a number or scalar tensor, 0 or more,
-        such as the number of rows of its batch. None: equal weights, divided by the
-        number of ranks, including those that contribute nothing.
-      weights: [K] of this rank's towers, such as the rows of each; in place of
+      weight: the weight of this rank's mean over its towers: a number or scalar tensor,
+        0 or more, such as the number of rows in its batch. None: equal weights, divided
+        by the number of ranks, including those that contribute nothing.
+      weights: [K], of this rank's towers, such as the number of rows of each; replaces
         ``weight``, which is then their sum. Gradients of weight 0 are ignored, even if
         they are NaN. All ranks pass weights of either kind, or none does.
       sum_towers: as for ``sum_across``.
@@ -109,8 +110,8 @@ def mean_of_ranks(
     """Adds the gradients of each rank's towers, and averages these sums over the ranks.
 
     For callers that take a reducer that adds, and divide by the number of towers: the
-    builders, and the optimizers of tw-ampopt and tw-rlload, whose steps then equal
-    those on all ranks' batches as one. Arguments and errors are those of
+    builders, and the optimizers of tw-ampopt and tw-rlload. Their steps then equal one
+    step on the batches of all ranks together. Arguments and errors are those of
     ``mean_across``; where ``tw_reduce.mean(reducer, weights=...)`` wraps this reducer,
     ``weight`` is the sum of the towers' weights.
 

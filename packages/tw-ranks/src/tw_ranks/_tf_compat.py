@@ -25,7 +25,7 @@ def join_cluster(addresses: Sequence[str], rank: int, *, sleep_at_once: bool) ->
     """Makes the eager runtime start as a task of a cluster, for collectives.
 
     Until it starts, with its first op or ``start_runtime``, it accepts settings. With
-    ``sleep_at_once`` its idle threads sleep instead of looking for work.
+    ``sleep_at_once`` its idle threads sleep instead of spinning.
     """
     runtime = context.context()
     runtime.configure_collective_ops(
@@ -64,7 +64,7 @@ class _Cluster:
 
 
 def sleep_at_once() -> None:
-    """Makes idle threads of the eager runtime, unless it runs, sleep without a look."""
+    """Makes idle threads of the eager runtime, unless it runs, sleep, not spin."""
     runtime = context.context()
     if not has_started():
         settings = tf.compat.v1.ConfigProto()
@@ -80,7 +80,7 @@ def start_runtime() -> None:
 
 
 def abort_collectives(message: str) -> None:
-    """Aborts all collectives of this process, running and later ones, with an error."""
+    """Aborts this process's collectives, running and future ones, with an error."""
     if has_started():  # Otherwise the agreement before the first one raises.
         context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
 

@@ -1,7 +1,7 @@
 """Ranks whose data ends before that of other ranks.
 
 Either a rank that is done keeps taking part in the exchanges of each step, with zeros,
-until all are done; or the run ends for all ranks when the first one is done.
+until all are done; or the run ends on all ranks as soon as the first is done.
 
 A batch may have weight 0, e.g. if all its rows are masked. So the weight of a rank that
 is done is -0.0, and that of any other 0.0 or more: their sum is -0.0 if and only if all
@@ -33,7 +33,7 @@ def finish(group: ProcessGroup) -> int:
 
     Every rank calls it when its data has ended, instead of running more steps, even if
     it had no data at all. It takes part in all sums and means that other ranks have
-    traced, as often as they run them. Means with weights are over the ranks that
+    traced, as often as they run them. Weighted means are over the ranks that
     contribute.
 
     Args:
@@ -118,9 +118,9 @@ class _Share(threading.Thread):
 
 
 class _Turns:
-    """Has exchanges run in the order of their keys, the same number of times each.
+    """Makes exchanges run in the order of their keys, all equally often.
 
-    Keys are in the order in which ranks described the exchanges, as a step runs them.
+    Keys have the order in which ranks described the exchanges, which is the step's.
     """
 
     def __init__(self) -> None:
@@ -128,13 +128,13 @@ class _Turns:
         self._taken: dict[int, int] = {}  # Turns by key.
 
     def enter(self, key: int) -> None:
-        """Adds an exchange, which begins with the turn that the others are at."""
+        """Adds an exchange, which begins at the others' current turn."""
         with self._changed:
             self._taken[key] = min(self._taken.values(), default=0)
 
     @contextlib.contextmanager
     def take(self, key: int) -> Iterator[None]:
-        """Waits for the turn of an exchange; at once if it has not entered."""
+        """Waits for an exchange's turn, but not if it has not entered."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_next(key))
         yield
@@ -144,7 +144,7 @@ class _Turns:
             self._changed.notify_all()
 
     def leave(self, key: int) -> None:
-        """Has the others go on without an exchange."""
+        """Removes an exchange, so that the others do not wait for it."""
         with self._changed:
             self._taken.pop(key, None)
             self._changed.notify_all()
@@ -173,7 +173,7 @@ def until_first_end(
     smallest sum.
 
     Args:
-      batches: of this rank.
+      batches: this rank's batches.
       group: the ranks.
 
     Yields:

@@ -24,22 +24,22 @@ from tw_ranks._group import ProcessGroup, endpoint_of
 def broadcast_variables(
     variables: Sequence[Any], *, group: ProcessGroup, root: int = 0
 ) -> tf.Operation | None:
-    """Gives all ranks the values of one rank's variables.
+    """Sends the values of one rank's variables to all ranks.
 
     Call it after creating variables, and after a restore, for which only the root then
     needs the checkpoint. All ranks pass the same variables in the same order, e.g.
     ``[*model.variables, *optimizer.variables]`` once the optimizer has been built.
-    Variables that differ in path alone are paired by position: a model that the root
-    has loaded has other paths than one that a rank has built. From then on all
-    collectives know them by rank 0's paths. The random states of Keras layers
-    (``keras.random.SeedGenerator``) are the exception: each rank gets its own, derived
-    from the root's, so that dropout differs by rank and can be reproduced.
+    Variables that differ only in path are paired by position: a model that the root
+    loaded has other paths than one that a rank built. From then on all collectives use
+    rank 0's paths. The random states of Keras layers (``keras.random.SeedGenerator``)
+    are the exception: each rank gets its own, derived from the root's, so that dropout
+    differs by rank and can be reproduced.
 
     Args:
-      variables: of TensorFlow, resource or reference, or of Keras; any dtype but
-        string, fully known shapes.
+      variables: TensorFlow's, resource or reference, or Keras's; of any dtype but
+        string, and of fully known shapes.
       group: the ranks.
-      root: the rank whose values are taken.
+      root: the rank whose values are sent.
 
     Returns:
       In a session graph the op that broadcasts; otherwise None, once that is done.
@@ -65,7 +65,7 @@ def broadcast(
     Args:
       tensors: [N] of fully known shapes, the same on all ranks; any dtype but string.
       group: the ranks.
-      root: the rank whose values are taken.
+      root: the rank whose values are sent.
       names: [N] for messages; ranks must agree on them.
 
     Returns:
@@ -81,7 +81,7 @@ def broadcast(
 
 @without_autograph
 def check_same(variables: Sequence[Any], *, group: ProcessGroup) -> tf.Operation | None:
-    """Raises if a variable does not have the same bits on all ranks.
+    """Raises an error if a variable does not have the same bits on all ranks.
 
     Ranks exchange a 64-bit checksum per variable (farmhash64 of its bytes), which is
     cheap enough for every hundredth step. All ranks call it at the same step, with the
@@ -97,7 +97,7 @@ def check_same(variables: Sequence[Any], *, group: ProcessGroup) -> tf.Operation
       In a session graph the op that checks; otherwise None.
 
     Raises:
-      RuntimeError: some differ; ranks and the first variable are named. In a session
+      RuntimeError: some differ; it names the ranks and the first variable. In a session
         or ``tf.function`` a ``tf.errors.UnknownError`` with the same message.
       ValueError: variables that do not match those of another rank.
       RankTimeoutError: a rank is missing.
@@ -141,6 +141,7 @@ def _refuse_different(sums: np.ndarray, names: Sequence[str]) -> None:
     raise RuntimeError(
         f"check_same: {different.size} of {len(names)} variables differ between ranks. "
         f"The first is {names[different[0]]!r}; ranks with the same values of it: "
-        f"{told}. Look for what ranks do by themselves (random numbers, a restore, "
-        "gradients that are not reduced), and broadcast_variables from one of them."
+        f"{told}. Look for anything that ranks do separately (random numbers, a "
+        "restore, gradients that are not reduced), and broadcast_variables from one "
+        "of them."
     )

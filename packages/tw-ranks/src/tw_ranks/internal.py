@@ -1,4 +1,4 @@
-"""What tw-horovod needs of tw-ranks: collectives, their inputs, and joining.
+"""Collectives, their inputs, and joining, for tw-horovod.
 
 For the packages of this repository alone: any of it may change in a minor version.
 """

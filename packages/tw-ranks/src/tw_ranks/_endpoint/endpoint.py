@@ -1,4 +1,4 @@
-"""What exchanges need of this rank: who it is, what carries them, their keys."""
+"""This rank as exchanges need it: its number, their engine, their keys."""
 
 import functools
 import logging
@@ -19,7 +19,7 @@ from tw_ranks._engines.mpi import MpiEngine
 
 _log = logging.getLogger(__name__)
 _MAX_COMPILED = 256
-"""Each takes 0.3 MiB; a program with new shapes in every step never stops adding."""
+"""Each takes 0.3 MiB; a program with new shapes in every step adds more forever."""
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,19 @@ class Endpoint:
 
 
 class Carrier:
-    """What carries exchanges: the engine that was chosen, unless its proof fails."""
+    """The carrier of exchanges: the chosen engine, unless NCCL fails its test."""
 
     def __init__(self, engine: Engine, mpi: MpiEngine | None) -> None:
         self.engine, self.mpi = engine, mpi
         self.is_proven = False
 
     def prove(self, find_fault: Callable[[], str]) -> None:
-        """Proves NCCL, once: ``find_fault`` returns why it cannot carry, or "".
+        """Tests NCCL once: ``find_fault`` returns why it cannot be used, or "".
 
-        Then an engine that was chosen for the user falls back to TensorFlow's ring,
-        and one that was asked for raises RuntimeError.
+        If it cannot, an engine chosen by "auto" falls back to TensorFlow's ring, and
+        one that was asked for raises RuntimeError.
         """
-        self.is_proven = True  # Before it: a proof that ended is not begun again.
+        self.is_proven = True  # Set first: an aborted test is not repeated.
         why = find_fault()
         if not why:
             return
@@ -62,19 +62,19 @@ class Carrier:
         self.engine = Engine("tensorflow", reason, falls_back=falls_back)
         if not falls_back:
             raise RuntimeError(
-                f'join: engine="nccl" cannot be: {why}. Join with engine="tensorflow".'
+                f'join: engine="nccl" cannot be used: {why}. Use "tensorflow".'
             )
-        _log.warning("join: engine 'tensorflow' in place of 'nccl', as %s.", why)
+        _log.warning("join: engine 'tensorflow' instead of 'nccl', as %s.", why)
 
     @functools.cached_property
     def ordering_token(self) -> tf.Variable:
-        """What all of NCCL's collectives take, so that TensorFlow orders them."""
+        """A variable that all of NCCL's collectives take, so that they are ordered."""
         with tf.init_scope():
             return tf.Variable(0.0, trainable=False, name="tw_syncrep_order")
 
 
 class BuiltExchanges:
-    """Exchanges that were built, for those that run them again."""
+    """Exchanges that were built, and may be run again."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

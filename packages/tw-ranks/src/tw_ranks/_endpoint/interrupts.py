@@ -1,7 +1,7 @@
 """Ctrl-C while a rank waits in a collective, which Python by itself does not notice.
 
-SIGTERM is treated as Ctrl-C where a program has given it Python's handler of SIGINT: in
-the background of a script SIGINT is ignored, and SIGTERM is what ends such a job.
+SIGTERM is treated as Ctrl-C if a program has given it Python's handler of SIGINT:
+background jobs of a script ignore SIGINT, and are ended by SIGTERM.
 
 Python runs signal handlers between bytecodes of its main thread, and a collective
 keeps that thread in C++ until it ends. The wakeup descriptor is written to at once, so
@@ -46,9 +46,9 @@ class InterruptWatch(threading.Thread):
     ) -> None:
         """Starts the thread if made in the main thread; watches nothing otherwise.
 
-        ``end`` gets the reason why this rank ends its collectives. Where
-        ``must_defer()``, TensorFlow has called this process's Python, and would make
-        another error of a KeyboardInterrupt.
+        ``end`` gets the reason why this rank ends its collectives. While
+        ``must_defer()``, TensorFlow is calling this process's Python, and would turn a
+        KeyboardInterrupt into another error.
         """
         super().__init__(name="tw-ranks-interrupts", daemon=True)
         self._is_inside, self._end, self._must_defer = is_inside, end, must_defer
@@ -142,6 +142,6 @@ class InterruptWatch(threading.Thread):
                 why = f"was interrupted ({number.name})"
                 threading.Thread(target=self._end, args=[why], daemon=True).start()
             elif self._is_deferred or self._is_refused:
-                # Once per deferral: it may be just being raised.
+                # Once per deferral: the error may already be on its way.
                 self._is_deferred = self._is_refused = False
                 signal.pthread_kill(threading.main_thread().ident or 0, number)

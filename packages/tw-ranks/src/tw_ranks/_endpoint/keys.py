@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class DifferenceError(tf.errors.FailedPreconditionError, ValueError):  # type: ignore[misc]
-    """Ranks describe unlike exchanges; Horovod's programs expect TensorFlow's error."""
+    """Ranks' exchanges differ; Horovod's programs expect TensorFlow's error."""
 
 
 class Keys:
@@ -33,7 +33,7 @@ class Keys:
         self._progress, self._reports = progress, reports
         self._start_runtime = start_runtime
         self._keys: dict[tuple[Exchange, int, bool], int] = {}
-        self._paths: dict[str, str] = {}  # Rank 0's of variables, by this rank's.
+        self._paths: dict[str, str] = {}  # Of variables: rank 0's by this rank's.
         self._uses: weakref.WeakKeyDictionary[Any, dict[Exchange, int]] = (
             weakref.WeakKeyDictionary()
         )
@@ -100,7 +100,7 @@ class Keys:
             own = [tensor.name for tensor in exchange.tensors]
             self._paths.update(zip(own, paths, strict=True))
             _log.info(
-                "Variables of other paths than rank 0's are paired by position: %s.",
+                "Variables with other paths than rank 0's are paired by position: %s.",
                 ", ".join(f"{one} with {self._paths[one]}" for one in own),
             )
         return key

@@ -19,7 +19,7 @@ class Counts(NamedTuple):
     entered: int
     completed: int
     keys: int  # Sum of the keys of those that run in functions.
-    needing_all: int  # Of those entered, that also need ranks that have finished.
+    needing_all: int  # Of those entered, those that also need finished ranks.
 
 
 class Progress:
@@ -120,7 +120,7 @@ class Progress:
         self, counts: Counts, member: Member | None
     ) -> tuple[int, str, str]:
         """Returns a ``Report``'s number, order and what."""
-        # Another thread may take each of them away meanwhile.
+        # Another thread may remove either meanwhile.
         waiting, hosted = self._waiting, [*self._hosted.values()]
         # Another thread may start the collective in which other ranks wait.
         is_alone = len(self._threads) == 1

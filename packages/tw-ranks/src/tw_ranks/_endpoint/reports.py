@@ -1,4 +1,4 @@
-"""What ranks know of each other: this rank's reports, and errors that name the missing.
+"""This rank's reports of its progress, and errors that name missing ranks.
 
 Both need the side channel; ``member`` is this rank's end of it until the rank leaves.
 """
@@ -26,7 +26,7 @@ from tw_ranks._side_channel._member import Member
 
 _VERDICT_S = 2.0
 _PROBED_S = 5.0
-"""How long to wait for a verdict where connections between ranks are looked at."""
+"""How long to wait for a verdict while connections between ranks are checked."""
 
 _STILL_S = 1.0
 AGREEMENT = "agreement on"
@@ -47,9 +47,10 @@ class Reports:
         engine: str,
         aborts: bool,
     ) -> None:
-        """Takes ``member`` None of a rank that is alone.
+        """``member`` is None in a group of one.
 
-        ``aborts`` says whether collectives do not end before TensorFlow aborts them.
+        ``aborts``: whether collectives of a lost rank end only if TensorFlow aborts
+        them.
         """
         self.member = member  # None once it has left, too.
         self.moved_s = time.monotonic()  # When it was last seen to make progress.
@@ -82,14 +83,14 @@ class Reports:
         return report
 
     def forget_member(self) -> None:
-        """Has this rank be alone, as it has left."""
+        """Drops the side channel, as this rank has left."""
         self.member = None
 
     def wait_for(self, what: str) -> None:
         """Waits until rank 0 has announced an event."""
         if self.member is None:
             return
-        with self.waiting(f"rank 0 to tell {what!r}"):
+        with self.waiting(f"rank 0 to announce {what!r}"):
             self.member.wait_for(what)
 
     @contextlib.contextmanager
@@ -129,7 +130,7 @@ class Reports:
     def find_missing(self, *, is_unavailable: bool = False) -> RankTimeoutError | None:
         """Returns the error behind a collective's error; None if no rank is missing.
 
-        Where a rank's server ``is_unavailable``, ranks look at their connections.
+        If a rank's server ``is_unavailable``, ranks check their connections.
         """
         if self.member is None:
             return None

@@ -1,1 +1,1 @@
-"""What carries exchanges below TensorFlow's own collectives: the choice, and MPI."""
+"""Engines, which carry exchanges: how one is chosen, NCCL's test, and MPI."""

@@ -1,4 +1,4 @@
-"""Which library carries what ranks exchange: a choice from facts, in plain Python.
+"""The choice of the library that carries exchanges: from facts, in plain Python.
 
 The engines are TensorFlow's own collectives, over gRPC or NCCL, and MPI.
 """
@@ -10,7 +10,7 @@ ENGINES = ("auto", "nccl", "tensorflow", "mpi")
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What the choice depends on, of this process."""
+    """The facts about this process on which the choice depends."""
 
     size: int  # Number of ranks.
     mpi_launcher: str = ""  # The MPI launcher that started this process; "" if none.
@@ -29,7 +29,7 @@ class Engine:
 
 
 def choose_engine(said: str, facts: EngineFacts) -> Engine:
-    """Chooses the engine; raises ValueError if the one that was said cannot be.
+    """Chooses the engine; raises ValueError if the requested one cannot be used.
 
     >>> choose_engine("auto", EngineFacts(size=2)).reason
     'there is no GPU, and no MPI launcher has started this process'
@@ -44,7 +44,7 @@ def choose_engine(said: str, facts: EngineFacts) -> Engine:
     against = {"nccl": _against_nccl(facts), "mpi": _against_mpi(facts)}
     if said != "auto":
         if against[said]:
-            raise ValueError(f"join: engine={said!r} cannot be: {against[said]}.")
+            raise ValueError(f"join: engine={said!r} cannot be used: {against[said]}.")
         return Engine(said, "it was asked for")
     if not against["nccl"]:
         return Engine("nccl", "this process has a GPU", falls_back=True)
@@ -56,7 +56,7 @@ def choose_engine(said: str, facts: EngineFacts) -> Engine:
 
 
 def _against_nccl(facts: EngineFacts) -> str:
-    """Returns why NCCL cannot be; "" if it can."""
+    """Returns why NCCL cannot be used; "" if it can."""
     if not facts.num_gpus:
         return "NCCL is for GPUs, and this process sees none"
     if not facts.tensorflow_has_nccl:
@@ -65,7 +65,7 @@ def _against_nccl(facts: EngineFacts) -> str:
 
 
 def _against_mpi(facts: EngineFacts) -> str:
-    """Returns why MPI cannot be; "" if it can."""
+    """Returns why MPI cannot be used; "" if it can."""
     if not facts.mpi_launcher:
         return "no MPI launcher has started this process"
     if not facts.has_mpi4py:

@@ -1,10 +1,10 @@
-"""MPI as an engine: five operations on arrays, of all ranks, that end with a lost rank.
+"""MPI as an engine: operations on all ranks' arrays that end when a rank is lost.
 
-Everything is started without blocking and polled. Between two polls the verdict of the
-group is looked at, so that a lost rank ends the wait. A wait begins without pauses. The
-first one of an exchange goes on with growing pauses, as a slow rank may need the
-processor; after it all ranks are there, and a poll is what moves the bytes, so the
-others have short ones. Large data follows a barrier for the same reason.
+Operations are started without blocking, and polled. The group's verdict is checked
+between polls, so that a lost rank ends the wait. A wait begins without pauses. In the
+first wait of an exchange pauses then grow, as a slow rank may need the processor; after
+it all ranks are there, and polls move the bytes, so pauses stay short. Large data
+follows a barrier for the same reason.
 
 Each exchange has its own communicator: ranks may start independent exchanges in
 different orders.
@@ -23,23 +23,23 @@ from typing import Any
 import numpy as np
 
 _TAG = 6_144
-"""Of the messages before this group has a communicator of its own."""
+"""Of the messages before this group has its own communicator."""
 
 _ALIGNMENT = 64
 """TensorFlow takes arrays without a copy if their bytes begin at such an address."""
 
 _BARRIER_BYTES = 1 << 16
-"""From so many bytes on, ranks meet before they exchange them."""
+"""Data of at least so many bytes is exchanged after a barrier."""
 
 _KEEN_S, _PATIENT_S = 0.05, 0.0
 """How long pauses stay short when all ranks are there, and otherwise."""
 
 _SPIN_S = 1e-4
-"""How long a wait has no pauses. On a machine with more threads than processors a
-hundred variables took 10 times as long where that was 50 ms, and as long on another."""
+"""How long a wait has no pauses. With 50 ms, a hundred variables took 10 times as long
+on a machine with more threads than processors, and no longer on another."""
 
 _PAUSES, _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 1 / 16, 2e-5, 0.005
-"""A pause that grows is this part of the time waited, within so many seconds."""
+"""A growing pause is this part of the time waited, within these bounds."""
 
 _REPORTS_S = 1.0
 """Time for the others to report a loss before this process ends, and MPI with it."""
@@ -49,10 +49,10 @@ MAX_COMMUNICATORS = 256
 
 
 class EndedError(Exception):
-    """A rank is missing, this one has left, or the time is over."""
+    """A rank is missing, this one has left, or the time is up."""
 
     def __init__(self) -> None:
-        super().__init__("the exchange has been ended: a rank is missing or has left")
+        super().__init__("the exchange was aborted: a rank is missing or has left")
 
 
 class MpiEngine:
@@ -64,14 +64,14 @@ class MpiEngine:
         import mpi4py
 
         if not was_started:
-            mpi4py.rc.finalize = False  # It would wait for lost ranks for good.
+            mpi4py.rc.finalize = False  # It would wait for lost ranks forever.
         from mpi4py import MPI
 
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise RuntimeError(
                 "join: MPI runs without MPI_THREAD_MULTIPLE, which exchanges in "
-                "several threads need; remove what sets mpi4py.rc.thread_level, or "
-                "join with engine='tensorflow'."
+                "several threads need; do not set mpi4py.rc.thread_level, or join with "
+                "engine='tensorflow'."
             )
         self._finalizes_itself = was_started and mpi4py.rc.finalize is not False
         self._mpi = MPI
@@ -86,7 +86,7 @@ class MpiEngine:
         self._left_over: list[Any] = []  # MPI may still write to it.
 
     def tell_address(self, host: str, port: int) -> None:
-        """Tells all other ranks where rank 0 listens."""
+        """Sends rank 0's address to all other ranks."""
         told = np.frombuffer(f"{host} {port}".ljust(512).encode(), np.uint8)
         ranks = range(1, self.size)
         self._left_over += [(told, self._base.Isend(told, r, _TAG)) for r in ranks]
@@ -105,7 +105,7 @@ class MpiEngine:
         self._base = self._make_communicator(_TAG)
 
     def _find_communicator(self) -> Any:
-        """Returns this exchange's, which is made once all ranks have reached it."""
+        """Returns the exchange's communicator, made once all ranks have reached it."""
         key = self._running.key
         if (known := self._communicators.get(key)) is not None:
             return known
@@ -120,7 +120,7 @@ class MpiEngine:
         return made
 
     def _make_communicator(self, tag: int) -> Any:
-        """Makes one in a thread: MPI cannot be polled there, and may not return."""
+        """Makes one in a thread: MPI cannot poll for it, and may not return."""
         made: list[Any] = []
 
         def make() -> None:
@@ -229,11 +229,11 @@ class MpiEngine:
     ) -> None:
         """Runs a collective of the communicator of this thread's exchange.
 
-        ``counts`` are the bytes that it takes of each rank, where these differ.
+        ``counts`` are the bytes that it takes from each rank, if these differ.
         """
         running, communicator = self._running, self._find_communicator()
         size = sum(counts) or arrays[0].nbytes  # the same on all ranks
-        # A broadcast's root waits for nobody; and nobody for data of no bytes.
+        # A broadcast's root does not wait, nor does any rank for zero bytes.
         if not running.have_met and (
             size >= _BARRIER_BYTES or not size or name == "Ibcast"
         ):
@@ -274,9 +274,9 @@ class MpiEngine:
     def end(self, *, is_lost: bool, status: int, within_s: float) -> None:
         """Ends MPI with the process, which must not wait for a lost rank.
 
-        Without a lost rank it waits for the others, as MPI does. Otherwise MPI is left
-        as it is: its launcher ends all processes once one has ended with an error. A
-        process that ends well, or has MPI end by itself, aborts.
+        Without a lost rank it waits for the others, as MPI does. Otherwise MPI is not
+        finalized: its launcher ends all processes once one has ended with an error. A
+        process that ends well, or whose MPI finalizes itself, aborts.
         """
         if self._mpi.Is_finalized():
             return
@@ -299,7 +299,7 @@ class MpiEngine:
 
 
 def _remove_shared_memory() -> None:
-    """Removes the files that MPICH leaves in memory where it is not finalized."""
+    """Removes the files that MPICH leaves in shared memory if not finalized."""
     with contextlib.suppress(OSError):
         maps = Path("/proc/self/maps").read_text()
         for name in set(re.findall(r"/dev/shm/mpich_shm\S+", maps)):

@@ -1,4 +1,4 @@
-"""NCCL's proof: before it is used, sums of whole numbers must be exact on all ranks."""
+"""NCCL's test: before it is used, sums of whole numbers must be exact on all ranks."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -41,8 +41,8 @@ def find_fault(rank: int, size: int, add_up: AddUp) -> str:
 def identify_gpu() -> bytes:
     """Returns the UUID, 16 bytes, of the first GPU that TensorFlow uses here.
 
-    Of a part of a GPU (MIG) it is the part's own. Empty where there is no GPU, and
-    where the driver does not tell.
+    A slice of a GPU (MIG) has its own. Empty without a GPU, or if the driver does not
+    report it.
     """
     visible = tf.config.get_visible_devices("GPU")
     if not visible:

@@ -1,1 +1,1 @@
-"""Exchanges between ranks: collectives, how each mode runs them, and what uses them."""
+"""Exchanges between ranks: collectives, how each mode runs them, and their users."""

@@ -1,7 +1,7 @@
 """Broadcasts of tensors and variables over an endpoint.
 
-Tensors travel as 32-bit integers, whatever their dtypes are, so that all of them make
-one list and every bit arrives.
+Tensors of all dtypes are sent as 32-bit integers, so that they form one list and every
+bit arrives.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ _SEEDS_APART = 0x9E3779B1
 def give_variables(
     variables: Sequence[Any], endpoint: Endpoint, *, root: int
 ) -> tf.Operation | None:
-    """Gives all ranks the values of the root's; see ``broadcast_variables``."""
+    """Sends the root's values to all ranks; see ``broadcast_variables``."""
     tensors = [read_variable(variable) for variable in variables]
     names = [name_of(variable) for variable in variables]
     values = broadcast_tensors(
@@ -58,7 +58,7 @@ def broadcast_tensors(
 ) -> list[tf.Tensor]:
     """Broadcasts as ``broadcast`` does; ranks match it by its ``label``, if any.
 
-    The ``names`` are paths if they are ``of_variables``, which may differ.
+    With ``of_variables`` the ``names`` are paths, which may differ.
     """
     check_whole_number(root=root, at_least=0)
     if root >= endpoint.size:
@@ -71,7 +71,7 @@ def broadcast_tensors(
     ]
     if faults:
         raise ValueError(
-            "broadcast: takes tensors of known shapes, and no strings; got "
+            "broadcast: tensors must have known shapes and not be strings; got "
             f"{', '.join(faults)}."
         )
     if endpoint.size == 1 or not known:

@@ -1,4 +1,4 @@
-"""Collectives of all ranks: TensorFlow's ops, and what is made of them.
+"""Collectives of all ranks: TensorFlow's ops, and operations built from them.
 
 All but ``row_spec`` and ``check_dtypes`` are for the bodies that ``run_collectives``
 runs, which gives them their keys.
@@ -106,7 +106,7 @@ def gather(
     """
     if endpoint.mpi is not None:
         return as_tensor(endpoint.mpi.gather(_tf_compat.as_array(tensor)))
-    if tensor.dtype == tf.bfloat16:  # The op does not take it, but only moves bits.
+    if tensor.dtype == tf.bfloat16:  # The op rejects it, but only moves bits.
         bits = tf.bitcast(tensor, tf.float16)
         gathered = gather(bits, endpoint, key, has_elements=has_elements)
         return tf.bitcast(gathered, tf.bfloat16)
@@ -140,7 +140,7 @@ def add_narrow(
     divides: bool = False,
     weights: Sequence[tf.Tensor] | None = None,
 ) -> tf.Tensor:
-    """Adds [R], R >= 1, that travels narrow: each rank adds a part in float32.
+    """Adds [R], R >= 1, sent in a narrow dtype: each rank adds a part in float32.
 
     Gradients times their ``weights``, by rank, may overflow the narrow dtype, so they
     are weighted in float32, too. Takes the first of two keys.
@@ -204,7 +204,7 @@ def _pad_to(flat: tf.Tensor, length: int) -> tf.Tensor:
 def _run_with_elements(
     op: Callable[..., tf.Tensor], tensor: tf.Tensor, endpoint: Endpoint, key: Any
 ) -> tf.Tensor:
-    """Moves rows by ``op``; empty rows travel with one element.
+    """Moves rows by ``op``; empty rows are sent with one element.
 
     TensorFlow crashes on empty tensors, and ranks must wait for each other on these as
     well.
@@ -257,7 +257,7 @@ def compare_shapes(
     differs = tf.reduce_any(compared != compared[tf.argmax(sizes)], axis=1)
     if skips_empty:
         differs &= sizes > 0
-    says = f"all ranks must pass one shape to {to!r}; by rank they pass"
+    says = f"all ranks must pass the same shape to {to!r}; by rank, they pass"
     with tf.device("/cpu:0"):
         known = shapes[:, 1 : 1 + tf.reduce_max(shapes[:, 0])]
         alike = tf.logical_not(tf.reduce_any(differs))
@@ -329,7 +329,7 @@ def _is_wide(tensor: tf.Tensor) -> bool:
 def _gather_wide(
     tensor: tf.Tensor, bucket: tf.Tensor, kept: tf.Tensor, endpoint: Endpoint, key: Any
 ) -> tf.Tensor:
-    """Gathers wide rows, which are neither padded nor copied where none is missing."""
+    """Gathers wide rows, which are neither padded nor copied if none is missing."""
     rows = tf.cond(
         tf.equal(tf.shape(tensor)[0], tf.gather(BUCKETS, bucket)),
         lambda: tensor,
@@ -383,7 +383,7 @@ def known_shape(tensor: tf.Tensor, endpoint: Endpoint) -> tf.TensorShape:
 
 
 def _among(endpoint: Endpoint, key: Any) -> dict[str, Any]:
-    """Returns the arguments of any collective op; by "auto" the ring carries it."""
+    """Returns the arguments of any collective op; "auto" is the ring."""
     return {
         "group_size": endpoint.size,
         "group_key": GROUP_KEY,

@@ -43,13 +43,13 @@ _GATHERED_BYTES = 1 << 16
 class Manner:
     """How gradients are added, the same on all ranks."""
 
-    wire_dtype: str | None = None  # Narrow, in which wider floats travel.
+    wire_dtype: str | None = None  # Narrow, in which wider floats are sent.
     divides: bool = False  # Sums are divided by the number of ranks.
     weighs: bool = False  # Narrow gradients are weighted where they are added.
 
     @property
     def gathers_weights(self) -> bool:
-        """Whether all ranks get the weight of each; otherwise it is in a pack."""
+        """Whether ranks gather all weights; otherwise a weight is in a pack."""
         return self.weighs or self.wire_dtype is not None
 
     def describe(self) -> tuple[tuple[str, str], ...]:
@@ -68,7 +68,7 @@ class Manner:
 
 @dataclass(frozen=True)
 class ExchangePlan:
-    """How each gradient travels."""
+    """How each gradient is sent."""
 
     dense: tuple[int, ...]  # Positions of the dense gradients, last first.
     sparse: tuple[int, ...]  # Likewise.
@@ -77,7 +77,7 @@ class ExchangePlan:
 
 
 def narrow_dtype(dtype: tf.DType, wire: str | None) -> tf.DType | None:
-    """Returns the narrow dtype in which gradients travel; None for their own."""
+    """Returns the narrow dtype in which gradients are sent; None for their own."""
     if dtype.name in NARROW:
         return dtype
     return tf.as_dtype(wire) if wire is not None and dtype.is_floating else None
@@ -139,7 +139,7 @@ def _exchange_parts(
     dense = [*(local[n] for n in plan.dense), weight]
     packed = pack_tensors(dense, plan.packs)
     rows = [part for n in plan.sparse for part in (local[n].values, local[n].indices)]
-    # The endpoint keeps what is called below, which must not keep the tensors' graph.
+    # The endpoint keeps the functions below, which must not keep the tensors' graph.
     count, shapes = len(packed), [tensor.shape for tensor in dense]
 
     def unpack(results: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -207,7 +207,7 @@ def _plan(local: Sequence[Any], manner: Manner) -> ExchangePlan:
 
 
 def _pack_key(tensor: tf.Tensor) -> str | None:
-    """Returns the key that a pack's tensors share; None for one that travels alone."""
+    """Returns the key that a pack's tensors share; None for one that is sent alone."""
     elements = tensor.shape.num_elements()
     if not elements or elements * tensor.dtype.size >= _ALONE_BYTES:
         return None
@@ -232,8 +232,8 @@ def follow_exchange(exchange: Exchange, endpoint: Endpoint, graph: tf.Graph) -> 
     if exchange.kind != GRADIENTS:
         raise RuntimeError(
             f"finish: other ranks have reached {exchange.kind!r}, in which a rank "
-            "without data cannot take part; have all ranks do it before their first "
-            "batch, or end the run for all with until_first_end."
+            "without data cannot take part; let all ranks do it before their first "
+            "batch, or end the run on all ranks with until_first_end."
         )
     names = [spec.name for spec in exchange.tensors]
     with graph.as_default():
@@ -286,7 +286,7 @@ class _Sums:
 
     manner: Manner
     endpoint: Endpoint
-    shares: Sequence[tf.Tensor] | None  # By rank, of what is narrow.
+    shares: Sequence[tf.Tensor] | None  # By rank, for narrow gradients.
 
     def of(self, tensor: tf.Tensor, key: int) -> tf.Tensor:
         elements = known_shape(tensor, self.endpoint).num_elements()

@@ -1,7 +1,7 @@
-"""Exchanges of parts, of which each rank owns one: reduce-scatter and all-gather.
+"""Exchanges of parts, each owned by one rank: reduce-scatter and all-gather.
 
-Together they send what an all-reduce sends, which does the same in two halves; between
-them each rank may do with its own part, the sum, what others need not do.
+Together they send as much as an all-reduce, which consists of the same two halves;
+between them each rank can work on the sum of its own part.
 """
 
 from collections.abc import Sequence
@@ -53,8 +53,8 @@ def all_gather_parts(
     check_dtypes([own], _FLOATS)
     if len(lengths) != endpoint.size or own.shape.as_list() != [lengths[endpoint.rank]]:
         raise ValueError(
-            f"lengths must hold one per rank, of {endpoint.size}, and that of own, of "
-            f"shape {own.shape}, at place {endpoint.rank}; got {list(lengths)}."
+            f"lengths must hold {endpoint.size}, one per rank, and at index "
+            f"{endpoint.rank} that of own, of shape {own.shape}; got {list(lengths)}."
         )
     if endpoint.size == 1 or not sum(lengths):
         return [own] * endpoint.size
@@ -73,8 +73,8 @@ def _lengths_of(parts: Sequence[tf.Tensor], endpoint: Endpoint) -> tuple[int, ..
     are_flat = all(shape.rank == 1 and shape.is_fully_defined() for shape in shapes)
     if len(parts) != endpoint.size or not are_flat:
         raise ValueError(
-            f"parts must be flat, of known lengths, and one per rank, of "
-            f"{endpoint.size}; got shapes {[str(shape) for shape in shapes]}."
+            f"parts must be {endpoint.size} flat tensors of known lengths, one per "
+            f"rank; got shapes {[str(shape) for shape in shapes]}."
         )
     return tuple(shape[0] for shape in shapes)
 

@@ -13,8 +13,9 @@ r"""Gradients of all towers of all ranks, summed or averaged.
     tower 0  tower 1          tower 0  tower 1
 
 The fixed cost of a collective is that of a few hundred kilobytes, so all small tensors
-travel in one, with the gradients of the last layers, which are ready first, in front. A
-tensor of two mebibytes or more travels alone: joining and cutting would copy it twice.
+are sent in one, with the gradients of the last layers, which are ready first, in front.
+A tensor of two mebibytes or more is sent alone: joining and cutting would copy it
+twice.
 """
 
 from collections.abc import Callable, Sequence
@@ -80,14 +81,14 @@ def mean_over_ranks(
     """Averages the gradients of all ranks; see ``mean_across`` and ``mean_of_ranks``.
 
     A rank's gradients are multiplied by its weight, and the sum is divided by the sum
-    of all weights. But those that are added in float32 after they were sent are
-    weighted there, which yields their mean: before it they might overflow.
+    of all weights. But narrow gradients, added in float32 after sending, are weighted
+    there, which yields their mean: weighted before, they might overflow.
     """
     wire = _check(grads, sum_towers, wire_dtype, names)
     if weight is not None and weights is not None:
         raise ValueError(
-            "weights of towers make the weight of this rank, which is their sum; pass "
-            "one of both."
+            "pass weight or weights, not both: the weight of a rank is the sum of its "
+            "towers' weights."
         )
     if weight is not None:
         check_weight(weight)
@@ -144,7 +145,7 @@ def _weigh_towers(
 ) -> tuple[Grads, tf.Tensor]:
     """Weights each tower's gradients; returns them and the weight of the rank.
 
-    Narrow ones get the tower's share of that, and become this rank's mean.
+    Narrow ones are multiplied by the tower's share, and become this rank's mean.
     """
     own = [tf.cast(of_tower, tf.float32) for of_tower in weights]
     weight = tf.add_n(own)
@@ -202,7 +203,7 @@ def _add_column(column: Sequence[Any]) -> Any:
 
 
 def _as_brought(weight: Any) -> tf.Tensor:
-    """Returns a rank's weight as it is exchanged; -0.0 means that a rank is done."""
+    """Returns a rank's weight as it is sent; -0.0 means that a rank is done."""
     return tf.abs(tf.reshape(tf.cast(weight, tf.float32), [1]))
 
 

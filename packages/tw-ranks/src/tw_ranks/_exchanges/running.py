@@ -1,8 +1,8 @@
-"""Runs exchanges of TensorFlow's eager runtime, from each mode.
+"""Runs exchanges in TensorFlow's eager runtime, from each mode.
 
     tf.function      the ops are part of the function; an op before and an op after them
                      count, so that the side channel knows how far this rank is
-    eager            the same ops, compiled into a function of their own
+    eager            the same ops, compiled into their own function
     session graph    an op calls such a function through Python: neither a plain local
                      session nor a server's has an eager runtime of its own
     all, over MPI    one call from Python, whose body runs eagerly; a function makes it
@@ -59,8 +59,9 @@ def run_collectives(
 
     ``specs`` describe inputs and results, by default those of ``tensors``. In exchanges
     that finished ranks join with -0.0, ``find_weight`` returns the weight of all ranks,
-    [1], from the results. ``by_nccl`` is whether NCCL carries it; by default, if it is
-    the group's engine and a function is traced: only there its order is the program's.
+    [1], from the results. ``by_nccl`` says whether NCCL carries it; by default, if it
+    is the group's engine and a function is traced: only there its order is the
+    program's.
     """
     specs = list(specs) or [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
     uses_nccl = _can_use_nccl(endpoint) if by_nccl is None else by_nccl
@@ -93,7 +94,7 @@ def run_collectives(
 
 
 def _can_use_nccl(endpoint: Endpoint) -> bool:
-    """Whether NCCL carries what is built now; proves it before the first use."""
+    """Whether NCCL carries the exchange; tests NCCL before its first use."""
     carrier = endpoint.carrier
     if not traces_function() or carrier.engine.name != "nccl":
         return False
@@ -178,7 +179,7 @@ class Bound:
             )
             return traced.get_concrete_function()
 
-        # Made here, as a function that makes it is traced twice.
+        # Made here: a function that made it would be traced twice.
         _ = self.endpoint.progress.variable
         compiled = self.endpoint.built.compile(self.key, trace)
         with call:
@@ -247,7 +248,7 @@ def _run_on_host(
     def call(*arrays: np.ndarray) -> list[np.ndarray]:
         with _tf_compat.eager_mode():
             results = bound.run(arrays, blocks=in_function, order=order)
-            # Of TensorFlow's ops, some return their input, which is the caller's.
+            # Some of TensorFlow's ops return their input, which is the caller's.
             read = _tf_compat.as_array if over_mpi else np.array
             return [read(result) for result in results]
 
@@ -269,8 +270,8 @@ def _run_on_host(
     )
     current = tf.compat.v1.get_default_graph()
     known = len(current.get_operations())
-    # TensorFlow takes what is outside of a function in the global graph for eager, and
-    # would place the call on a task, which a session without a server has not.
+    # TensorFlow treats code outside of a function in the global graph as eager, and
+    # would place the call on a task, which a session without a server lacks.
     with contextlib.nullcontext() if in_function else graph.as_default():
         function = traced.get_concrete_function()
     dataset = tf.raw_ops.MapDataset(
@@ -296,7 +297,7 @@ def _refuse_xla() -> None:
     if compiles_with_xla():
         raise ValueError(
             "Collectives between processes cannot be compiled by XLA; trace the step "
-            "with jit_compile=False (of a Keras model: compile(jit_compile=False))."
+            "with jit_compile=False (in Keras: compile(jit_compile=False))."
         )
 
 

@@ -68,10 +68,10 @@ def join(
     --workers 2`` and Ray set it, whose chief and workers are the ranks in this order;
     or else ``torchrun``, ``horovodrun``, MPI's ``mpiexec``, Slurm's ``srun``, RANK and
     WORLD_SIZE, Kubeflow's Trainer, or an Indexed Job of Kubernetes, the first of these
-    that has started the process. A line of the log says which, and what it overrides.
-    Where the launcher gives no port, rank 0 listens at one of 20,000 to 28,999 that
-    follows from the job's id. Without a launcher the process is alone: a group of one,
-    in which every sum is its own input.
+    that has started the process. The log says which, and which others it overrides.
+    If the launcher gives no port, rank 0 listens at one of 20,000 to 28,999, derived
+    from the job's id. Without a launcher the process is alone: a group of one, in which
+    every sum equals its input.
 
     TensorFlow's runtime starts with its first op, or with the first exchange. Until
     then it accepts settings, such as threads, logical devices and visible GPUs.
@@ -80,12 +80,12 @@ def join(
       coordinator: "host:port" at which rank 0 listens, unless ``TW_LISTEN`` has another
         host. A rank's own server listens at a free port of the host from which the rank
         reaches that address.
-      rank: of this process, from 0.
+      rank: this process's rank, from 0.
       size: number of ranks.
-      engine: ``"tensorflow"``, ``"nccl"`` or ``"mpi"``, which carries what ranks
-        exchange, the same on all; ``"auto"`` chooses one that can be here.
-      timeout_s: how long a rank may be silent before the others raise, and how long one
-        that answers may keep them waiting before all warn about it; seconds.
+      engine: ``"tensorflow"``, ``"nccl"`` or ``"mpi"``: the library that carries
+        exchanges, the same on all ranks; ``"auto"`` chooses one that works here.
+      timeout_s: how long a rank may be silent before the others raise, and how long a
+        rank that answers may keep them waiting before all log a warning; seconds.
       first_timeout_s: how long ranks wait for each other to describe a new collective;
         if longer, also used as ``stall_timeout_s`` for the first and newly traced ones.
       start_timeout_s: how long ranks have to join.
@@ -100,11 +100,11 @@ def join(
         was in use all the time.
       RuntimeError: this process has joined or used TensorFlow already, or TensorFlow's
         server cannot start.
-      ValueError: addresses or numbers do not make a group, a launcher's included, or
-        it started several processes that would be alone; they or the versions differ
-        from those of other ranks; another run has the coordinator's address; its host
-        is not rank 0's; or the engine cannot be here, or is not that of other ranks.
-      TypeError: an argument is of another type.
+      ValueError: addresses or numbers, passed or the launcher's, do not form a group,
+        or it started several processes that would each be alone; they, the versions or
+        the engine differ from those of other ranks; another run uses the coordinator's
+        address; its host is not rank 0's; or the engine cannot be used here.
+      TypeError: an argument has the wrong type.
 
     >>> import tw_ranks
     >>> group = tw_ranks.join()  # without a launcher
@@ -139,7 +139,7 @@ def join_prepared(
     before = None if _joined is None else _joined()
     if before is not None and not before.has_left:
         raise RuntimeError(
-            "join: this process has joined a group already; hand that group on."
+            "join: this process has already joined a group; pass that group on."
         )
     seat = seat or find_seat(has_mpi4py=_has_mpi4py())
     limits = replace(
@@ -158,7 +158,7 @@ def join_prepared(
         group = _join_others(seat, chosen, limits, start_timeout_s, prepare)
         if chosen.name != "mpi":
             # The server starts with the runtime, maybe in a function that AutoGraph
-            # converts; the warning is to point at the line that joins.
+            # converts; the warning should point at the line that joins.
             warn_if_exposed(None, stacklevel=3)
     _joined = weakref.ref(group)
     return group
@@ -188,7 +188,7 @@ def _find_facts(seat: Seat) -> EngineFacts:
 
 
 def _has_mpi4py() -> bool:
-    try:  # Not by its module, which may be a stand-in for programs of Horovod.
+    try:  # Not by its module, which may be a stand-in for Horovod's programs.
         return bool(version("mpi4py"))
     except PackageNotFoundError:
         return False
@@ -204,14 +204,14 @@ def _join_others(
     mpi = _find_mpi(seat) if engine.name == "mpi" else None
     if mpi is None and seat.is_told:
         raise ValueError(
-            f"join: {seat.mpi_launcher} has started {seat.size} processes, which only "
-            f"MPI can tell where rank 0 listens, and {engine.reason}. Give "
+            f"join: {seat.mpi_launcher} has started {seat.size} processes, and only "
+            f"MPI can tell them where rank 0 listens, but {engine.reason}. Pass "
             'coordinator, rank and size, or join with engine="mpi".'
         )
     if mpi is None and _tf_compat.has_started():
         raise RuntimeError(
-            "join: TensorFlow's runtime has started already in this process, without "
-            "the other ranks; join before anything makes a tensor or lists devices."
+            "join: TensorFlow's runtime has already started in this process, without "
+            "the other ranks; join before any code creates a tensor or lists devices."
         )
     coordinator = member = held = None
     unreachable = ""
@@ -227,7 +227,7 @@ def _join_others(
             listener = _open_port(
                 lambda: listen(*seat.coordinator), seat, address[1], end_s
             )
-            # Other ranks may know it by an address that is not one of its own.
+            # Other ranks may reach it by an address that it does not have itself.
             address = listener.getsockname()[:2]
             if seat.is_told and mpi is not None:
                 mpi.tell_address(seat.host, address[1])
@@ -277,9 +277,9 @@ def _find_mpi(seat: Seat) -> MpiEngine:
     if (mpi.rank, mpi.size) != (seat.rank, seat.size):
         raise RuntimeError(
             f"join: this is rank {seat.rank} of {seat.size}, but rank {mpi.rank} of "
-            f"{mpi.size} for MPI ({mpi.library}): another MPI than mpi4py's may have "
-            "started the processes. Start them by the mpiexec of the MPI that mpi4py "
-            'uses, or join with engine="tensorflow".'
+            f"{mpi.size} by MPI ({mpi.library}): another MPI than mpi4py's may have "
+            "started the processes. Start them with the mpiexec of mpi4py's MPI, or "
+            'join with engine="tensorflow".'
         )
     return mpi
 
@@ -288,7 +288,7 @@ def _hear_address(mpi: MpiEngine, end_s: float) -> tuple[str, int]:
     try:
         return mpi.hear_address(end_s)
     except EndedError:
-        raise AbsentError("rank 0 does not tell where it listens", (0,)) from None
+        raise AbsentError("rank 0 did not send its address", (0,)) from None
 
 
 def _open_mpi(mpi: MpiEngine, member: Member) -> None:
@@ -302,7 +302,7 @@ def _open_mpi(mpi: MpiEngine, member: Member) -> None:
 def _check_reachable(seat: Seat, listener: socket.socket) -> str:
     """Refuses to listen where no other machine can connect, if there are others.
 
-    If that is unknown it warns, as a name was given, and returns the warning.
+    If that is unknown, as a name was given, it logs a warning and returns it.
     """
     host = seat.coordinator[0]
     fault = find_unreachable(host, listener, "rank 0")
@@ -311,7 +311,7 @@ def _check_reachable(seat: Seat, listener: socket.socket) -> str:
         raise ValueError(fault)
     if not fault or is_loopback(host) or os.environ.get("TW_LISTEN"):
         return ""
-    _log.warning("join: ranks can join from this machine alone: %s.", fault)
+    _log.warning("join: only ranks on this machine can join: %s.", fault)
     return fault
 
 
@@ -416,5 +416,5 @@ def _open_port(
         why = f"{why}: {error.strerror}"
         if not may_pass(error):
             raise ValueError(why) from None
-        advice = "end what listens there, or choose another address"
+        advice = "end the program that listens there, or choose another address"
         raise AbsentError(f"{why}; {advice}", (seat.rank,)) from None

@@ -1,8 +1,8 @@
-"""Launchers: which of them started this process, as which of how many, and where.
+"""Launchers: the one that started this process, and the rank and size it gave.
 
 A detector reads the environment that its launcher gives a process, and returns a
-``Place`` or None. Several may have one to tell, as of ``torchrun`` in a Slurm step: the
-innermost, which has started this very process, comes first in ``find_places``.
+``Place`` or None. Several may return one, as with ``torchrun`` in a Slurm step: the
+innermost, which has started this very process, is first in ``find_places``.
 """
 
 import itertools
@@ -17,25 +17,25 @@ FIRST_PORT, NUM_PORTS = 20_000, 9_000
 """Below the ports that Linux (from 32768) and Kubernetes (from 30000) give out."""
 
 _FIRST_SHELL = 0xFFFF_FFF0
-"""From here on Slurm numbers what ``srun`` has not started: batch scripts, shells."""
+"""Slurm numbers steps without ``srun`` from here on: batch scripts, shells."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a launcher tells a process that it has started."""
+    """The rank and more that a launcher gives a process that it starts."""
 
     launcher: str
-    variable: str  # The one that has the rank.
+    variable: str  # The variable with the rank.
     rank: int = 0
     size: int = 1
-    coordinator: tuple[str, int] | None = None  # None: the launcher does not tell it.
+    coordinator: tuple[str, int] | None = None  # None: the launcher does not give it.
     spans_machines: bool = False
     is_mpi: bool = False
-    fault: str = ""  # Where the launcher contradicts itself.
+    fault: str = ""  # An error in the launcher's variables.
 
 
 def find_places(environment: Environment) -> list[Place]:
-    """Returns what every launcher tells this process, the innermost first.
+    """Returns the places that all launchers give this process, the innermost first.
 
     >>> torch = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "9"}
     >>> [place] = find_places(torch)
@@ -61,7 +61,7 @@ def expand_nodes(nodes: str) -> Iterator[str]:
     ['login', 'node01', 'node02', 'node03', 'node7']
     """
     for item in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", nodes):
-        # Texts at even places, what was in brackets at odd ones.
+        # Plain text at even places, text from brackets at odd ones.
         parts = re.split(r"\[([^\]]*)\]", item)
         choices = [_expand_ranges(p) if n % 2 else [p] for n, p in enumerate(parts)]
         yield from map("".join, itertools.product(*choices))
@@ -77,14 +77,14 @@ def _expand_ranges(ranges: str) -> list[str]:
 
 
 def _find_torchrun(environment: Environment) -> Place | None:
-    """By ``torchrun``, whose agent listens at MASTER_PORT on rank 0's machine."""
+    """Detects ``torchrun``, whose agent listens at MASTER_PORT on rank 0's machine."""
     if "TORCHELASTIC_RUN_ID" not in environment:
         return None
     return _find_torch("torchrun", environment)
 
 
 def _find_variables(environment: Environment) -> Place | None:
-    """By hand, in the variables of PyTorch's ``env://``, which are not all its own."""
+    """Detects the variables of PyTorch's ``env://``, some of which others use, too."""
     if not (environment.get("RANK") and environment.get("WORLD_SIZE")):
         return None
     if "TORCHELASTIC_RUN_ID" in environment:
@@ -113,7 +113,7 @@ def _find_torch(launcher: str, environment: Environment) -> Place:
 
 
 def _find_horovod(environment: Environment) -> Place | None:
-    """By ``horovodrun`` over Gloo, whose own server is the launcher's, not rank 0's."""
+    """Detects ``horovodrun`` over Gloo: its server is the launcher's, not rank 0's."""
     names = "HOROVOD_RANK", "HOROVOD_SIZE"
     if not _has_any(environment, *names):
         return None
@@ -125,7 +125,7 @@ def _find_horovod(environment: Environment) -> Place | None:
 
 
 def _find_mpi(environment: Environment) -> Place | None:
-    """By Open MPI, or by Hydra, the launcher of MPICH and Intel MPI."""
+    """Detects Open MPI, or Hydra, the launcher of MPICH and Intel MPI."""
     job = environment.get("PMIX_NAMESPACE") or environment.get(
         "OMPI_MCA_ess_base_jobid", ""
     )
@@ -143,7 +143,7 @@ def _find_mpi(environment: Environment) -> Place | None:
         variable = "PMI_RANK" if environment.get("PMI_RANK") else "PMIX_RANK"
         place = _read("an MPI launcher", environment, variable, "PMI_SIZE")
         local = None
-    # Programs that look for a launcher are also shown ranks where there is no MPI.
+    # Programs that look for a launcher also get these variables without MPI.
     place = replace(place, is_mpi=bool(job or local is None))
     if local == str(place.size):
         return replace(place, coordinator=("localhost", derive_port(job)))
@@ -163,13 +163,13 @@ def _find_first_node(environment: Environment) -> tuple[str, int] | None:
 
 
 def _find_slurm(environment: Environment) -> Place | None:
-    """By ``srun``; a batch script and a shell of ``salloc`` are one process."""
+    """Detects ``srun``; a batch script or a shell of ``salloc`` is one process."""
     step = _find_step(environment)
     if not step:
         return None
     size = "SLURM_STEP_NUM_TASKS"
     size = size if environment.get(size) else "SLURM_NTASKS"
-    kind = ""  # Of the PMI that is Slurm's, and not an mpiexec's in the step.
+    kind = ""  # Slurm's own PMI, not that of an mpiexec in the step.
     if environment.get("PMIX_NAMESPACE", "").startswith("slurm."):
         kind = "pmix"
     elif environment.get("PMI_RANK") and not environment.get("MPI_LOCALNRANKS"):
@@ -197,9 +197,9 @@ def _find_step(environment: Environment) -> str:
 
 
 def _find_trainer(environment: Environment) -> Place | None:
-    """By Kubeflow's Trainer, of which every pod runs one process, or ``torchrun``.
+    """Detects Kubeflow's Trainer, whose pods each run one process, or ``torchrun``.
 
-    PET_NPROC_PER_NODE is for ``torchrun`` alone, and by default the number of cores.
+    PET_NPROC_PER_NODE is only for ``torchrun``, and by default the number of cores.
     """
     if not environment.get("PET_NNODES") or not environment.get("PET_MASTER_ADDR"):
         return None
@@ -210,7 +210,7 @@ def _find_trainer(environment: Environment) -> Place | None:
 
 
 def _find_indexed_job(environment: Environment) -> Place | None:
-    """By an Indexed Job of Kubernetes, whose manifest sets TW_SIZE and TW_SERVICE."""
+    """Detects an Indexed Job of Kubernetes that sets TW_SIZE and TW_SERVICE."""
     index = environment.get("JOB_COMPLETION_INDEX")
     if not index:
         return None
@@ -220,8 +220,8 @@ def _find_indexed_job(environment: Environment) -> Place | None:
         return place
     service, host = environment.get("TW_SERVICE"), environment.get("HOSTNAME", "")
     if not service or not host.endswith(f"-{index}"):
-        needed = f"a pod named job-{index} of a headless service"
-        said = f"HOSTNAME={host!r} and TW_SERVICE={service!r} are not {needed}"
+        needed = f"a pod job-{index} of a headless service"
+        said = f"HOSTNAME={host!r} and TW_SERVICE={service!r} do not name {needed}"
         return replace(place, fault=place.fault or said)
     first = f"{host.removesuffix(index)}0.{service}"
     at = first, derive_port(f"Job {first}")
@@ -248,7 +248,7 @@ def _read(launcher: str, environment: Environment, rank: str, size: str) -> Plac
         for name, text in zip((rank, size), texts, strict=True)
     )
     if not all(text.isdecimal() for text in texts) or int(texts[0]) >= int(texts[1]):
-        return Place(launcher, rank, fault=f"there is {said}")
+        return Place(launcher, rank, fault=f"the environment has {said}")
     return Place(launcher, rank, int(texts[0]), int(texts[1]))
 
 
@@ -257,10 +257,9 @@ def _has_any(environment: Environment, *names: str) -> bool:
 
 
 def _find_ancestor(name: str) -> int:
-    """Returns the number of the nearest parent process of a name, 0 without one.
+    """Returns the id of the nearest ancestor process of this name, or 0.
 
-    Hydra tells its job's id to none but MPI; all of its processes on a machine have one
-    parent.
+    Hydra gives its job's id only to MPI; its processes on a machine share one parent.
     """
     number = "self"
     while number not in ("", "0"):
@@ -271,7 +270,7 @@ def _find_ancestor(name: str) -> int:
         found = dict(
             line.split(":\t", 1) for line in status.splitlines() if "\t" in line
         )
-        if found.get("Name") == name[:15]:  # As long as the kernel keeps names.
+        if found.get("Name") == name[:15]:  # The kernel cuts longer names.
             return int(number)
         number = found.get("PPid", "")
     return 0

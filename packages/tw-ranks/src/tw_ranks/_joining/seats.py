@@ -24,11 +24,11 @@ class Seat:
     host: str  # "" until rank 0 is reached.
     port: int | None  # None for a free one.
     mpi_launcher: str = ""  # The one that gave this process the same rank.
-    spans_machines: bool = False  # By what launchers say; False if unknown.
+    spans_machines: bool = False  # According to launchers; False if unknown.
 
     @property
     def is_told(self) -> bool:
-        """Whether MPI alone tells the others where rank 0 listens, at a free port."""
+        """Whether only MPI tells the others where rank 0 listens, at a free port."""
         return self.size > 1 and not self.coordinator[1]
 
 
@@ -44,7 +44,7 @@ def find_seat(
 ) -> Seat:
     """Finds this process's seat in the arguments of ``join``, or by its launcher."""
     if coordinator is None and (rank is not None or size is not None):
-        raise ValueError("join: rank and size are given with coordinator only.")
+        raise ValueError("join: rank and size need a coordinator; pass all three.")
     places = find_places(os.environ)
     if coordinator is not None:
         name, seat = "the arguments", _seat_from_arguments(coordinator, rank, size)
@@ -102,7 +102,7 @@ def _seat_from_tf_config() -> Seat | None:
 
 
 def _seat_from_place(place: Place, *, has_mpi4py: bool) -> Seat:
-    otherwise = "say join(coordinator='host:port', rank=..., size=...)"
+    otherwise = "call join(coordinator='host:port', rank=..., size=...)"
     if place.fault:
         raise ValueError(
             f"join: {place.launcher} has started this process, but {place.fault}; "
@@ -111,11 +111,11 @@ def _seat_from_place(place: Place, *, has_mpi4py: bool) -> Seat:
     if place.size == 1:
         return _ALONE
     if place.coordinator is None and not (place.is_mpi and has_mpi4py):
-        instead = "pip install mpi4py, by which rank 0 tells it"
+        instead = "pip install mpi4py, by which rank 0 can send it"
         raise ValueError(
-            f"join: {place.launcher} has started this process, and does not say on "
+            f"join: {place.launcher} has started this process, but does not say on "
             "which machine rank 0 is; "
-            f"{instead if place.is_mpi else 'start it by tw-launch'}, or {otherwise}."
+            f"{instead if place.is_mpi else 'start it with tw-launch'}, or {otherwise}."
         )
     address = place.coordinator or (socket.gethostname(), 0)
     host = "" if place.rank else address[0]
@@ -127,13 +127,13 @@ def _seat_from_place(place: Place, *, has_mpi4py: bool) -> Seat:
 
 
 def _check_not_alone(name: str, seat: Seat, places: Sequence[Place]) -> None:
-    """Refuses a training per process where a launcher started one over several."""
+    """Refuses processes that would train separately if one launcher started them."""
     for place in places if seat.size == 1 else ():
         if place.size > 1:
             raise ValueError(
                 f"join: by {name} this process is alone, but {place.launcher} has "
-                f"started it as rank {place.rank} of {place.size}, and each of them "
-                f"would train by itself; if it shall, unset {place.variable} or say "
+                f"started it as rank {place.rank} of {place.size}, and each would "
+                f"train separately; if you want that, unset {place.variable} or call "
                 "join(coordinator='localhost:1', rank=0, size=1)."
             )
 
@@ -142,7 +142,7 @@ def _say(name: str, seat: Seat, overridden: Sequence[Place]) -> None:
     """Logs what was found, and what it overrides."""
     at = "alone"
     if seat.size > 1:
-        told = "an address that MPI tells"
+        told = "an address sent by MPI"
         at = f"rank 0 at {told if seat.is_told else join_address(*seat.coordinator)}"
     over = ", ".join(
         f"{place.launcher} ({place.fault or f'rank {place.rank} of {place.size}'})"

@@ -1,4 +1,4 @@
-"""The side channel: a connection from every rank to rank 0, for all but tensors.
+"""The side channel: a connection from every rank to rank 0, for everything but tensors.
 
     rank 0                                       every rank, rank 0 too
     ------                                       ----------------------
@@ -6,13 +6,13 @@
     waits until all have joined   -- welcome ->  knows all addresses
     compares, assigns keys        <- agree ---   describes a collective, waits
     (Exchange)                    -- agreed -->  goes on, or raises
-    hands a description on        -- followed -> follows a step that it lacks
+    forwards a description        -- followed -> follows a step that it lacks
     records progress              <- beat ----   reports a few times a second
     (Attendance)                  -- beat ---->  knows that rank 0 answers
-    doubts that some are there    -- report -->  reports at once
+    asks whether all are alive    -- report -->  reports at once
     finds ranks missing           -- missing ->  aborts its collectives, raises
 
 TensorFlow's collectives end with errors that do not name a rank, or hang. The side
-channel knows which ranks they wait for, whatever their state, as nothing here goes
-through TensorFlow. Messages are JSON objects, one per line (``tw_launch._channel``).
+channel knows which ranks they wait for, whatever their state, as nothing here uses
+TensorFlow. Messages are JSON objects, one per line (``tw_launch._channel``).
 """

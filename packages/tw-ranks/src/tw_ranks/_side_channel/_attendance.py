@@ -1,4 +1,4 @@
-"""Attendance: rank 0 concludes from the ranks' reports which of them are missing.
+"""Attendance: rank 0 infers from the ranks' reports which of them are missing.
 
 A few times a second every rank reports to rank 0 how many collectives it has entered.
 A silent rank has a short deadline: it is missing at once if its connection closed
@@ -42,18 +42,18 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class Report:
-    """How far a rank is, by its own account."""
+    """A rank's progress, by its own account."""
 
     entered: int = 0  # Number of collectives.
     completed: int = 0
     traced: int = 0  # ``entered`` when it last traced a collective.
     inside: str = ""  # Kind of the collective that it traced last.
-    at: str = ""  # Line that its main thread was in when last asked for.
-    number: int = 0  # Of what it waits in; 0: none, or it can start other collectives.
+    at: str = ""  # Line that its main thread was at when last asked.
+    number: int = 0  # Of the one it waits in; 0: none, or it can start others.
     order: str = ""  # Collectives of this name cannot start meanwhile; "": none can.
     what: str = ""  # Its current collective, described; "" unless exactly one.
     needing_all: int = 0  # How many of ``entered`` also need finished ranks.
-    made: int = 0  # Number of this report; one over another connection may be newer.
+    made: int = 0  # Number of this report; one on another connection may be newer.
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Rank:
     report: Report = field(default_factory=Report)
     entered_s: float = 0.0  # Time of the first report of ``report.entered``.
     moved_s: float = 0.0  # Time of the latest report of progress.
-    closed: bool = False  # Its connection.
+    closed: bool = False  # Its connection is closed.
     left: bool = False  # With a goodbye.
     fault: str = ""  # Why it dropped out, if it reported that itself.
     finished: bool = False  # Has no more data, and follows the others.
@@ -81,7 +81,7 @@ class Attendance:
         """Counts each of ``size`` ranks as heard from at ``now_s``."""
         self.ranks = [Rank(now_s, entered_s=now_s, moved_s=now_s) for _ in range(size)]
         self.deadlines = deadlines
-        # What the furthest rank has entered, and since when: each time that it grew.
+        # The most collectives that a rank had entered, and the time it reached each.
         self._fronts, self._fronts_s = [0], [now_s]
 
     def hear(self, rank: int, report: Report, now_s: float) -> None:
@@ -96,10 +96,10 @@ class Attendance:
             speaker.entered_s, speaker.failed = now_s, False
         if _progress(report) != _progress(speaker.report):
             speaker.moved_s = now_s
-        elif not report.at:  # It was not asked for it this time.
+        elif not report.at:  # It was not asked this time.
             report = replace(report, at=speaker.report.at)
         speaker.heard_s, speaker.report = now_s, report
-        if report.entered < before:  # Of no rank of ours.
+        if report.entered < before:  # Not from one of our ranks.
             front = max(other.report.entered for other in self.ranks)
             self._fronts = [min(front, one) for one in self._fronts]
         if report.entered > self._fronts[-1]:
@@ -109,7 +109,7 @@ class Attendance:
             self._forget_fronts()
 
     def _forget_fronts(self) -> None:
-        """Keeps the times from which on ranks are behind: a few, so that it is rare."""
+        """Keeps only times since which ranks are behind: few, so that this is rare."""
         kept = {self._find_front(rank) for rank in self.ranks} | {len(self._fronts)}
         kept = {min(place, len(self._fronts) - 1) for place in kept}
         self._fronts_s = [self._fronts_s[place] for place in sorted(kept)]
@@ -120,7 +120,7 @@ class Attendance:
         return bisect.bisect_right(self._fronts, rank.report.entered)
 
     def _find_behind_s(self, rank: Rank) -> float | None:
-        """Returns since when others have been ahead of a rank, None if they are not."""
+        """Returns the time since which others are ahead of a rank, None if none is."""
         place = self._find_front(rank)
         is_behind = place < len(self._fronts)
         return max(self._fronts_s[place], rank.entered_s) if is_behind else None
@@ -142,7 +142,7 @@ class Attendance:
     ) -> dict[int, str]:
         """Returns the faults of missing ranks, by rank.
 
-        Others wait for ``awaited`` outside of collectives.
+        Other ranks wait for those ``awaited`` outside of collectives.
         """
         gone = {
             number: fault
@@ -153,7 +153,7 @@ class Attendance:
         if sorted(gone) == [*others] and all(
             self._is_silent(self.ranks[number], now_s) for number in others
         ):
-            itself = "no other rank answers, so rank 0 may be cut off itself"
+            itself = "no other rank answers, so rank 0 itself may be cut off"
             gone = {number: f"{fault}: {itself}" for number, fault in gone.items()}
         limits = self.deadlines
         first_s = max(limits.first_timeout_s, limits.stall_timeout_s)
@@ -177,16 +177,16 @@ class Attendance:
 
     @property
     def has_links(self) -> bool:
-        """Whether all ranks have looked at their connections since ``forget_links``."""
+        """Whether all ranks have checked their connections since ``forget_links``."""
         return all(rank.links is not None for rank in self.ranks)
 
     def forget_links(self) -> None:
-        """Forgets what ranks know of their connections, as they are to look again."""
+        """Forgets the state of ranks' connections, which they are to check again."""
         for rank in self.ranks:
             rank.links = None
 
     def doubts_links(self, now_s: float, limit_s: float) -> bool:
-        """Whether a connection between ranks may be what holds them up."""
+        """Whether a connection between ranks may be holding them up."""
         if any(self._find_end(rank, now_s, is_awaited=False) for rank in self.ranks):
             return False
         return self.has_failed or bool(self._find_stuck(now_s, limit_s))
@@ -202,7 +202,7 @@ class Attendance:
         return [number for number, rank in here if rank.report.entered == front]
 
     def find_unheard(self, since_s: float, now_s: float) -> list[int]:
-        """Returns the ranks that have not reported since then, but are there."""
+        """Returns the ranks that have not reported since then, but may be alive."""
         return [
             number
             for number, rank in enumerate(self.ranks)
@@ -212,7 +212,7 @@ class Attendance:
         ]
 
     def find_slowest(self) -> float:
-        """Returns how many collectives all ranks that are here have completed."""
+        """Returns how many collectives every remaining rank has completed."""
         here = (r for r in self.ranks if not (r.left or r.closed or r.fault))
         return min((rank.report.completed for rank in here), default=math.inf)
 
@@ -220,8 +220,8 @@ class Attendance:
         """Finds ranks that wait in a different collective from most.
 
         Each must have reported again after all had entered theirs: reports may be old.
-        One that has completed fewer may be in what the others have behind them: the
-        root of a broadcast goes on once it has sent, which a slow link still carries.
+        A rank that has completed fewer may be in one that the others have left: the
+        root of a broadcast goes on once it has sent, while a slow link still delivers.
         """
         ahead = max(rank.report.completed for rank in self.ranks)
         held = {
@@ -241,8 +241,8 @@ class Attendance:
             first = min(n for n, r in among.items() if r.report.number == usual)
             return {
                 n: f"is in {rank.report.what}, rank {first} in "
-                f"{among[first].report.what}: ranks wait in different collectives, and "
-                "must come to the same ones in one order"
+                f"{among[first].report.what}: ranks wait in different collectives, but "
+                "must run the same ones in the same order"
                 for n, rank in among.items()
                 if rank.report.number != usual
             }
@@ -258,7 +258,7 @@ class Attendance:
             return f"{rank.fault}{was_silent}"
         if rank.left:
             is_awaited = is_awaited or self._find_behind_s(rank) is not None
-            return "has ended, and others wait for it" if is_awaited else ""
+            return "has ended, but others wait for it" if is_awaited else ""
         if rank.closed:
             return f"has closed its connection: its process has ended{was_silent}"
         is_silent = self._is_silent(rank, now_s)
@@ -293,7 +293,7 @@ class Attendance:
     def _find_delay(
         self, rank: Rank, now_s: float, limit_s: float, first_s: float
     ) -> str:
-        """Describes by how much a rank is late for a collective; "" if it is not."""
+        """Describes how late a rank is for a collective; "" if it is not late."""
         report = rank.report
         if rank.left or report.completed < report.entered:
             return ""
@@ -303,13 +303,13 @@ class Attendance:
             return ""
         return (
             f"has not entered collective {report.entered + 1} for "
-            f"{now_s - since_s:.1f} s, which others have"
+            f"{now_s - since_s:.1f} s, but others have"
         )
 
     def _find_stuck(self, now_s: float, limit_s: float) -> dict[int, str]:
-        """Finds who is stuck in a collective that all have entered, or stands between.
+        """Finds ranks stuck in a collective that all have entered, or faulty links.
 
-        The connections between ranks tell more, where they are known.
+        Connections between ranks, where known, tell more than the collectives.
         """
         all_entered = min(rank.report.entered for rank in self.ranks)
         still_s = now_s - max(rank.moved_s for rank in self.ranks)
@@ -326,25 +326,25 @@ class Attendance:
         ):
             return ends
         inside = {number: repr(report.inside) for number, report in stuck.items()}
-        if all(report.what for report in stuck.values()):  # Traced last tells less.
+        if all(report.what for report in stuck.values()):  # More exact than traced.
             inside = {number: report.what for number, report in stuck.items()}
         return {
             number: (
                 f"has been inside {inside[number]}, its collective {report.entered}, "
-                f"for {still_s:.1f} s, and others inside another one: the programs of "
-                "the ranks differ"
+                f"for {still_s:.1f} s, while others are inside another one: the ranks' "
+                "programs differ"
                 if len(set(inside.values())) > 1
-                else f"has been inside collective {all_entered} for {still_s:.1f} s, "
-                "which all have entered: a connection between ranks is lost or slow"
+                else f"has been inside collective {all_entered} for {still_s:.1f} s "
+                "(all have entered it): a connection between ranks is lost or slow"
             )
             for number, report in stuck.items()
         }
 
     def _find_broken(self, told: str) -> dict[int, str]:
-        """Finds the ends of connections between ranks that cannot be made.
+        """Finds the ends of connections that ranks cannot make.
 
         Collectives need those between neighbours in TensorFlow's ring, which has tasks
-        in the order of their names. ``told`` precedes what ranks there do.
+        in the order of their names. ``told`` begins the fault of each rank.
         """
         broken = {
             (rank, peer): link.fault
@@ -363,16 +363,16 @@ class Attendance:
         faults: dict[int, list[str]] = {rank: [] for rank in named}
         for (rank, peer), fault in broken.items():
             if rank in named:
-                verb = "waits for" if before[rank] == peer else "does not reach"
+                verb = "waits for" if before[rank] == peer else "cannot reach"
                 faults[rank].append(f"{told}{verb} rank {peer}: {fault}")
             if peer in named and (peer, rank) not in broken:
-                faults[peer].append(f"is not reached by rank {rank}: {fault}")
+                faults[peer].append(f"cannot be reached by rank {rank}: {fault}")
         return {rank: ", and ".join(faults[rank]) for rank in named}
 
     def _find_slow_links(self, number: int) -> dict[int, str]:
-        """Finds the ends of the few connections that data still arrives on.
+        """Finds the ends of the few connections on which data still arrives.
 
-        In a ring the others have nothing to do. Where all are in use, none is slow.
+        In a ring the others are idle. If all are in use, none is slow.
         """
         used = {
             (rank, peer): f"{link.bytes_per_s / 1000:.1f} kB/s"
@@ -383,7 +383,7 @@ class Attendance:
         if len(named) > 2:
             return {}
         return {
-            end: f"is at the connection that collective {number} waits for: "
+            end: f"is at an end of the connection that collective {number} waits for: "
             + ", and ".join(
                 f"it receives {speed} from rank {peer}"
                 if rank == end
@@ -395,7 +395,7 @@ class Attendance:
         }
 
     def _find_links(self) -> list[tuple[int, int, Link]]:
-        """Returns ranks, others, and how they reach these."""
+        """Returns each rank, a peer of it, and the link to this peer."""
         return [
             (number, peer, link)
             for number, rank in enumerate(self.ranks)
@@ -404,19 +404,19 @@ class Attendance:
 
 
 def _find_ends(links: Collection[tuple[int, int]]) -> list[int]:
-    """Returns the one rank that all of several connections have, else all ends."""
+    """Returns the rank that several connections all have in common, else all ends."""
     pairs = {frozenset(pair) for pair in links}
     common = frozenset.intersection(*pairs) if len(pairs) > 1 else frozenset()
     return sorted(common or frozenset().union(*pairs))
 
 
 def describe_silence(silent_s: float) -> str:
-    """Tells that a lost rank was silent before, if it was for long."""
+    """Says that a lost rank had been silent before, if it was for long."""
     if silent_s < _OUTAGE_S:
         return ""
     return (
-        f"; it was silent for {silent_s:.1f} s before: its process had stopped, or its "
-        "network had failed"
+        f"; before that it was silent for {silent_s:.1f} s: its process was stopped, "
+        "or its network failed"
     )
 
 
@@ -426,7 +426,7 @@ def _tell(rank: Rank, now_s: float) -> str:
         return f"has left after {rank.report.completed} collectives"
     since = f"for {now_s - rank.moved_s:.1f} s; heard {now_s - rank.heard_s:.1f} s ago"
     closed = "; its connection has closed" if rank.closed else ""
-    at = f"; main thread in {rank.report.at}" if rank.report.at else ""
+    at = f"; main thread at {rank.report.at}" if rank.report.at else ""
     return f"{describe_report(rank.report)} {since}{closed}{at}"
 
 
@@ -435,13 +435,13 @@ def describe_report(report: Report) -> str:
     traced = f" (traced last: {report.inside!r})" if report.inside else ""
     if report.completed < report.entered:
         return f"is inside collective {report.entered}{traced}"
-    return f"is outside, {report.completed} collectives completed{traced},"
+    return f"is outside collectives, {report.completed} completed{traced},"
 
 
 def describe_finished(waiting: int, what: str) -> str:
     """Explains why a finished rank will not join the collective another waits in."""
     return (
-        "has no more data (finish, hvd.join) and takes part in sums of gradients alone;"
+        "has no more data (finish, hvd.join) and takes part only in sums of gradients;"
         f" rank {waiting} has reached {what}, which needs all ranks"
     )
 
@@ -455,7 +455,7 @@ def describe_missing(
 ) -> str:
     """Returns a sentence that names the missing ranks and their faults."""
     faults = _list_faults(missing, tasks)
-    return f"rank {own} of {len(tasks)} cannot go on and ends: {faults}"
+    return f"rank {own} of {len(tasks)} cannot continue: {faults}"
 
 
 def describe_slow(
@@ -463,8 +463,8 @@ def describe_slow(
 ) -> str:
     """Returns a warning about ranks that report, but hold the others up."""
     return (
-        f"rank {own} of {len(tasks)} reports a stall: {_list_faults(slow, tasks)}. A "
-        f"rank that answers is waited for up to {limit_s:g} s."
+        f"rank {own} of {len(tasks)} reports a stall: {_list_faults(slow, tasks)}. "
+        f"Ranks wait up to {limit_s:g} s for a rank that answers."
     )
 
 

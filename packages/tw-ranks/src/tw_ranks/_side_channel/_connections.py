@@ -1,10 +1,10 @@
-"""Connections between ranks: how often they retry, and what a rank sees of them.
+"""Connections between ranks: how often they retry, and their state.
 
-TCP doubles the time between its retries: after a cut it sends again only up to as long
-after the network is back as the cut was. On Linux 6.15 and newer ``TCP_RTO_MAX_MS``
-bounds that time. gRPC has its servers close a connection on which nothing was
-acknowledged for 20 s (``TCP_USER_TIMEOUT``); the calls on it fail for good.
-TensorFlow has no setting for either, so they are set on the sockets themselves.
+TCP doubles the time between its retries: when the network is back after an outage, it
+may stay silent for as long again. On Linux 6.15 and newer ``TCP_RTO_MAX_MS`` bounds
+that time. gRPC's servers close a connection on which nothing was acknowledged for 20 s
+(``TCP_USER_TIMEOUT``), and calls on it fail for good. TensorFlow has no setting for
+either, so they are set on the sockets themselves.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from tw_launch.internal import split_address
 
 RETRY_S = 1.0
-"""The least value that Linux takes for ``TCP_RTO_MAX_MS``."""
+"""The smallest value that Linux accepts for ``TCP_RTO_MAX_MS``."""
 
 PROBE_S = 1.0
 _USER_TIMEOUT, _RTO_MAX_MS = 18, 44  # linux/tcp.h; Python lacks the second.
@@ -32,14 +32,14 @@ _MOST_AT_ONCE = 32
 
 @dataclass(frozen=True)
 class Link:
-    """What a rank sees of its connection to another rank's TensorFlow server."""
+    """The state of a rank's connection to another rank's TensorFlow server."""
 
     fault: str = ""  # Why it cannot connect.
-    bytes_per_s: float = 0.0  # Received from there while it was looked at.
+    bytes_per_s: float = 0.0  # Received over it while it was watched.
 
 
 def retry_often(connection: socket.socket, give_up_s: float) -> None:
-    """Bounds the time between retries, and has them go on for ``give_up_s``."""
+    """Bounds the time between retries, which go on for ``give_up_s``."""
     if sys.platform != "linux":
         return
     # A bound on the time between retries also shortens how long they go on.
@@ -53,7 +53,7 @@ def retry_often(connection: socket.socket, give_up_s: float) -> None:
 
 
 def hold_connections(addresses: Collection[str], give_up_s: float) -> None:
-    """Has this process's connections between TensorFlow's servers retry often."""
+    """Makes this process's connections between TensorFlow's servers retry often."""
     ports = {split_address(address)[1] for address in addresses}
     for found in _find_connections():
         with contextlib.suppress(OSError):
@@ -62,7 +62,7 @@ def hold_connections(addresses: Collection[str], give_up_s: float) -> None:
 
 
 def probe(addresses: Mapping[int, str]) -> dict[int, Link]:
-    """Returns what this rank sees of its connections to other ranks' servers.
+    """Returns the state of this rank's connections to other ranks' servers.
 
     Takes about a second.
     """
@@ -81,7 +81,7 @@ def probe(addresses: Mapping[int, str]) -> dict[int, Link]:
 
 
 def _try(address: str) -> tuple[str, tuple[str, int]]:
-    """Connects; returns why it cannot, and whom it has reached."""
+    """Connects; returns why it cannot, "" if it can, and the peer's address."""
     try:
         with socket.create_connection(split_address(address), PROBE_S) as connection:
             return "", _read_peer(connection)
@@ -115,10 +115,10 @@ def _find_connections() -> Iterator[socket.socket]:
         with contextlib.suppress(OSError):
             number = int(name)
             is_socket = stat.S_ISSOCK(os.fstat(number).st_mode)
-            # gRPC's never block. Python could change that of others, as it takes them.
+            # gRPC's never block. Python could change the mode of others on taking them.
             if not is_socket or os.get_blocking(number):
                 continue
-            # Not of a duplicate, which would delay the end of a closed connection.
+            # Not a duplicate, which would keep a closed connection alive.
             found = socket.socket(fileno=number)
             try:
                 is_ip = found.family in (socket.AF_INET, socket.AF_INET6)

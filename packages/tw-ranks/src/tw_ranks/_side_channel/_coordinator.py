@@ -35,13 +35,13 @@ _ANSWER_S = 0.5
 """How long rank 0 waits after asking all other ranks to confirm that they are there."""
 
 _PROBED_S = PROBE_S + 1.0
-"""How long rank 0 waits for what ranks see of their connections to each other."""
+"""How long rank 0 waits for ranks to report the state of their connections."""
 
 _GREETING_S = 10.0
 _GREETING_BYTES = 1 << 16
 _LONGEST_TEXT = 1_000
 _MOST_STRANGERS = 128
-"""Connections without a greeting; the oldest makes room, and may reconnect."""
+"""Connections without a greeting; the oldest is dropped, and may reconnect."""
 
 _STRANGERS_SAID = 5
 
@@ -59,7 +59,7 @@ class Coordinator:
     ) -> None:
         """Starts the thread, which closes ``listener`` when it ends.
 
-        All ranks must agree with ``own``, rank 0's.
+        All ranks must agree with ``own``, rank 0's introduction.
         """
         self.size = size
         self._limits = limits
@@ -69,7 +69,7 @@ class Coordinator:
         self._unknown: dict[LineSocket, float] = {}
         self._num_turned_away = 0
         self._sockets: dict[int, LineSocket] = {}
-        self._ranks: dict[LineSocket, int] = {}  # Those of ``_sockets``.
+        self._ranks: dict[LineSocket, int] = {}  # Inverse of ``_sockets``.
         self._introductions: dict[int, Introduction] = {}
         self._is_complete = False  # All ranks have joined.
         self._attendance = Attendance(size, limits, time.monotonic())
@@ -82,9 +82,9 @@ class Coordinator:
         self._asked_s: float | None = None
         self._probed_s: float | None = None
         self._warned_s: float | None = None
-        self._leaving: dict[int, float] = {}  # The latest time at which each goes.
+        self._leaving: dict[int, float] = {}  # The latest time for each to go.
         self._has_followers = False  # A rank has finished, and follows the others.
-        self._must_look = self._must_ask = self._has_comer = False  # Before it waits.
+        self._must_look = self._must_ask = self._has_comer = False  # Before a wait.
         self._ended = threading.Event()
         self._thread = threading.Thread(
             target=self._serve, name="tw-ranks-coordinator", daemon=True
@@ -114,15 +114,15 @@ class Coordinator:
                         self._accept()
                     else:
                         self._read(key.fileobj)
-                # A look takes as long as there are ranks: not one per message, unless
-                # each may be the answer that is awaited.
+                # The time of a look grows with the ranks: not one per message, unless
+                # each may be the awaited answer.
                 now_s = time.monotonic()
                 is_due = now_s - looked_s >= interval_s
                 if is_due or self._must_look or self._asked_s is not None:
                     self._must_look, looked_s = False, now_s
                     self._look()
         except Exception as error:
-            _log.exception("Rank 0's thread for the side channel has ended.")
+            _log.exception("Rank 0's side-channel thread has ended.")
             self._tell({0: describe_failure(error)})
         finally:
             self.close_sockets()
@@ -147,17 +147,17 @@ class Coordinator:
         try:
             messages = line.receive()
             for message in messages or ():
-                if line.fileno() >= 0:  # An earlier message may have had it dropped.
+                if line.fileno() >= 0:  # An earlier message may have dropped it.
                     self._answer(line, message)
             if messages is not None:
                 return
         except Exception as error:  # No peer's message may end the run of the others.
-            # A process that has said goodbye and ends, with messages unread, resets it.
+            # A process that said goodbye and ends with unread messages resets it.
             rank = self._ranks.get(line)
             has_left = rank is None or self._attendance.ranks[rank].left
             _log.log(
                 logging.DEBUG if has_left else logging.WARNING,
-                "A connection to rank 0 is dropped: %r",
+                "Rank 0 dropped a connection: %r",
                 error,
             )
         self._drop(line)
@@ -246,14 +246,14 @@ class Coordinator:
             return
         self._num_turned_away += 1
         if self._num_turned_away <= _STRANGERS_SAID:
-            _log.warning("Rank 0 turned a connection away: %s.", refusal)
+            _log.warning("Rank 0 rejected a connection: %s.", refusal)
         told = {"do": "refused", "why": refusal, "again": may_come_again}
-        with contextlib.suppress(OSError):  # No one waits for it.
+        with contextlib.suppress(OSError):  # Nothing waits for it.
             line.send(told, timeout_s=0.0)
         self._drop(line)
 
     def _hear_knock(self, line: LineSocket, message: dict[str, Any]) -> None:
-        """Answers a rank whose own connection is silent, though it still exists."""
+        """Answers a rank whose permanent connection is silent, but still open."""
         comer = _read_introduction(message)
         known = self._introductions.get(comer.rank)
         if self._is_complete and comer.rank in self._sockets and comer == known:
@@ -276,7 +276,7 @@ class Coordinator:
         self._send_all({"do": "welcome", "ranks": ranks})
 
     def _may_come_again(self, comer: Introduction) -> bool:
-        """Whether this group is about to make room for the newcomer's.
+        """Whether this group will soon make room for the newcomer's.
 
         It is if the newcomer belongs to a later start of the same run, or replaces a
         lost rank.
@@ -293,13 +293,13 @@ class Coordinator:
             return _describe_other_run(own, comer)
         if self._is_complete:
             return (
-                f"the ranks are complete, and {comer.task} comes too late as rank "
-                f"{comer.rank}; a rank that was lost comes back when all start again"
+                f"all ranks have joined, and {comer.task} is too late as rank "
+                f"{comer.rank}; to replace a lost rank, restart all ranks"
             )
         if comer.size != self.size:
             return (
-                f"rank 0 expects {self.size} ranks, rank {comer.rank} ({comer.task}) "
-                f"{comer.size}"
+                f"rank 0 expects {self.size} ranks, but rank {comer.rank} "
+                f"({comer.task}) expects {comer.size}"
             )
         if not 0 <= comer.rank < self.size:
             return f"rank must be 0 to {self.size - 1}; {comer.task} has {comer.rank}"
@@ -307,12 +307,12 @@ class Coordinator:
         if other is None and comer.rank == 0 and comer != own:
             other = own
         if other is not None:
-            return f"{other.task} and {comer.task} both are rank {comer.rank}"
+            return f"{other.task} and {comer.task} are both rank {comer.rank}"
         for name, version in own.versions.items():
             if comer.versions.get(name) != version:
                 return (
-                    f"rank 0 ({own.task}) has {name} {version}, rank {comer.rank} "
-                    f"({comer.task}) {comer.versions.get(name)}"
+                    f"rank 0 ({own.task}) has {name} {version}, but rank {comer.rank} "
+                    f"({comer.task}) has {comer.versions.get(name)}"
                 )
         return ""
 
@@ -356,7 +356,7 @@ class Coordinator:
             self._tell_followers()
 
     def _tell_followers(self) -> None:
-        """Hands named exchanges to following ranks that have not described them."""
+        """Sends named exchanges to following ranks that have not described them."""
         for number, brought in self._agreeing.items():
             for rank in set(brought) - set(_find_described(brought)):
                 for described in self._paired.values():
@@ -442,7 +442,7 @@ class Coordinator:
             self._send_all({"do": "slow", "slow": told, "limit_s": limit_s})
 
     def _tell(self, missing: dict[int, str]) -> None:
-        """Reports to all ranks which are missing, and where every rank is."""
+        """Reports to all ranks the missing ones, and where every rank is."""
         self._send_all(
             {
                 "do": "missing",
@@ -457,7 +457,7 @@ class Coordinator:
 
         Ranks that fall silent together pass the deadline one after another, and a
         killed process keeps its connections until the kernel has ended it. The others
-        tell the line that they are in.
+        report the line that they are at.
         """
         if self._asked_s is None:
             self._asked_s = now_s
@@ -466,7 +466,7 @@ class Coordinator:
         return is_late or not self._attendance.find_unheard(self._asked_s, now_s)
 
     def _have_probed(self, now_s: float) -> bool:
-        """Whether all ranks have looked at their connections since they were asked."""
+        """Whether all ranks have checked their connections since they were asked."""
         if self._probed_s is None:
             self._probed_s = now_s
             self._attendance.forget_links()
@@ -495,7 +495,7 @@ class Coordinator:
         return {}
 
     def _send_all(self, message: dict[str, Any]) -> None:
-        """Sends to all, last to rank 0, whose process may end by it."""
+        """Sends to all, to rank 0 last, whose process may end because of it."""
         written = write_line(message)
         for rank in sorted(self._sockets, reverse=True):
             self._send_line(rank, written)
@@ -504,7 +504,7 @@ class Coordinator:
         self._send_line(rank, write_line(message))
 
     def _send_line(self, rank: int, written: bytes) -> None:
-        """Sends a message; a rank that does not take it at once is lost."""
+        """Sends a message; a rank that does not accept it at once is lost."""
         line = self._sockets.get(rank)
         if line is not None:
             try:
@@ -533,12 +533,12 @@ def _describe_other_run(own: Introduction, comer: Introduction) -> str:
     """Explains why a rank of another run, or of another start of it, is refused."""
     if comer.run == own.run:
         return (
-            f"rank {comer.rank} ({comer.task}) is of start {comer.start} of {own.run}, "
-            f"but rank 0 ({own.task}) of start {own.start}; end the one of the lower "
-            "start, which is left over"
+            f"rank {comer.rank} ({comer.task}) belongs to start {comer.start} of "
+            f"{own.run}, but rank 0 ({own.task}) to start {own.start}; end the process "
+            "of the earlier start, which is left over"
         )
     return (
-        f"rank {comer.rank} ({comer.task}) is of {comer.run or 'no named run'}, but "
-        f"rank 0 ({own.task}) is of {own.run or 'no named run'}; give each job a "
-        "coordinator address of its own, and all ranks of one job the same TW_RUN_ID"
+        f"rank {comer.rank} ({comer.task}) is from {comer.run or 'no named run'}, but "
+        f"rank 0 ({own.task}) is from {own.run or 'no named run'}; give each job its "
+        "own coordinator address, and all ranks of a job the same TW_RUN_ID"
     )

@@ -1,4 +1,4 @@
-"""What a rank tells rank 0 about itself when it joins, and how often it reports."""
+"""A rank's introduction to rank 0 when it joins, and the interval of its reports."""
 
 import os
 import traceback
@@ -64,7 +64,7 @@ def find_run(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
         # torchrun names every run without a rendezvous "none".
         if environment.get(names[0], "none") not in ("", "none"):
             told = [f"{n}={environment[n]}" for n in names if environment.get(n)]
-            if "MPI_LOCALNRANKS" in environment:  # MPICH's has a step on other nodes.
+            if "MPI_LOCALNRANKS" in environment:  # MPICH: on other nodes only.
                 told = [one for one in told if not one.startswith("SLURM_STEP_ID")]
             count = environment.get(starts, "0")
             return " ".join(told), int(count) if count.isdecimal() else 0
@@ -72,9 +72,9 @@ def find_run(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
 
 
 def describe_failure(error: Exception) -> str:
-    """Explains that a rank's thread has ended by an error, and where that arose."""
+    """Explains that a rank's thread has ended with an error, and where it arose."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     said = "".join(traceback.format_exception_only(error)).strip()
     file = os.path.basename(last.filename)
     where = f"{file}, line {last.lineno}, in {last.name}"
-    return f"has lost its thread for the side channel ({said:.200}; {where})"
+    return f"has lost its side-channel thread ({said:.200}; {where})"

@@ -31,7 +31,7 @@ from tw_ranks._side_channel._introduction import (
 _log = logging.getLogger(__name__)
 _AGAIN_S = 0.5
 _SILENT_BEATS = 4
-"""Without as many answers from rank 0, a rank knocks."""
+"""After so many beats without an answer from rank 0, a rank knocks."""
 
 _KNOCK_S = 0.5
 _TOLD_S = 0.3
@@ -40,7 +40,7 @@ _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib")
 
 
 class AbsentError(TimeoutError):
-    """Ranks did not join: those in ``ranks``, as far as they are known."""
+    """Ranks did not join: those in ``ranks``, as far as is known."""
 
     def __init__(self, message: str, ranks: Sequence[int] = (0,)) -> None:
         super().__init__(message)
@@ -63,32 +63,32 @@ class Member:
         self.introductions: tuple[Introduction, ...] = ()
         self.missing: dict[int, str] = {}  # Faults by rank.
         self.states: dict[int, str] = {}  # Where ranks were then; {} if 0 is missing.
-        self.arrived: tuple[int, ...] = ()  # Ranks that were furthest; () likewise.
+        self.arrived: tuple[int, ...] = ()  # Ranks furthest ahead; () likewise.
         self._own = own
         self._limits = limits
         self._agreed: dict[int | str, tuple[str, int, tuple[str, ...]]] = {}
         self._followed: dict[int, Exchange | None] = {}
         self._next_number = 0
         self._paired: Counter[str] = Counter()
-        self._told: Counter[str] = Counter()  # by rank 0, and not waited for yet
+        self._told: Counter[str] = Counter()  # Events not yet waited for.
         self._changed = threading.Condition()
         self._heard_s = self._due_s = time.monotonic()
-        self._line_heard_s = self._heard_s  # Over the connection that lasts.
+        self._line_heard_s = self._heard_s  # On the permanent connection.
         self._num_reports = 0
         self._beside: dict[str, threading.Thread] = {}  # By name, while they run.
         self._said_bye = False
-        self._over_at: int | None = None  # Collectives rank 0 had entered at its end.
+        self._over_at: int | None = None  # Collectives that rank 0 had entered.
         self._is_agreeing = self._is_asked = False
         self._ended = threading.Event()
         self._on_missing: Callable[[dict[int, str]], None] = lambda missing: None
         self._read_report: Callable[[], Report] = Report
         if end_s is None:
             end_s = time.monotonic() + start_timeout_s
-        while not self.introductions:  # Until rank 0 has made room for this one.
+        while not self.introductions:  # Again if rank 0 has no room yet.
             self._line = _connect(address, own, end_s)
             self._await_all(address, end_s, start_timeout_s)
         retry_often(self._line.connection, 2 * limits.timeout_s)
-        # Of no name, which could not be looked up in an outage.
+        # Not a name, which cannot be looked up in an outage.
         self._rank_0: tuple[str, int] = self._line.connection.getpeername()[:2]
         self._heard_s = self._line_heard_s = self._due_s = time.monotonic()
         self._thread: threading.Thread = threading.Thread(
@@ -123,7 +123,7 @@ class Member:
     ) -> tuple[int, tuple[str, ...]]:
         """Waits until all ranks have described one collective; returns its first key.
 
-        If it is matched ``by_name``, waits for rank 0 alone, which compares it with the
+        If it is matched ``by_name``, waits only for rank 0, which compares it with the
         descriptions that it has so far. Also returns the paths of rank 0's variables,
         () if this rank's are the same.
         """
@@ -144,14 +144,14 @@ class Member:
             )
             self._is_agreeing = False
             if number not in self._agreed:
-                raise TimeoutError("Somebody is missing.")
+                raise TimeoutError("A rank is missing.")
             difference, key, names = self._agreed.pop(number)
         if difference:
             raise ValueError(difference)
         return key, names
 
     def follow(self, is_over: Callable[[], bool], *, is_idle: bool) -> Exchange | None:
-        """Waits for the next collective of others; see ``Calls.follow``."""
+        """Waits for the next collective of others; see ``Keys.follow``."""
         with self._changed:
             number = self._next_number
         # Up to date: others may still be in a collective that it has just left.
@@ -168,24 +168,24 @@ class Member:
             self._is_agreeing = False
             found = self._followed.pop(number, None)
             if found is None and self.missing and not is_over():
-                raise TimeoutError("Somebody is missing.")
+                raise TimeoutError("A rank is missing.")
         if found is None or is_over():
             self._say({"do": "unfollow", "number": number})
             return None
         return found
 
     def tell(self, what: str) -> None:
-        """Has rank 0 tell all ranks that something is done."""
+        """Has rank 0 announce an event to all ranks."""
         self._say({"do": "tell", "what": what})
 
     def wait_for(self, what: str) -> None:
-        """Waits for an event of rank 0; raises TimeoutError without a rank."""
+        """Waits for an event of rank 0; raises TimeoutError if a rank is missing."""
         with self._changed:
             self._is_agreeing = True
             self._await(lambda: self._told[what] > 0, self._limits.stall_timeout_s)
             self._is_agreeing = False
             if not self._told[what]:
-                raise TimeoutError("Somebody is missing.")
+                raise TimeoutError("A rank is missing.")
             self._told[what] -= 1
 
     def look_again(self) -> None:
@@ -205,7 +205,7 @@ class Member:
         self._say({"do": "failed", "report": report})
 
     def hold_connections(self) -> None:
-        """Has TensorFlow's connections to other ranks outlast an outage."""
+        """Makes TensorFlow's connections to other ranks outlast an outage."""
         addresses = [other.address for other in self.introductions if other.address]
         limits = self._limits
         hold_connections(addresses, limits.stall_timeout_s + limits.timeout_s)
@@ -288,9 +288,9 @@ class Member:
             except ValueError as error:
                 is_final = True
                 refusal = (
-                    f"what answers at {join_address(*address)} is not rank 0 "
-                    f"({error}); correct the coordinator's address, or end what "
-                    "listens there"
+                    f"the program that answers at {join_address(*address)} is not "
+                    f"rank 0 ({error}); correct the coordinator's address, or end "
+                    "that program"
                 )
         if self.introductions:
             return
@@ -301,7 +301,7 @@ class Member:
         if absent:
             raise AbsentError(_describe_absent(absent, start_timeout_s), absent)
         if left_s <= 0:
-            closed = f"rank 0 has closed the connection to {join_address(*address)}"
+            closed = f"rank 0 closed the connection to {join_address(*address)}"
             raise AbsentError(closed)
         time.sleep(min(_AGAIN_S, left_s))
 
@@ -311,7 +311,7 @@ class Member:
         except Exception as error:
             if self._ended.is_set():
                 return
-            _log.exception("The thread for the side channel has ended.")
+            _log.exception("The side-channel thread has ended.")
             why = describe_failure(error)
             self._say({"do": "lost", "why": why})
             self._lose({self._own.rank: why})
@@ -342,12 +342,12 @@ class Member:
                     self._run_beside("knock", self._knock)
             except OSError:
                 with contextlib.suppress(OSError, ValueError):
-                    while messages := self._line.receive():  # Sent before that.
+                    while messages := self._line.receive():  # Sent before the failure.
                         self._hear(messages)
                 self._hear(None)
         while self._over_at is not None and not self._ended.wait(interval_s):
             if self._is_agreeing or self._read_report().entered > self._over_at:
-                self._lose({0: "has ended, and this rank waits for it"})
+                self._lose({0: "has ended, but this rank waits for it"})
 
     def _report(self) -> Report:
         """Returns how far this rank is, and the number of this report."""
@@ -358,14 +358,14 @@ class Member:
 
     def _give_up_rank_0(self, silent_s: float) -> None:
         """Ends this rank's waits, and tells rank 0 why if the network comes back."""
-        why = f"has given up, as rank 0 has sent nothing for {silent_s:.1f} s"
+        why = f"has given up, as rank 0 sent nothing for {silent_s:.1f} s"
         with contextlib.suppress(OSError):
             self._line.send({"do": "lost", "why": why}, timeout_s=0.0)
-        cut_off = "it is gone, or the network to it, or this rank is cut off itself"
+        cut_off = "it or the network to it is gone, or this rank itself is cut off"
         self._lose({0: f"has been silent for {silent_s:.1f} s: {cut_off}"})
 
     def _run_beside(self, name: str, function: Callable[[], None]) -> None:
-        """Runs a function on a thread of its own, unless it is running."""
+        """Runs a function on its own thread, unless it is running already."""
         if name not in self._beside:
             thread = threading.Thread(
                 target=self._run_once, args=(name, function), daemon=True
@@ -378,15 +378,15 @@ class Member:
         try:
             function()
         except Exception:
-            _log.exception("The side channel's thread %r has ended.", name)
+            _log.exception("The side-channel thread %r has ended.", name)
         finally:
             del self._beside[name]
 
     def _knock(self) -> None:
-        """Reports over short connections while the one that lasts is silent.
+        """Reports over short-lived connections while the permanent one is silent.
 
-        After an outage TCP is slow to send again on an old connection. Messages
-        there arrive late, but do arrive.
+        After an outage TCP is slow to resend on an old connection. Messages there are
+        late, but do arrive.
         """
         interval_s = find_interval_s(self._limits.timeout_s)
         own = asdict(self.introductions[self._own.rank])
@@ -406,7 +406,7 @@ class Member:
             self._ended.wait(began_s + interval_s - time.monotonic())
 
     def _probe(self) -> None:
-        """Tells rank 0 what this rank sees of its connections to other ranks."""
+        """Sends rank 0 the state of this rank's connections to other ranks."""
         own, listed = self._own.rank, self.introductions
         others = [other for other in listed if other.rank != own and other.address]
         links = probe({other.rank: other.address for other in others})
@@ -505,14 +505,14 @@ def _connect(address: tuple[str, int], own: Introduction, end_s: float) -> LineS
 
 def _describe_absent(absent: Sequence[int], waited_s: float) -> str:
     if not absent:
-        return f"rank 0 says nothing for {waited_s:g} s"
+        return f"rank 0 sent nothing for {waited_s:g} s"
     one = len(absent) == 1
     ranks = ", ".join(map(str, absent))
-    return f"rank{'' if one else 's'} {ranks} did not come within {waited_s:g} s"
+    return f"rank{'' if one else 's'} {ranks} did not join within {waited_s:g} s"
 
 
 def _find_place() -> str:
-    """Returns the function and line of the program that the main thread is in."""
+    """Returns the function and line of the program that the main thread is at."""
     frame = innermost = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame = frame.f_back
