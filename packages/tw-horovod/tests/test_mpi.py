@@ -190,7 +190,7 @@ def test_tw_launch_starts_an_mpi_world_again():
         (["--ps", "1"], "drop --ps 1"),
         (["--nnodes", "2", "--coordinator", "a:1"], "is for one machine"),
         (["--max-restarts", "1"], "use --restart group"),
-        (["--min-workers", "1"], "cannot go on without a worker"),
+        (["--min-workers", "1"], "cannot continue without a worker"),
     ],
 )
 def test_what_mpi_cannot_do_is_refused(arguments, says, capsys):

@@ -44,8 +44,11 @@ def test_workers_share_gpus_in_order(count, workers, per_task, want):
 @pytest.mark.parametrize(
     ("gpus", "says"),
     [
-        (["3", "1"], r"--gpus-per-task 2 of 2 workers needs 4; there are 2 \(3, 1\)"),
-        ([], r"--gpus-per-task 2 of 2 workers needs 4; there are none"),
+        (
+            ["3", "1"],
+            r"--gpus-per-task 2 of 2 workers needs 4 GPUs; there are 2 \(3, 1\)",
+        ),
+        ([], r"--gpus-per-task 2 of 2 workers needs 4 GPUs; there are none"),
     ],
 )
 def test_more_than_there_are_is_refused(gpus, says):

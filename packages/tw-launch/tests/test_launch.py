@@ -122,8 +122,8 @@ def test_a_run_goes_on_while_enough_workers_are_left():
     counts = ("--ps", "0", "--workers", "3", "--min-workers", "1")
     status, _, err = finish(launch(program, *counts))
     assert status == 0
-    assert "worker 0 failed with status 7 after 1 start(s); going on with 2 work" in err
-    assert "worker 1 failed with status 7 after 1 start(s); going on with 1 work" in err
+    assert "worker 0 failed with status 7 after 1 start(s); continuing with 2 w" in err
+    assert "worker 1 failed with status 7 after 1 start(s); continuing with 1 w" in err
 
 
 def test_the_first_that_failed_is_named_where_the_run_went_on_without_it(tmp_path):

@@ -213,7 +213,9 @@ def test_a_name_that_is_local_to_node_0_is_refused(monkeypatch):
     [port] = find_free_ports(1)
     found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.1.1", port))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    says = rf"^--coordinator node0:{port}: node0 is 127\.0\.1\.1 to itself, .* node 0;"
+    says = (
+        rf"^--coordinator node0:{port}: node0 resolves to 127\.0\.1\.1 here, .* node 0;"
+    )
     with pytest.raises(ValueError, match=says):
         open_port("node0", port, within_s=5.0, inbox=SimpleQueue())
     for host in ("localhost", "127.0.1.1"):
@@ -241,7 +243,7 @@ def test_a_machine_that_was_lost_first_is_named_first(launches, tmp_path):
     for process in processes:
         process.wait_for(PID)
     processes[1].kill()
-    processes[0].wait_for(r"killed; going on with 1 workers")
+    processes[0].wait_for(r"killed; continuing with 1 workers")
     (tmp_path / "fails").touch()
     assert launches.finish(processes[0]) == [1]
     err = processes[0].err
@@ -316,13 +318,13 @@ def test_who_cannot_take_part_is_turned_away_and_the_run_begins(launches, tmp_pa
     twice = launches.start(1, "pass", nnodes=3)
     other = launches.start(2, "pass", nnodes=4)
     assert launches.finish(twice, other) == [2, 2]
-    assert "rank 1 is taken already, by 127.0.0.2" in twice.err
-    assert "it has --nnodes 4, but node 0 3" in other.err
+    assert "rank 1 is already taken by 127.0.0.2" in twice.err
+    assert "it has --nnodes 4, node 0 has 3" in other.err
     node_2 = launches.start(2, program, nnodes=3)
     node_2.wait_for(PID)
     late = launches.start(2, "pass", nnodes=3)
     assert launches.finish(late) == [2]
-    assert "turned away: the run has begun" in late.err
+    assert "rejected: the run has begun" in late.err
     (tmp_path / "over").touch()
     assert launches.finish(node_0, node_1, node_2) == [0, 0, 0]
 
@@ -332,7 +334,7 @@ def test_machines_that_do_not_come_are_named(launches):
     node_2 = launches.start(2, "pass", nnodes=4)
     assert launches.finish() == [2, 2]
     for process in (node_0, node_2):
-        said = "[tw-launch] node ranks 1, 3 of 4 did not come within 2 s"
+        said = "[tw-launch] node ranks 1, 3 of 4 did not join within 2 s"
         assert said in process.err
 
 
@@ -376,7 +378,7 @@ def test_a_coordinator_that_is_no_launcher_is_reported(launches):
         with connection:
             connection.sendall(b"220 smtp.example.org\r\n")
             assert launches.finish() == [2]
-    said = "is not understood: expected a message, got b'220 smtp.example.org"
+    said = "an invalid message: expected a message, got b'220 smtp.example.org"
     assert said in node_1.err
 
 
@@ -393,7 +395,7 @@ def test_a_machine_may_leave_the_meeting_and_come_back(launches):
     node_0 = launches.start(0, "pass", nnodes=3)
     leaving = [sys.executable, "-c", LEAVES]
     launches.start(1, "pass", nnodes=3, launcher=leaving)
-    node_0.wait_for(r"node 1 \(127.0.0.2\) has left before the run began")
+    node_0.wait_for(r"node 1 \(127.0.0.2\) left before the run began")
     for node in (1, 2):
         launches.start(node, "pass", nnodes=3)
     assert launches.finish() == [0, 5, 0, 0]

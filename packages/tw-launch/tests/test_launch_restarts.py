@@ -282,7 +282,7 @@ SEVERAL = ["--nnodes", "2", "--coordinator", "a:1"]
                 *("--restart", "group", "--max-restarts", "1"),
                 *("--min-workers", "1", "true"),
             ],
-            "--min-workers goes on without workers, --restart group does not",
+            "--restart group needs all workers; drop --min-workers",
         ),
         (["-np", "3", "true"], "use --horovod -np 3, or --workers 3"),
         (["-np", "0", "true"], "-np: must be 1 or more; got '0'"),

@@ -155,7 +155,7 @@ def test_a_lost_machine_ends_the_run_unless_enough_workers_are_left():
     assert verdict.action is Action.FAIL
     standing, verdict = judge_loss(Standing(WORKERS), Rules(min_workers=1), **lost)
     assert verdict.action is Action.GO_ON
-    assert verdict.said == "node 1 is lost; going on with 1 workers"
+    assert verdict.said == "node 1 is lost; continuing with 1 workers"
     _, verdict = judge_end(standing, Rules(min_workers=1), task="worker 0", status=0)
     assert verdict.action is Action.SUCCEED
     # A machine without workers is one that the user asked for, too.

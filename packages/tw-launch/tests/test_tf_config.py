@@ -52,7 +52,7 @@ def test_the_old_name_of_the_chief_is_understood():
         (config(index=-1), "task index must be 0 or more; got -1"),
         (config(index=True), "task index must be 0 or more; got True"),
         (config(job="boss"), "task type 'boss' is unknown"),
-        (config({}), r"the task \{'type': 'worker', .* alone: set TF_CONFIG's"),
+        (config({}), r"only the task \{'type': 'worker', .*: set TF_CONFIG's"),
         (config(None), "must map jobs to lists of 'host:port'; got None"),
         ('{"cluster": {"worker": ["a:1"]}}', "'task' must have 'type' and 'index'"),
         (config({"worker": ["a:1"], "boss": ["b:1"]}), "job 'boss' is unknown"),
@@ -60,7 +60,10 @@ def test_the_old_name_of_the_chief_is_understood():
         (config({"worker": ["a"]}), "worker 0 has 'a', which is not host:port"),
         (config({"worker": ["::1:22"]}), "worker 0 has '::1:22', which is not host"),
         (config({"ps": ["a:1"]}, "ps"), "neither a chief nor a worker"),
-        (config({"chief": ["a:1", "b:1"]}, "chief"), "one chief is possible; got 2"),
+        (
+            config({"chief": ["a:1", "b:1"]}, "chief"),
+            "one chief is allowed; got 2",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(text, message, monkeypatch):
@@ -101,7 +104,7 @@ def test_a_task_without_a_cluster_is_refused(told, monkeypatch):
     with pytest.raises(ValueError) as refused:
         find_tf_config()
     said = str(refused.value)
-    assert f"lists every task; got the task {told.get('task')!r} alone: " in said
+    assert f"lists every task; got only the task {told.get('task')!r}: " in said
     sparse = "'sparseCluster' does not list the other workers; set enableDynamicWorker"
     assert (sparse in said) == ("sparseCluster" in told)
 

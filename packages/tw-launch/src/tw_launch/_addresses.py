@@ -23,7 +23,7 @@ def split_address(address: str) -> tuple[str, int]:
     if not bare or not (is_bare or host == f"[{bare}]"):
         raise ValueError(f"{address!r} is not host:port or [IPv6 host]:port")
     if not (port.isdecimal() and 0 < int(port) < 65536):
-        raise ValueError(f"{address!r} has no port of 1 to 65535")
+        raise ValueError(f"{address!r} has no port from 1 to 65535")
     return bare, int(port)
 
 
@@ -57,14 +57,14 @@ def listen(host: str, port: int) -> socket.socket:
             fault.errno,
             f"{elsewhere} is not an address of this machine; correct the host, or, if "
             "others reach this machine by an address that it does not have itself, set "
-            "TW_LISTEN to one at which to listen (0.0.0.0 is all), and keep the port "
-            "closed to others by a firewall or a network policy",
+            "TW_LISTEN to the one to listen at (0.0.0.0 for all), and protect the port "
+            "by a firewall or a network policy",
         )
     raise fault or OSError(errno.EADDRNOTAVAIL, f"{told} has no address")
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether a host, by its text alone, is this machine to itself."""
+    """Returns whether a host's text alone makes it a loopback name or address."""
     name = host.lower().rstrip(".")
     is_name = name in ("localhost", "localhost.localdomain", "ip6-localhost")
     return is_name or name == "::1" or re.fullmatch(r"127(\.\d+){3}", name) is not None
@@ -73,15 +73,15 @@ def is_loopback(host: str) -> bool:
 def find_unreachable(host: str, listener: socket.socket, who: str) -> str:
     """Explains why other machines cannot connect to ``who`` at ``host``, or returns "".
 
-    Some systems have a machine's own name for an address of its loopback device.
+    Some systems resolve a machine's own name to a loopback address.
     """
     own = str(listener.getsockname()[0])
     if not is_loopback(own):
         return ""
     return (
-        f"{host} is {own} to itself, where other machines do not reach {who}; correct "
-        "its /etc/hosts, or set TW_LISTEN to an address of this machine (0.0.0.0 is "
-        "all)"
+        f"{host} resolves to {own} here, where other machines cannot reach {who}; "
+        "correct /etc/hosts, or set TW_LISTEN to an address of this machine (0.0.0.0 "
+        "for all)"
     )
 
 

@@ -99,7 +99,7 @@ class LineSocket:
             while data:
                 wait_s = max(0.0, end_s - time.monotonic())
                 if not ready.poll(1000 * wait_s):
-                    raise TimeoutError(f"LineSocket: took nothing for {timeout_s} s.")
+                    raise TimeoutError(f"LineSocket: sent nothing for {timeout_s} s.")
                 data = data[self.connection.send(data) :]
 
     def wait(self, timeout_s: float) -> bool:
@@ -134,7 +134,7 @@ class LineSocket:
         else:
             self._received += data
         if max(map(len, (*lines, self._received))) > self.max_bytes:
-            raise ValueError(f"what came is longer than {self.max_bytes} bytes")
+            raise ValueError(f"a received line is longer than {self.max_bytes} bytes")
         return lines
 
     def end_sending(self) -> None:

@@ -15,6 +15,6 @@ def describe_tf_config() -> str:
         warnings.simplefilter("always")
         is_open = is_exposed(int(task.address.rsplit(":", 1)[1]))
     if unknown:
-        return f"{said}; whether others reach {task.address} is unknown"
-    state = "something listens there for other machines" if is_open else "not open now"
+        return f"{said}; whether others can reach {task.address} is unknown"
+    state = "a server there is open to other machines" if is_open else "not open now"
     return f"{said}; {task.address}: {state}"

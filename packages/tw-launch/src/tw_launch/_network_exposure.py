@@ -83,7 +83,7 @@ def warn_if_exposed(
 
 
 def hold_free_ports(count: int) -> dict[int, socket.socket]:
-    """Binds distinct ports that nobody else uses; returns the sockets by port.
+    """Binds distinct ports that are free; returns the sockets by port.
 
     While a socket is open, no other process is given its port, by this function or
     by a plain ``bind``. A server that sets ``SO_REUSEADDR``, as TensorFlow's and
@@ -93,7 +93,7 @@ def hold_free_ports(count: int) -> dict[int, socket.socket]:
     port of a server while it restarts.
     """
     candidates = range(_LOWEST_PORT, _first_ephemeral())
-    # A process of the same seed draws others, and programs draw what they always did.
+    # Processes of one seed draw different ports, and a program's own draws stay equal.
     tries = random.SystemRandom().sample(candidates, min(_TRIES, len(candidates)))
     with contextlib.ExitStack() as stack:
         held: dict[int, socket.socket] = {}
@@ -105,7 +105,7 @@ def hold_free_ports(count: int) -> dict[int, socket.socket]:
         if len(held) < count:
             raise RuntimeError(
                 f"hold_free_ports: found {len(held)} of {count} free ports between "
-                f"{candidates.start} and {candidates.stop}; end what listens there."
+                f"{candidates.start} and {candidates.stop}; end some servers."
             )
         stack.pop_all()
     return held

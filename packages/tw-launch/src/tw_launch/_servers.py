@@ -40,7 +40,7 @@ def start_server(
     """Starts this task's server, and warns if other machines can reach it.
 
     Args:
-      task: of a cluster.
+      task: this process's task in a cluster.
       config: a ``ConfigProto``; by default, one that makes idle threads sleep at
         once if this machine has no more processors than tasks.
       keep_memory: whether this process keeps freed memory, which makes steps with
@@ -77,7 +77,7 @@ def _start(
         raise OSError(
             error.errno,
             f"start_server: {task.job} {task.index} cannot listen at {address} "
-            f"({error.strerror}); end what listens there, or give it another port",
+            f"({error.strerror}); end the program there, or choose another port",
         ) from None
     if keep_memory:
         keep_freed_memory()

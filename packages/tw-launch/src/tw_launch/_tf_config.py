@@ -16,7 +16,7 @@ from tw_launch._addresses import split_address
 
 JOBS = ("chief", "worker", "ps", "evaluator")
 _OLD_NAMES = {"master": "chief"}
-_SPARSE = "sparseCluster"  # Kubeflow's: a worker is listed with the servers alone.
+_SPARSE = "sparseCluster"  # Kubeflow's: it lists a worker with the servers only.
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class TaskConfig:
 
     Attributes:
       addresses: job to "host:port" strings, in the order of the tasks.
-      job: of this task.
-      index: of this task within its job.
+      job: this task's job.
+      index: this task's index within its job.
     """
 
     addresses: Mapping[str, tuple[str, ...]]
@@ -148,7 +148,7 @@ def check_task(task: Any) -> None:
 
 
 def _describe_missing_cluster(config: Mapping[str, Any]) -> str:
-    instead = "set TF_CONFIG's 'cluster', or unset TF_CONFIG where the process is alone"
+    instead = "set TF_CONFIG's 'cluster', or unset TF_CONFIG if the process is alone"
     if _SPARSE in config:
         instead = (
             f"its {_SPARSE!r} does not list the other workers; set "
@@ -156,7 +156,7 @@ def _describe_missing_cluster(config: Mapping[str, Any]) -> str:
         )
     return (
         "read_tf_config: TF_CONFIG must have a 'cluster' that lists every task; got "
-        f"the task {config.get('task')!r} alone: {instead}."
+        f"only the task {config.get('task')!r}: {instead}."
     )
 
 
@@ -202,7 +202,7 @@ def _faults_of_cluster(addresses: Mapping[str, tuple[str, ...]]) -> list[str]:
         if len(tasks_there) > 1:
             faults.append(f"{address} is given to {' and '.join(tasks_there)}")
     if len(addresses.get("chief", ())) > 1:
-        faults.append(f"one chief is possible; got {len(addresses['chief'])}")
+        faults.append(f"only one chief is allowed; got {len(addresses['chief'])}")
     if not addresses.get("chief") and not addresses.get("worker"):
         faults.append("there is neither a chief nor a worker")
     return faults

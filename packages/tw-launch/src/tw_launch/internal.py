@@ -1,4 +1,4 @@
-"""What the packages on top of tw-launch need of it: addresses, channels, servers.
+"""Addresses, channels and servers, for the packages on top of tw-launch.
 
 For the packages of this repository alone: any of it may change in a minor version.
 """

@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check_address(host: str) -> None:
-    """Refuses a host that has no address; tasks elsewhere would look for it in vain."""
+    """Refuses a host without an address, which tasks elsewhere could not resolve."""
     try:
         socket.getaddrinfo(host, None)
     except OSError as error:

@@ -82,7 +82,7 @@ class Link:
             why = "its launcher has ended or was killed"
             self.drop()
         except ValueError as error:
-            why = f"its launcher is not understood: {error}"
+            why = f"its launcher sent an invalid message: {error}"
         self._closed.set()
         hear(self, Lost(why))
 

@@ -99,7 +99,7 @@ class Machine:
             _send(running, signal.SIGKILL)
             if late_s > _KILLED_S:
                 names = ", ".join(process.plan.name for process in running)
-                raise RuntimeError(f"{names}: killed, but not gone in {_KILLED_S:g} s")
+                raise RuntimeError(f"{names}: not gone {_KILLED_S:g} s after SIGKILL")
         if running or not self._owes_idle:
             return None
         self._owes_idle = False
@@ -203,8 +203,8 @@ def share_gpus(
         there_are = f"{len(gpus)} ({', '.join(gpus)})" if gpus else "none"
         raise ValueError(
             f"share_gpus: --gpus-per-task {per_task} of {workers} workers needs "
-            f"{per_task * workers}; there are {there_are}. Ask for fewer GPUs or "
-            "workers; 0 has them train without."
+            f"{per_task * workers} GPUs; there are {there_are}. Use fewer GPUs or "
+            "workers, or 0 to train without GPUs."
         )
     starts = [worker * per_task for worker in range(workers)]
     return tuple(",".join(gpus[start : start + per_task]) for start in starts)
@@ -217,7 +217,7 @@ def _names_device(entry: str) -> bool:
 def _count_gpus(driver: Path) -> int:
     """Counts the GPUs that ``nvidia-smi`` lists, or else the driver's folders.
 
-    In a container, some of these may be GPUs that this process may not use.
+    In a container, these may include GPUs that this process must not use.
     """
     try:
         listing = subprocess.run(

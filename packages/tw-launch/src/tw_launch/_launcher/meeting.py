@@ -93,7 +93,7 @@ class Reception:
         self._server = server
         self.address = join_address(*server.getsockname()[:2])
         self._inbox, self._silence_s = inbox, silence_s
-        # A connection holds one of the places until its first message was read.
+        # A connection holds one of the places until its first message has been read.
         self._places = threading.Semaphore(_GREETED_AT_ONCE)
         self._silent: set[socket.socket] = set()  # connected, but have sent nothing yet
         self._strangers = 0
@@ -108,8 +108,8 @@ class Reception:
     def _accept(self) -> None:
         while self._server.fileno() >= 0:
             if not self._places.acquire(timeout=_ROOM_S):
-                # A launcher sends Hello at once: who holds a place for so long is none.
-                # Shut down, its ``receive`` in ``_greet`` ends, which frees the place.
+                # A launcher sends Hello at once: a client that stays silent is not one.
+                # Shutdown ends its ``receive`` in ``_greet``, which frees the place.
                 for silent in list(self._silent):
                     with contextlib.suppress(OSError):
                         silent.shutdown(socket.SHUT_RDWR)
@@ -200,7 +200,7 @@ def gather(
                         over = after_signal(number, sender.name)
                     case Node(), Lost(why):
                         del members[sender.hello.node]
-                        announce(f"{sender.name} has left before the run began: {why}")
+                        announce(f"{sender.name} left before the run began: {why}")
     by_rank = [members[rank] for rank in sorted(members)]
     if over is None and (difference := find_unlike_settings(by_rank)):
         over = Over(CANNOT_START, difference)
@@ -282,7 +282,7 @@ def _missing(members: Mapping[int, Node], num_nodes: int, within_s: float) -> st
     ranks = [str(rank) for rank in range(num_nodes) if rank not in members]
     nodes = "node rank" if len(ranks) == 1 else "node ranks"
     return (
-        f"{nodes} {', '.join(ranks)} of {num_nodes} did not come within {within_s:g} s "
+        f"{nodes} {', '.join(ranks)} of {num_nodes} did not join within {within_s:g} s "
         "(--start-timeout); start tw-launch on every machine, each with its own "
         "--node-rank"
     )
@@ -291,18 +291,18 @@ def _missing(members: Mapping[int, Node], num_nodes: int, within_s: float) -> st
 def _welcome(
     members: dict[int, Node], link: Link, hello: Hello, num_nodes: int, inbox: Inbox
 ) -> None:
-    """Adds a launcher to the members, or turns it away."""
+    """Adds a launcher to the members, or rejects it."""
     member = Node(hello, link)
     theirs = hello.settings.get("--nnodes", "none")
     if theirs != str(num_nodes):
-        turn_away(member, f"it has --nnodes {theirs}, but node 0 {num_nodes}")
+        turn_away(member, f"it has --nnodes {theirs}, node 0 has {num_nodes}")
     elif not 0 < hello.node < num_nodes:
         turn_away(member, f"its rank must be 1 to {num_nodes - 1}")
     elif hello.node in members:
         taken = members[hello.node].hello.host
-        turn_away(member, f"rank {hello.node} is taken already, by {taken}")
+        turn_away(member, f"rank {hello.node} is already taken by {taken}")
     elif not _is_sound(hello):
-        turn_away(member, "its counts make no sense")
+        turn_away(member, "its greeting is inconsistent")
     else:
         members[hello.node] = member
         link.attend(lambda link, message: inbox.put(Heard(link, message)))
@@ -311,7 +311,7 @@ def _welcome(
 
 def turn_away(member: Node, why: str) -> None:
     """Refuses a launcher, and reports why to it and to the user."""
-    said = f"{member.name} was turned away: {why}"
+    said = f"{member.name} was rejected: {why}"
     announce(said)
     if member.link is not None:
         member.link.send(Over(CANNOT_START, said))
@@ -341,7 +341,7 @@ def _connect(
             where = join_address(host, port)
             told = (
                 f"node rank 0 cannot be reached at {where} ({fault}); start it, or "
-                "open the port to here"
+                "open the port to this machine"
             )
             return Over(CANNOT_START, told)
         retry_s = min(2 * retry_s, _LAST_RETRY_S)

@@ -21,8 +21,8 @@ examples:
   tw-launch --horovod -np 2 -- python train.py
 """
 _COUNTS = (
-    ("--evaluators", 0, "evaluators, 0 or 1, outside the cluster, on node 0"),
-    ("--max-restarts", 0, "restarts of each task that fails, or of all together"),
+    ("--evaluators", 0, "number of evaluators, 0 or 1, outside the cluster, on node 0"),
+    ("--max-restarts", 0, "most restarts of a task, or of all with --restart group"),
 )
 
 
@@ -58,7 +58,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def version_of(distribution: str) -> str:
-    """Returns an installed version, that of a nightly build or the like as well."""
+    """Returns an installed version, also that of a nightly build."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -70,27 +70,27 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tw-launch",
         description="Starts the tasks of a TensorFlow cluster, on this machine or, "
-        "with one command on each, on several.",
+        "with one command on each, on several.\nDefaults are in parentheses.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--ps",
         type=_count,
-        help="parameter servers, on node 0; with 0 there are workers only (1; "
-        "with --mpi or --horovod 0)",
+        help="number of parameter servers, all on node 0; 0: workers only (1; with "
+        "--mpi or --horovod 0)",
     )
     parser.add_argument(
         "--workers",
         type=_count,
-        help="replicas on this machine; the first of all is the chief (2)",
+        help="replicas on this machine; the first of the run is the chief (2)",
     )
     own = f"tw-launch {version_of('tw-launch')}"
     parser.add_argument("--version", action="version", version=own)
     parser.add_argument(
         "--mpi",
         action="store_true",
-        help="make the workers one MPI world, which is faster on one machine; needs "
+        help="make the workers one MPI world: faster on one machine; needs "
         "mpi4py and MPICH: pip install mpi4py mpich",
     )
     for name, default, meaning in _COUNTS:
@@ -100,14 +100,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--min-workers",
         type=_positive,
-        help="number of workers with which the run goes on when others fail for good "
-        "(all)",
+        help="continue if this many workers are left when others fail for good (all)",
     )
     parser.add_argument(
         "--gpus-per-task",
         type=_count,
-        help="GPUs of each worker (as many as there are for each); other tasks get "
-        "none",
+        help="GPUs for each worker (an equal share of all); other tasks get none",
     )
     parser.add_argument(
         "--grace",
@@ -123,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--log-dir",
         type=Path,
-        help="folder for what each task prints, as worker-1.0.log (its first start)",
+        help="folder for each task's output, e.g. worker-1.0.log for its first start",
     )
     _add_restarts(parser)
     _add_machines(parser)
@@ -132,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
         "-m",
         dest="module",
         nargs=argparse.REMAINDER,
-        help="run this module by Python; what follows is its arguments",
+        help="run this module with Python; its arguments follow",
         metavar="MODULE",
     )
     parser.add_argument(
@@ -149,12 +147,12 @@ def _add_restarts(parser: argparse.ArgumentParser) -> None:
         "--restart",
         choices=("task", "group"),
         default="task",
-        help="tasks to start again when one fails: that one, or all (task)",
+        help="restart only the task that failed, or all tasks as a group (task)",
     )
     parser.add_argument(
         "--restart-delay",
         type=_seconds,
-        help="seconds before all tasks are restarted; doubled each time, to 30 (1)",
+        help="seconds before all tasks are restarted; doubled each time, up to 30 (1)",
     )
 
 
@@ -183,7 +181,7 @@ def _add_machines(parser: argparse.ArgumentParser) -> None:
         "--start-timeout",
         type=_seconds,
         default=300.0,
-        help="seconds within which all machines must have joined (300)",
+        help="seconds within which all machines must join (300)",
     )
     group.add_argument(
         "--node-timeout",
@@ -198,7 +196,7 @@ def _add_horovod(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--horovod",
         action="store_true",
-        help="no servers, and tw_horovod where the tasks import horovod",
+        help="no servers; tasks that import horovod get tw_horovod",
     )
     group.add_argument(
         "-np", type=_positive, help="with --horovod: workers, on a single machine (2)"
@@ -214,7 +212,7 @@ def _fault_of_horovod(options: argparse.Namespace) -> str:
         "-H and --hostfile are horovodrun's; run tw-launch on each machine, with "
         "--nnodes N, --node-rank I, --coordinator HOST:PORT of node 0, and --workers "
         "for the slots": options.hosts is not None,
-        f"-np is for programs of Horovod; use --horovod -np {count}, or --workers "
+        f"-np is for Horovod programs; use --horovod -np {count}, or --workers "
         f"{count}": options.np is not None and not options.horovod,
         "--horovod has no parameter servers; drop --ps": (
             options.horovod and bool(options.ps)
@@ -258,7 +256,7 @@ def _fault(options: argparse.Namespace) -> str:
         faults[
             "--restart group needs --max-restarts, 1 or more"
         ] = not options.max_restarts
-        faults["--min-workers goes on without workers, --restart group does not"] = (
+        faults["--restart group needs all workers; drop --min-workers"] = (
             workers is not None
         )
     else:
@@ -278,12 +276,12 @@ def _faults_of_mpi(options: argparse.Namespace) -> dict[str, bool]:
     return {
         "--mpi is for workers that exchange sums; parameter servers take no part in "
         f"them, so drop --ps {options.ps}": options.ps > 0,
-        "--mpi is for one machine; start the program by your cluster's mpiexec instead "
-        "of --nnodes": options.nnodes > 1,
-        "--mpi cannot start one worker again alone; use --restart group": (
+        "--mpi is for one machine; start the program with your cluster's mpiexec, not "
+        "with --nnodes": options.nnodes > 1,
+        "--mpi cannot restart a single worker; use --restart group": (
             options.restart == "task" and options.max_restarts > 0
         ),
-        "--mpi cannot go on without a worker; drop --min-workers": (
+        "--mpi cannot continue without a worker; drop --min-workers": (
             options.min_workers is not None
         ),
         "--mpi needs mpi4py and MPICH: pip install mpi4py mpich": (

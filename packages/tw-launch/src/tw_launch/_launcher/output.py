@@ -16,9 +16,9 @@ _WARNING = "ExposedServerWarning: "  # and the line of source that Python shows 
 _LINE_CHARACTERS = 500
 _READ_BYTES = 1 << 16
 _LINE_BYTES = 1 << 24  # longer lines are passed on in pieces
-# Behind a newline, and behind the carriage return that ends a state of a progress bar.
+# After a newline, and after the carriage return that ends a state of a progress bar.
 _ENDS = re.compile(rb"(?<=\n)|(?<=\r)(?!\n)")
-# Of stdout and stderr: what two threads write at once is torn if it is long.
+# For stdout and stderr: long texts that two threads write at once would mix.
 _SAYING = (threading.Lock(), threading.Lock())
 
 
@@ -47,7 +47,7 @@ class TaskOutput:
     def last_lines(self) -> tuple[str, ...]:
         """The last lines of both streams, truncated to a readable length.
 
-        Without the warning of an open server, which tells nothing of a failure.
+        Without the warning of an open server, which does not explain a failure.
         """
         lines = list(self._last)
         for at in [n for n, line in enumerate(lines) if _WARNING in line][::-1]:
@@ -58,7 +58,7 @@ class TaskOutput:
     def wait(self, timeout_s: float) -> None:
         """Waits until all output is passed on.
 
-        It never is while a process that left the task's group keeps the output open.
+        That never happens while a process that left the task's group holds it open.
         """
         for reader in self._readers:
             reader.join(timeout_s)
@@ -112,7 +112,7 @@ def check_log_folder(folder: Path) -> None:
 def say(stream: TextIO | None, text: str) -> None:
     """Writes as much as it can to a stream that may be closed or not Unicode.
 
-    If nobody reads any more, as after ``| head``, the text is dropped: a task whose
+    If nothing reads it any more, as after ``| head``, the text is dropped: a task whose
     output is not read would block forever.
     """
     if stream is None:  # Python was started without it.

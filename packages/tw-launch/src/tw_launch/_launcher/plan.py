@@ -111,7 +111,7 @@ def find_horovod() -> str:
 def _horovods(
     prefixes: Sequence[str], rank: int, size: int, local_rank: int, local_size: int
 ) -> dict[str, str]:
-    """Returns the variables that a program of Horovod finds: Gloo's and Open MPI's."""
+    """Returns the variables that Horovod programs read: Gloo's and Open MPI's."""
     numbers = {"RANK": rank, "SIZE": size}
     numbers |= {"LOCAL_RANK": local_rank, "LOCAL_SIZE": local_size}
     return {

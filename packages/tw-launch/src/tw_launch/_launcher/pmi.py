@@ -19,9 +19,9 @@ class PmiTable:
     """The table of one start of all workers, served until ``close``."""
 
     def __init__(self, size: int) -> None:
-        """Begins to listen, for processes of this machine alone."""
+        """Begins to listen, only for processes of this machine."""
         self._size = size
-        # MPICH names a file of shared memory after it, which a killed run leaves over.
+        # MPICH names a file of shared memory after it, which a killed run leaves there.
         self._name = f"tw_launch_{secrets.token_hex(8)}"
         # All ranks are on one node, so that they share memory.
         self._table = {"PMI_process_mapping": f"(vector,(0,1,{size}))"}
@@ -43,7 +43,7 @@ class PmiTable:
         }
 
     def close(self) -> None:
-        """Takes no more workers."""
+        """Accepts no more workers."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -99,7 +99,7 @@ class PmiTable:
         return f"get_result rc=0 msg=success value={value}"
 
     def _wait(self, connection: socket.socket) -> None:
-        """Has a worker wait for all others; the last one to come lets all go on."""
+        """Makes a worker wait for all others; the last to arrive releases all."""
         with self._lock:
             self._waiting.append(connection)
             if len(self._waiting) < self._size:

@@ -83,7 +83,7 @@ def judge_loss(
     if rules.min_workers is None or not is_worker or len(left) < rules.min_workers:
         return standing, Verdict(Action.FAIL, f"{said}; ending all tasks")
     standing = replace(standing, workers=left)
-    said = f"{said}; going on with {len(left)} workers"
+    said = f"{said}; continuing with {len(left)} workers"
     return standing, Verdict(_go_on_or_succeed(standing), said)
 
 

@@ -66,14 +66,14 @@ class Director:
         self._due: float | None = None
         self._delay_s = 0.0
         self._over: Over | None = None
-        self._first: tuple[Ended, str] | None = None  # Failure, and on which machine.
+        self._first: tuple[Ended, str] | None = None  # Failure and machine.
 
     def run(self) -> Over:
         """Runs all tasks until the run is over, and notifies the other machines."""
         if len(self._standing.workers) < (self._rules.min_workers or 1):
             wanted = f"--min-workers {self._rules.min_workers or 1}"
             said = (
-                f"{len(self._standing.workers)} workers on all machines, but {wanted}"
+                f"{len(self._standing.workers)} workers on all machines; needs {wanted}"
             )
             self._over = Over(CANNOT_START, said)
         else:
@@ -198,7 +198,7 @@ def follow(
     while True:
         match next_event(inbox, _TICK_S):
             case None if not has_begun and time.monotonic() >= end:
-                said = f"{node_0} did not begin within {within_s:g} s"
+                said = f"{node_0} did not start the run within {within_s:g} s"
                 over = Over(CANNOT_START, said)
                 break
             case Signalled() as signalled:
