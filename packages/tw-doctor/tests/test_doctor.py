@@ -116,7 +116,7 @@ def test_what_is_written_makes_the_choice_of_others(examined):
     ("body", "said", "timeout_s"),
     [
         (HANGING, "did not end within 15 s", 15),
-        (CRASHING, "ended its process by SIGABRT", 60),
+        (CRASHING, "its process was ended by SIGABRT", 60),
     ],
     ids=["hangs", "crashes"],
 )
@@ -131,7 +131,7 @@ def test_what_is_wrong_hangs_or_crashes_is_named_and_the_rest_goes_on(
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert re.fullmatch(
-        r"tw-doctor: 2 things do not hold: sum_round_robin: gradient \d+ of tower 0 "
+        r"tw-doctor: 2 problems: sum_round_robin: gradient \d+ of tower 0 "
         rf"is -?\d+ instead of -?\d+ at \[.*\]; sum_collective: {said}.*\.",
         line,
     )
@@ -146,7 +146,7 @@ def test_gpus_that_are_not_there_are_missed_in_a_sentence():
     done = run("--device", "gpu", env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert "--device gpu: TensorFlow sees no GPU here, and nothing was checked" in line
+    assert "--device gpu: TensorFlow sees no GPU here, so nothing was checked" in line
     assert "RuntimeError" not in line
 
 

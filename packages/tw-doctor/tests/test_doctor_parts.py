@@ -209,8 +209,8 @@ def test_a_measurement_that_hangs_is_named_and_the_next_is_made():
     assert one.job()["parts"] == ["scaling"]
     assert not one.is_over
     one.take(doing("steps", False))
-    one.note_loss("ended its process by SIGSEGV")
-    assert one.faults[1:] == ["steps: ended its process by SIGSEGV"]
+    one.note_loss("its process was ended by SIGSEGV")
+    assert one.faults[1:] == ["steps: its process was ended by SIGSEGV"]
     assert one.is_over
 
 
@@ -228,9 +228,9 @@ def test_what_the_time_limit_cut_off_is_said():
 
 def test_a_process_that_dies_before_anything_ends_the_examination():
     one = examination()
-    one.note_loss("ended its process with status 1 (no module)")
+    one.note_loss("its process ended with status 1 (no module)")
     assert one.faults == [
-        "starting TensorFlow: ended its process with status 1 (no module)"
+        "starting TensorFlow: its process ended with status 1 (no module)"
     ]
     assert one.is_over
 

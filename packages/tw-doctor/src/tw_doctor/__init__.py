@@ -1,9 +1,9 @@
-"""What a step does and waits for, and whether a machine's devices work.
+"""Timelines of training steps, and checks of a machine's devices.
 
-``record_steps`` records the timeline of steps: what each device did, for whom, and what
-it waited for. ``StepRecorder`` has the steps, as data, as a table, as a picture and as
-a trace file; ``merge_traces`` joins the files of several processes. The command
-``tw-doctor`` checks and measures these packages on a machine's devices.
+``record_steps`` records the timeline of steps: the operations of each device, their
+towers, and its waits. ``StepRecorder`` offers the steps as data, as a table, as a
+picture and as a trace file; ``merge_traces`` joins the files of several processes. The
+command ``tw-doctor`` checks and measures these packages on a machine's devices.
 """
 
 import lazy_loader

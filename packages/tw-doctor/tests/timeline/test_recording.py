@@ -384,7 +384,7 @@ def test_a_trace_that_cannot_be_written_leaves_nothing(recorded, tmp_path, monke
     recorded.write(tmp_path / "own.json", task="a")
     kept = list(tmp_path.iterdir())
     for folder in (tmp_path, ".", "/"):
-        with pytest.raises(IsADirectoryError, match=r"path must be a file's;"):
+        with pytest.raises(IsADirectoryError, match=r"path must be that of a file;"):
             recorded.write(folder)
     with pytest.raises(IsADirectoryError, match=r"trace\.json"):
         merge_traces(kept, tmp_path)
@@ -398,7 +398,7 @@ def test_a_trace_that_cannot_be_written_leaves_nothing(recorded, tmp_path, monke
 
 
 def test_a_profiler_that_others_end_is_named(function):
-    ended = pytest.raises(RuntimeError, match="was ended by others, and what it had")
+    ended = pytest.raises(RuntimeError, match="other code stopped")
     with ended, tw_doctor.record_steps(1):
         function()
         tf.profiler.experimental.stop()
@@ -416,7 +416,7 @@ def test_a_profiler_that_others_end_is_named(function):
 def test_steps_inside_of_steps_are_refused(function):
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    nested = pytest.raises(RuntimeError, match="is inside one that is marked already")
+    nested = pytest.raises(RuntimeError, match="is inside another marked step")
     with tw_doctor.record_steps(2) as steps:
         for _ in range(20):
             with steps.step():
@@ -483,7 +483,7 @@ def test_any_program_of_steps_runs_or_is_told_what_is_wrong(program):
                 steps.summary()
         elif inside:
             with (
-                pytest.raises(RuntimeError, match="one that is marked"),
+                pytest.raises(RuntimeError, match="another marked step"),
                 steps.step(),
             ):
                 raise AssertionError("entered")
@@ -505,14 +505,14 @@ def test_any_program_of_steps_runs_or_is_told_what_is_wrong(program):
             except ZeroDivisionError:
                 continue
             except RuntimeError as error:
-                assert "ended by others" in str(error) and ended
+                assert "other code stopped" in str(error) and ended
                 ended.clear()
 
     try:
         with tw_doctor.record_steps(4) as steps:
             run_all(steps)
     except RuntimeError as error:
-        assert "ended by others" in str(error) and ended
+        assert "other code stopped" in str(error) and ended
     numbers = [step.number for step in steps.steps]
     if marked:
         assert numbers == sorted(set(numbers))
@@ -641,7 +641,7 @@ def test_traces_of_processes_are_joined_with_one_clock(tmp_path, offset, error):
 def test_joining_refuses_other_files_and_tasks_of_one_name(tmp_path):
     paths = traces(tmp_path, 0.0)
     other = tmp_path / "other.json"
-    with pytest.raises(ValueError, match="two files are of task 'rank 0'"):
+    with pytest.raises(ValueError, match="two files have task 'rank 0'"):
         merge_traces([paths[0], paths[0]], other)
     for text in (
         "",

@@ -27,7 +27,7 @@ _RTOL = 2.0**-9  # twice that of float16
 
 
 class DoesNotFit(Exception):
-    """A check does not fit these devices; the message says why."""
+    """A check cannot run on these devices; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Check:
 
     name: str
     run: Callable[[], object]  # raises AssertionError or DoesNotFit, and says why
-    algorithm: str = ""  # not timed where it does not hold
+    algorithm: str = ""  # not timed if the check fails
 
 
 def reducer_checks(devices: Sequence[str]) -> Iterator[Check]:
@@ -177,5 +177,5 @@ def _unfit(devices: Sequence[str]) -> str:
         return "NCCL is for GPUs"
     physical = len(tf.config.get_visible_devices("GPU"))
     if physical < len(devices):
-        return f"NCCL needs a GPU per tower, and there are {physical}"
+        return f"NCCL needs a GPU per tower, but there are {physical}"
     return ""

@@ -1,8 +1,8 @@
 """``tw-doctor``: supervises the examining process, within time limits, and reports.
 
 A collective that waits for a device that never joins cannot be interrupted, nor can
-much else inside TensorFlow. So everything that touches a device runs in a process of
-its own. A step that reports nothing for ``--timeout`` seconds is named and killed, and
+much else inside TensorFlow. So everything that touches a device runs in its own
+process. A step that reports nothing for ``--timeout`` seconds is named and killed, and
 a new process continues with the rest; at ``--time-limit`` everything ends.
 """
 
@@ -29,9 +29,9 @@ from tw_reduce.internal import FORMAT, version_of
 
 _EXAMPLES = """\
 examples:
-  tw-doctor                                  what holds here, and how fast it is
-  tw-doctor --towers 8 --json machine.json   then all_reduce(devices, measured=...)
-  tw-doctor --device cpu --checks-only       what holds, in seconds
+  tw-doctor                                  all checks, then measurements
+  tw-doctor --towers 8 --json machine.json   for all_reduce(devices, measured=...)
+  tw-doctor --device cpu --checks-only       only the checks, in seconds
 """
 
 
@@ -39,24 +39,24 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Reads the command line, this process's by default."""
     parser = argparse.ArgumentParser(
         prog="tw-doctor",
-        description="Checks on this machine's devices what the towers packages "
-        "promise, and measures copies, reducers and scaling. Ends with status 1 where "
-        "something does not hold.",
+        description="Tests the towers packages on this machine's devices, and measures "
+        "copies, reducers and\nscaling. Exits with 1 if anything fails. Defaults are "
+        "in parentheses.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--towers",
         type=_towers,
-        help="number of towers, 2 or more; several share a GPU where there are fewer "
-        "GPUs, and CPUs are logical ones (one per GPU, or 2)",
+        help="number of towers, 2 or more; several share a GPU if there are fewer "
+        "GPUs, and CPUs are logical devices (one per GPU, or 2)",
         metavar="K",
     )
     parser.add_argument(
         "--device",
         choices=("auto", "cpu", "gpu"),
         default="auto",
-        help="kind of the towers' devices: GPUs where there are some (auto)",
+        help="kind of the towers' devices; auto: GPUs if there are any (auto)",
     )
     parser.add_argument(
         "--json",
@@ -65,20 +65,20 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="FILE",
     )
     parser.add_argument(
-        "--checks-only", action="store_true", help="check, and measure nothing"
+        "--checks-only", action="store_true", help="run the checks, measure nothing"
     )
     parser.add_argument(
         "--measure-for",
         type=_seconds,
         default=math.inf,
-        help="seconds to measure once the checks are made (all that the limit leaves)",
+        help="seconds to measure after the checks (all that the time limit leaves)",
         metavar="S",
     )
     parser.add_argument(
         "--time-limit",
         type=_seconds,
         default=120.0,
-        help="seconds after which it ends, whatever is left to do (120)",
+        help="seconds after which everything ends, even if work is left (120)",
         metavar="S",
     )
     parser.add_argument(
@@ -98,7 +98,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _unwritable(path: Path) -> str:
-    """Returns why a file cannot be written, before two minutes are spent."""
+    """Returns why a file cannot be written, before minutes of work are lost."""
     if path.is_dir():
         return f"{path} is a folder"
     folder = path.absolute().parent
@@ -199,13 +199,13 @@ class Examination:
         self.report["faults"] = self.faults
         states = [check["status"] for check in self.report["checks"]]
         fit = len(states) - states.count("unfit")
-        held = f"{states.count('ok')} of {fit} checks hold; {self.report['seconds']} s"
+        passed = f"{states.count('ok')} of {fit} checks passed"
         written = []
         if self._options.json is not None:
             text = json.dumps(self.report, indent=1) + "\n"
             self._options.json.write_text(text, encoding="utf-8")
             written = [f"Wrote {self._options.json}"]
-        self._page.write(["", held, *written])
+        self._page.write(["", f"{passed}; {self.report['seconds']} s", *written])
 
     def _note_facts(self, event: Event) -> None:
         if "facts" in self.report:  # from an earlier process
@@ -257,10 +257,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs ``tw-doctor``.
 
     Args:
-      arguments: of the command line; by default this process's.
+      arguments: of the command line; by default, this process's.
 
     Returns:
-      The exit status: 0; 1 where something does not hold; 130 after Ctrl-C.
+      The exit status: 0; 1 if a check or measurement failed; 130 after Ctrl-C.
 
     Raises:
       TypeError: ``arguments`` are not strings.
@@ -288,8 +288,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     if examination.faults:
         count = len(examination.faults)
-        do_not = "thing does not hold" if count == 1 else "things do not hold"
-        _say(f"{count} {do_not}: {'; '.join(examination.faults)}.")
+        problems = "problem" if count == 1 else "problems"
+        _say(f"{count} {problems}: {'; '.join(examination.faults)}.")
         return 1
     return 0
 
@@ -358,8 +358,8 @@ def _how_it_ended(one: subprocess.Popen[bytes], said: Any) -> str:
     lines = said.read().decode(errors="replace").strip().splitlines()
     last = f" ({lines[-1][:300]})" if lines else ""
     if status < 0:
-        return f"ended its process by {signal.Signals(-status).name}{last}"
-    return f"ended its process with status {status}{last}"
+        return f"its process was ended by {signal.Signals(-status).name}{last}"
+    return f"its process ended with status {status}{last}"
 
 
 @contextlib.contextmanager

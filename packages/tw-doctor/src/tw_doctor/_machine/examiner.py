@@ -131,8 +131,8 @@ def make_towers(device: str, count: int | None) -> list[str]:
     gpus = tf.config.list_physical_devices("GPU")
     if device == "gpu" and not gpus:
         raise DoesNotFit(
-            "--device gpu: TensorFlow sees no GPU here, and nothing was checked. Look "
-            "whether `nvidia-smi` lists one and TensorFlow was installed as "
+            "--device gpu: TensorFlow sees no GPU here, so nothing was checked. Check "
+            "that `nvidia-smi` lists one and that TensorFlow was installed as "
             "tensorflow[and-cuda], or choose --device cpu"
         )
     if not gpus or device == "cpu":

@@ -65,7 +65,7 @@ def tf_config() -> str:
 
 
 def sibling_fact(name: str, otherwise: str) -> str:
-    """Returns what a package declares under a name; without one, something else."""
+    """Returns the fact that a package declares under a name, or ``otherwise``."""
     try:
         for point in entry_points(group=FACTS, name=name):
             return str(point.load()())
@@ -75,7 +75,7 @@ def sibling_fact(name: str, otherwise: str) -> str:
 
 
 def exposure() -> str:
-    """Describes from where a TensorFlow server of this machine could be reached."""
+    """Describes where a TensorFlow server of this machine could be reached from."""
     found = {
         name: address
         for _, name in socket.if_nameindex()
@@ -86,7 +86,7 @@ def exposure() -> str:
     places = ", ".join(f"{address} ({name})" for name, address in found.items())
     return (
         "a TensorFlow server listens on all interfaces, whatever host it is given, "
-        f"and runs any graph that anyone sends: here {places}. Close its ports by a "
+        f"and runs any graph that anyone sends: here {places}. Close its ports with a "
         "firewall, or start tasks with `tw-launch --isolate`"
     )
 

@@ -26,7 +26,7 @@ _ROUNDS = 41
 _TO_BUILD = 0.6  # of the time for a list; the rest is for its rounds
 _COPIED_BYTES = (4, 1 << 26)
 _NO_COPY = 1.5  # a copy takes longer than so many calls that copy nothing
-# Bytes; the second of each is what auto packs below, of float32.
+# Bytes; auto packs float32 gradients below the second of each.
 THRESHOLDS = (0, 16_384, 1 << 20)
 THRESHOLDS_ON_GPUS = (0, 1 << 18, 16_384, 1 << 20)
 _SLOW = 2.0  # times the fastest

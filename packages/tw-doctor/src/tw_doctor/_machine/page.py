@@ -103,7 +103,7 @@ def scaling_lines(scaling: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {row['towers']:3} towers  {row['images_per_s']:12,.1f}  {shares}"
 
 
-# What is measured, in this order.
+# The measurements, in this order.
 PARTS: dict[str, Callable[[Any], Iterator[str]]] = {
     "copies": copy_lines,
     "reducers": reducer_lines,

@@ -1,8 +1,8 @@
 """Timing contenders that do the same work, in turns.
 
 A machine drifts while it is measured, so absolute times say little. Contenders take
-turns in an order that changes from round to round, so that nobody always follows the
-same one, and each turn begins with a run that does not count: what ran before leaves
+turns in an order that changes from round to round, so that none always follows the same
+one, and each turn begins with a run that does not count: the contender before left
 caches and the allocator in its own state. The result is the median over the rounds of
 (time of this one / time of one reference in the same round). Contenders that are far
 behind after the first rounds drop out.
@@ -40,7 +40,7 @@ def race(
     hopeless: float = _HOPELESS,  # times the fastest; slower ones drop out
     began: Callable[[_Name], object] = lambda name: None,
     block_s: float = _BLOCK_S,  # a turn lasts so long, or one call
-    timer: Callable[[_Name], float] | None = None,  # in place of blocks of calls
+    timer: Callable[[_Name], float] | None = None,  # instead of blocks of calls
 ) -> dict[_Name, Time]:
     """Times contenders in turns; calls ``began`` whenever one's turn begins."""
     if timer is None:
@@ -103,7 +103,7 @@ def _median_ratio(own: list[float], reference: list[float]) -> float:
 
 
 def turn_order(count: int, turn: int) -> list[int]:
-    """Orders the contenders of one round: it begins elsewhere, in other steps."""
+    """Orders the contenders of one round; start and stride change with the turn."""
     steps = [step for step in range(1, count + 1) if math.gcd(step, count) == 1]
     step = steps[turn % len(steps)]
     return [(turn + place * step) % count for place in range(count)]

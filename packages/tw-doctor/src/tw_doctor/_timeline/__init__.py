@@ -1,1 +1,1 @@
-"""Steps as they were recorded, and what can be read out of them."""
+"""Recorded steps, and the summaries, pictures and traces made from them."""

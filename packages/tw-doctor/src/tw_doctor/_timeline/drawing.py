@@ -27,7 +27,7 @@ _COLORS = {
 }
 _BETWEEN, _CALL = "between steps: input, Python", "the step's call"
 _PROGRAM = {_BETWEEN: "#6f3b94", _CALL: "#4a5568"}
-_LEAST_SHOWN = 50_000  # bytes that a device takes of one kind from another
+_LEAST_SHOWN = 50_000  # bytes of one kind that a device receives from another
 _LEAST_NOTED = 0.025  # of a step: a wait with room for the number of a note
 # Spans shorter than 1 / _FINE of a step are drawn together, as shares of it.
 _FINE = 1000
@@ -168,7 +168,7 @@ class _Picture:
     ) -> None:
         """Writes a text into a bar that has room for it, or else a note's number."""
         share = (span[1] - span[0]) / self._step.seconds
-        if share < _LEAST_NOTED:  # most are, and to measure a text takes long
+        if share < _LEAST_NOTED:  # most are, and measuring a text is slow
             return
         if _width(text) > share * _ROOM - 4:
             if not noted:
@@ -245,7 +245,7 @@ def _towers_on(own: list[Interval]) -> list[int]:
 
 
 def _taken(step: RecordedStep, device: str) -> list[str]:
-    """Describes what a device takes from others: the top three, by source."""
+    """Describes the three largest transfers to a device, by source."""
     sizes: Counter[tuple[str, str]] = Counter()
     for arrival in step.arrivals:
         if arrival.device == device and arrival.num_bytes and arrival.source:

@@ -1,7 +1,7 @@
-"""The contents of a recorded step: what ran on which device, for whom, and when.
+"""The contents of a recorded step: operations with their devices, parts and times.
 
-Plain data, whatever it was recorded with. Times are seconds on the clock of the task
-that recorded; the first recorded step begins near 0.
+Plain data, independent of the recorder. Times are seconds on the clock of the task that
+recorded; the first recorded step begins near 0.
 """
 
 from dataclasses import dataclass, field
@@ -13,11 +13,11 @@ class Interval:
     """One execution of an operation.
 
     Attributes:
-      device: canonical device string; ``""`` where it is not known.
-      part: what it is for: ``"forward"``, ``"backward"``, ``"reduce"``, ``"apply"``,
+      device: canonical device string; ``""`` if it is not known.
+      part: its purpose: ``"forward"``, ``"backward"``, ``"reduce"``, ``"apply"``,
         ``"move"``, ``"input"`` or ``"other"``.
       tower: index of the tower in its name, or None.
-      name: the operation's.
+      name: the operation's name.
       kind: its type, e.g. ``"MatMul"``.
       start: seconds.
       end: seconds.
@@ -41,7 +41,7 @@ class Arrival:
     Attributes:
       device: the receiver.
       source: the sender; ``""`` if it is not known.
-      name: of the operation that made it.
+      name: the operation that made it.
       sent: seconds; when it was ready to be fetched.
       time: seconds; when it had arrived.
       num_bytes: its size; None if not recorded.

@@ -33,7 +33,7 @@ class Pace:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether steps are too short, or recording costs too much of them."""
+        """Whether steps are too short, or recording adds too much to them."""
         if not self._plain:
             return False
         return self.plain_ms < LONG_MS or (self.cost or 0.0) > SHARE

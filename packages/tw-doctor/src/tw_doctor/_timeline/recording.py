@@ -50,15 +50,15 @@ def record_steps(
     it. Without marks everything in the block is recorded, and its last ``num_steps``
     calls of a ``tf.function`` or a session are the steps: such a block should be short.
     ``run`` and ``hook`` record sessions, also over servers; everything else is recorded
-    by TensorFlow's profiler, of which a process has one. On GPUs a call can return
+    by TensorFlow's profiler, which can record once at a time. On GPUs a call can return
     before its work is done: fetch a result inside the step.
 
     Args:
       num_steps: how many steps to keep, at least 1.
       graph: graph of a session that is called inside without ``run`` or ``hook``, such
         as by a callable; shows the devices of its ops where their sends do not.
-      reducers: with memory, that the steps use; the summary and the picture say what a
-        tower sends. In ``fit`` the Keras callback finds them.
+      reducers: reducers with memory that the steps use; the summary and the picture
+        report what a tower sends. In ``fit`` the Keras callback finds them.
 
     Returns:
       The recorder, for a ``with`` statement.
@@ -130,7 +130,7 @@ class StepRecorder:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Ends recording; what was recorded before an error is kept.
+        """Ends recording; keeps what was recorded before an error.
 
         Raises:
           RuntimeError: TensorFlow's profiler was ended inside the block; an error of
@@ -189,7 +189,7 @@ class StepRecorder:
           feed_dict: as for ``session.run``.
 
         Returns:
-          What ``session.run`` returns.
+          The result of ``session.run``.
 
         Raises:
           RuntimeError: outside of the recorder's ``with`` block, or inside ``step()``.
@@ -217,8 +217,8 @@ class StepRecorder:
         """Makes a callback that records the steps of Keras's ``fit``.
 
         Returns:
-          A ``keras.callbacks.Callback``; a step is what Keras calls a batch, or several
-          with ``steps_per_execution``.
+          A ``keras.callbacks.Callback``; a step is one batch of Keras, or several with
+          ``steps_per_execution``.
         """
         import keras
 
@@ -245,7 +245,7 @@ class StepRecorder:
 
         Returns:
           Rows with part, device, tower, milliseconds, share of the wall time, bytes and
-          what a wait was for; ``str`` of it is a table.
+          the reason of a wait; ``str`` of it is a table.
 
         Raises:
           RuntimeError: no step was recorded.
@@ -334,8 +334,8 @@ class StepRecorder:
         self._batch = None  # Closes one that failed, which Keras does not report.
         if self._in_step:
             raise RuntimeError(
-                "This step is inside one that is marked already; steps follow one "
-                "another. Mark either the outer or the inner one."
+                "This step is inside another marked step; steps cannot be nested. Mark "
+                "either the outer or the inner one."
             )
         if not self._has_marks:
             # The profile so far was for a program without marks.
@@ -418,7 +418,7 @@ class _Profiler:
         except tf.errors.AlreadyExistsError:
             shutil.rmtree(folder)
             raise RuntimeError(
-                "record_steps: TensorFlow's profiler is in use, of which a process has "
+                "record_steps: TensorFlow's profiler is in use, and a process has only "
                 "one. End the other recording first (tf.profiler.experimental.stop)."
             ) from None
         self._folder = folder
@@ -435,9 +435,8 @@ class _Profiler:
             return read_profile(folder)
         except tf.errors.UnavailableError:
             raise RuntimeError(
-                "record_steps: TensorFlow's profiler, which records here, was ended by "
-                "others, and what it had recorded is lost. Leave out "
-                "tf.profiler.experimental.stop inside the block."
+                "record_steps: other code stopped TensorFlow's profiler; its recording "
+                "is lost. Do not call tf.profiler.experimental.stop inside the block."
             ) from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Reading what a session recorded: ``RunMetadata.step_stats``."""
+"""Reading a session's recording: ``RunMetadata.step_stats``."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -58,7 +58,7 @@ def step_of_stats(
         )
         for node in nodes
     ]
-    # Streams are those of whole GPUs; what launched an operation knows the logical one.
+    # Streams belong to whole GPUs; the launch of an operation names the logical one.
     launched = {
         node.name: node.device
         for node in nodes
@@ -72,7 +72,7 @@ def step_of_stats(
     ]
     streams = {node.device for node in nodes if node.of_stream}
     made = [node for node in nodes if node.received is None]
-    # A GPU's work is what its streams did; the rest are launches.
+    # A GPU's work is that of its streams; the rest are launches.
     made = [n for n in made if n.device not in streams or n.of_stream]
     return RecordedStep(
         number,
@@ -90,7 +90,7 @@ def step_of_stats(
 def _nodes(device_stats: Any, epoch: float) -> Iterator[_Node]:
     is_stream = _STREAM.search(device_stats.device)
     if is_stream and not device_stats.device.endswith(("/stream:all", "/memcpy")):
-        return  # each stream alone
+        return  # a single stream
     device = canonical_device(_STREAM.sub("", device_stats.device))
     task = device.rpartition("/device:")[0]
     for stats in device_stats.node_stats:

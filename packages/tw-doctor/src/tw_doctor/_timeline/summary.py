@@ -17,7 +17,7 @@ _ORDER = {part: index for index, part in enumerate((*PARTS, WAIT))}
 
 @dataclass(frozen=True)
 class Row:
-    """What a device did for one part, on average over the recorded steps.
+    """A device's work for one part, averaged over the recorded steps.
 
     Attributes:
       part: one of ``input``, ``forward``, ``backward``, ``reduce``, ``apply``,
@@ -28,7 +28,7 @@ class Row:
       share: of the step's wall time. Parts of a device can run at the same time, so
         that shares may add up to more than 1.
       num_bytes: made by the operations, or arrived, per step; None if unknown.
-      waits_for: of a wait, what the device waited for; ``""`` if it is not known.
+      waits_for: the reason of a wait; ``""`` if it is not known.
     """
 
     part: str
@@ -50,7 +50,7 @@ class Summary:
       ms: median wall time of a step, milliseconds.
       explained: share of wall time with a known cause, in the step where it is lowest.
       cost: time that recording added to a step, as a share; None if not measured.
-      note: how the steps were chosen, if a reader must know it, and what reducers with
+      note: how the steps were chosen, if they were sampled, and what reducers with
         memory send; else ``""``.
     """
 

@@ -46,7 +46,7 @@ def write_trace(trace: dict[str, Any], path: str | Path) -> None:
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(
-            f"path must be a file's; {path} is a folder. Name a file in it, such as "
+            f"path must be that of a file; {path} is a folder. Name a file in it, e.g. "
             f"{path / 'trace.json'}."
         )
     unfinished = path.with_name(f".{path.name}.unfinished")
@@ -66,8 +66,8 @@ def merge_traces(paths: Sequence[str | Path], path: str | Path) -> dict[str, flo
     collective in common keep the time of their system's clock.
 
     Args:
-      paths: files of ``StepRecorder.write``, at least one, each with a ``task`` of its
-        own; the clock of the first is the reference.
+      paths: files of ``StepRecorder.write``, at least one, each with its own ``task``;
+        the clock of the first is the reference.
       path: where to write the trace of all.
 
     Returns:
@@ -86,7 +86,7 @@ def merge_traces(paths: Sequence[str | Path], path: str | Path) -> dict[str, flo
         task = trace["otherData"]["task"]
         if task in traces:
             raise ValueError(
-                f"merge_traces: two files are of task {task!r}, one of them {each}. "
+                f"merge_traces: two files have task {task!r}, one of them {each}. "
                 "Give each process a name: steps.write(path, task=...)."
             )
         traces[task] = trace

@@ -1,4 +1,4 @@
-"""Why a device was idle: what it waited for in each gap, if that is known."""
+"""Why a device was idle: the reason of each gap, if that is known."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Wait:
       device: canonical device string.
       start: seconds.
       end: seconds.
-      why: what the device waited for; ``""`` if it is not known.
+      why: the reason; ``""`` if it is not known.
     """
 
     device: str
@@ -74,7 +74,7 @@ def explained(step: RecordedStep) -> float:
 
 
 class _Reasons:
-    """Finds what ended a gap of one device."""
+    """Finds the reasons of one device's gaps."""
 
     def __init__(self, step: RecordedStep, device: str, own: list[Interval]) -> None:
         self._step = step

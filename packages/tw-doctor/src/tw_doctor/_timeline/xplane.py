@@ -1,9 +1,9 @@
 """Reading an ``XSpace``: the events that TensorFlow's profiler recorded.
 
-On CPU devices executors record the name and type of what they run, but not the device:
-one executor serves one device, which its sends name, or else the function or graph asks
-for. Operations that took next to no time before, including sends, are not recorded at
-all.
+On CPU devices executors record the name and type of each operation, but not the device:
+one executor serves one device, which its sends name, or else the function or graph
+requests. Operations that took next to no time before, including sends, are not recorded
+at all.
 """
 
 import functools
@@ -70,7 +70,7 @@ class _Sent(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What executors did."""
+    """The work of executors."""
 
     ran: list[_Ran]
     sent: list[_Sent]
@@ -180,7 +180,7 @@ def _outermost(events: Iterable[_Event]) -> list[_Event]:
 
 
 def _operations(lines: Iterable[list[_Event]]) -> _Found:
-    """Returns what executors ran, sent and launched, and who called inner functions'.
+    """Returns ops that executors ran, sent or launched, and callers of functions.
 
     A receive lasts until it has its tensor.
     """
@@ -392,7 +392,7 @@ def _arrivals(found: _Found, devices: _Devices) -> Iterator[Arrival]:
 
 
 def _kernels(space: Any, done: _Found, devices: _Devices) -> Iterator[Interval]:
-    """Yields what GPUs' streams ran, by the operation that launched it.
+    """Yields the work of GPUs' streams, by the operation that launched it.
 
     The profile has whole GPUs; a logical one is that of the executor that launched.
     """
