@@ -520,7 +520,7 @@ def apply_copies() -> dict[str, Any]:
             warnings.simplefilter("always")
             rows = np.ones([1, 2], np.float32)
             trained.fit(rows, rows[:, :1], callbacks=[broadcast], verbose=0)
-        said.append([str(w.message) for w in heard if "train apart" in str(w.message)])
+        said.append([str(w.message) for w in heard if "will diverge" in str(w.message)])
     return {"applied": applied, "said": said}
 
 

@@ -129,7 +129,7 @@ def horovod(monkeypatch):
         ("torch", "use torch.nn.parallel.DistributedDataParallel"),
         ("spark", "start the program with tw-launch --horovod on each machine"),
         ("runner", "start the program with tw-launch --horovod -np N"),
-        ("common", "tw_horovod has what programs import"),
+        ("common", "tw_horovod has the names that programs import"),
     ],
 )
 def test_other_modules_of_horovod_are_refused_by_name(horovod, name, words):
@@ -206,7 +206,7 @@ def test_mpi_where_it_is_installed_is_itself(tmp_path, monkeypatch, caplog, size
     set_tf_config(monkeypatch, 0, worker=size)
     with caplog.at_level(logging.WARNING):
         assert stand_in(tmp_path, monkeypatch).COMM_WORLD == "theirs"
-    assert ("is MPI's rank 0 on every rank" in caplog.text) == (size == 2)
+    assert ("process is rank 0 to MPI" in caplog.text) == (size == 2)
 
 
 def test_init_under_parameter_servers_says_how_to_start(monkeypatch):
@@ -233,7 +233,7 @@ def test_variables_that_change_nothing_are_named_once(monkeypatch, caplog):
     hvd.shutdown()
     [record] = caplog.records
     assert record.getMessage() == (
-        "init: these change nothing here: HOROVOD_CYCLE_TIME, HOROVOD_FUSION_THRESHOLD."
+        "init: these have no effect here: HOROVOD_CYCLE_TIME, HOROVOD_FUSION_THRESHOLD."
     )
 
 

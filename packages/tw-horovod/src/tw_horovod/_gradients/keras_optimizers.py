@@ -78,7 +78,7 @@ class _State:
         """Makes the sums over passes that do not exist yet."""
         with tf.init_scope():
             if self.count is None:
-                # Of 64 bits, as those of 32 stay on the host, where XLA finds none.
+                # int64, as int32 variables stay on the host, where XLA finds none.
                 zero = tf.zeros([], tf.int64)
                 self.count = tf.Variable(zero, trainable=False, name="horovod_passes")
             for grad, variable in zip(grads, variables, strict=True):
@@ -187,9 +187,9 @@ def _call(apply: Any, grads: list[Any], variables: list[Any]) -> tf.Tensor:
 
 
 class _OfKeras2(Distributed):
-    """Reduces where Keras 2 would for its strategies: before a loss scale decides.
+    """Reduces where Keras 2 does for its strategies: before a loss scale decides.
 
-    Or before that, where gradients are computed, which is where Horovod reduces.
+    Or earlier, where gradients are computed, as Horovod does.
     """
 
     @without_autograph
@@ -231,9 +231,9 @@ class _OfKeras2(Distributed):
         return [results.get(n) for n in range(len(grads))]
 
     def _take_reduced(self, variables: Sequence[Any]) -> list[bool]:
-        """Returns whose gradients are reduced, as they are from ``compute_gradients``.
+        """Returns which variables' gradients ``compute_gradients`` has reduced.
 
-        Its function may have returned them to the one that applies, or it was called
+        It may have run in a function that returned them to the one that applies, or
         outside of a ``tf.cond`` in which each branch applies.
         """
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -311,7 +311,7 @@ class _OfKeras3(Distributed):
     def __setattr__(self, name: str, value: Any) -> None:
         # A LossScaleOptimizer sets this when it wraps an optimizer. It skips steps
         # according to this rank's gradients alone, so other ranks would wait for it.
-        # Before 3.10 Keras does not set it, and BroadcastGlobalVariablesCallback looks.
+        # Before 3.10 Keras does not set it; BroadcastGlobalVariablesCallback checks it.
         if name == "loss_scale_factor" and value is None and self._horovod is not None:
             refuse_loss_scale_around()
         super().__setattr__(name, value)

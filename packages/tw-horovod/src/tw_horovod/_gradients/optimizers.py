@@ -1,6 +1,6 @@
 """Optimizers of TensorFlow 1 that combine the gradients of all ranks.
 
-Over several passes, each rank adds up its gradients by itself, in local variables:
+Over several passes, each rank adds up its own gradients, in local variables:
 
     pass 1      sum += gradients; count = 1       the step counts, nothing is applied
     pass 2      sum += gradients; count = 2 of 2  reduced, applied; sum = 0, count = 0
@@ -63,7 +63,7 @@ def DistributedOptimizer(
       average_aggregated_gradients: whether sums over passes are divided by their
         number.
       num_groups: deprecated for ``groups``.
-      groups: changes nothing: all gradients travel together.
+      groups: changes nothing: all gradients are sent together.
       process_set: all ranks.
       scale_local_gradients: whether gradients of variables registered with
         ``register_local_var``, which each rank keeps, are divided by the number of

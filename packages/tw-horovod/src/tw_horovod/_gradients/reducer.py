@@ -115,7 +115,7 @@ def make_reducer(
 ) -> GradientReducer:
     """Checks the arguments that Horovod's optimizers and tapes share.
 
-    ``groups`` is checked but changes nothing, as all gradients travel together.
+    ``groups`` is checked but changes nothing, as all gradients are sent together.
     """
     find_group(process_set)
     known = check_op(op, among)
@@ -159,7 +159,7 @@ def check_dense(grads: Grads) -> None:
     sparse = [n for n, g in enumerate(grads) if _is_sparse(g)]
     if sparse:
         raise ValueError(
-            "backward_passes_per_step above 1 adds dense gradients; at positions "
+            "backward_passes_per_step above 1 adds dense gradients; those at positions "
             f"{sparse} are tf.IndexedSlices: pass sparse_as_dense=True."
         )
 

@@ -1,7 +1,7 @@
 """Exchanges of tensors of any dtype, without gradients, for Horovod's ops.
 
-TensorFlow's collectives support few dtypes. Tensors to add travel as the next wider
-dtype that is supported; tensors that are only moved, as one with the same bits.
+TensorFlow's collectives support few dtypes. Tensors to add are sent in the next wider
+dtype that is supported; tensors that are only moved, in one with the same bits.
 
     added    uint8 int8 uint16 int16 -> int32, float16 bfloat16: a part on each rank,
              in float32

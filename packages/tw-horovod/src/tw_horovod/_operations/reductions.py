@@ -42,8 +42,8 @@ def choose_op(op: Any, average: bool | None) -> ReduceOp:
         return check_op(Average if op is None else op, ALL_OPS)
     if op is not None:
         raise ValueError(
-            f"op and average say the same; got op={op!r} and average={average!r}, pass "
-            "op alone."
+            f"op and average must not both be given; got op={op!r} and "
+            f"average={average!r}. Pass only op."
         )
     warnings.warn(
         "average is deprecated; pass op=hvd.Average or op=hvd.Sum.",

@@ -131,8 +131,8 @@ def _count_rows(rows: tf.Tensor, splits: Any, endpoint: Endpoint) -> tf.Tensor:
     else:
         counts = tf.ensure_shape(tf.cast(splits, tf.int32), [endpoint.size])
     says = (
-        f"alltoall: the splits must be {endpoint.size} numbers that make up the rows, "
-        "or None where the rows are a multiple of it."
+        f"alltoall: the splits must be {endpoint.size} numbers that add up to the "
+        "number of rows, or None if that is a multiple of the number of ranks."
     )
     check = tf.debugging.assert_equal(tf.reduce_sum(counts), own, says)
     with tf.control_dependencies([] if check is None else [check]):

@@ -19,19 +19,19 @@ def broadcast_variables(
     process_set: Any = global_process_set,
     inplace: bool = False,
 ) -> tf.Operation | None:
-    """Gives all ranks the values of one rank's variables.
+    """Sends the values of one rank's variables to all ranks.
 
     Each rank gets its own random states of Keras layers, derived from the root's.
 
     Args:
       variables: TensorFlow variables, resource or reference, or Keras variables; the
         same on all ranks, in the same order.
-      root_rank: the rank whose values are taken.
+      root_rank: the rank whose values are sent.
       process_set: all ranks.
       inplace: changes nothing.
 
     Returns:
-      In a session graph, the op that does it; otherwise None, once it is done.
+      In a session graph, the op that broadcasts; otherwise None, once that is done.
 
     Raises:
       ValueError: unknown shapes, strings, a root that is not a rank, or variables that
@@ -48,7 +48,7 @@ def broadcast_(
     name: str | None = None,
     process_set: Any = global_process_set,
 ) -> list[tf.Tensor]:
-    """Does what ``broadcast_variables`` does, and returns the values.
+    """Broadcasts as ``broadcast_variables`` does, and returns the values.
 
     ``name`` changes nothing.
     """
@@ -59,13 +59,13 @@ def broadcast_(
 
 
 def broadcast_global_variables(root_rank: int) -> tf.Operation:
-    """Gives all ranks the values of one rank's global variables, in a session graph.
+    """Sends the values of one rank's global variables to all, in a session graph.
 
     Args:
-      root_rank: the rank whose values are taken.
+      root_rank: the rank whose values are sent.
 
     Returns:
-      The op that does it.
+      The op that broadcasts.
 
     Raises:
       RuntimeError: no session graph is being built.
@@ -80,7 +80,7 @@ def broadcast_global_variables(root_rank: int) -> tf.Operation:
 
 
 class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):  # type: ignore[misc,name-defined]
-    """Gives all ranks the values of one rank's global variables, once initialized.
+    """Sends one rank's global variables to all ranks, once they are initialized.
 
     For a ``MonitoredTrainingSession``, even if the root has restored a checkpoint. List
     it after hooks that restore in ``after_create_session``, and before those that read
@@ -91,7 +91,7 @@ class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):  # type: ignore[mis
         """Sets the root.
 
         Args:
-          root_rank: the rank whose values are taken.
+          root_rank: the rank whose values are sent.
           device: changes nothing.
         """
         super().__init__()

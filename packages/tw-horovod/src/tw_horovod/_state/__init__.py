@@ -1,1 +1,1 @@
-"""The process group that ``init`` joined, and what a program asks about it."""
+"""The process group that ``init`` joined, and queries about it."""

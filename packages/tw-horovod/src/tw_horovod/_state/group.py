@@ -39,7 +39,7 @@ class ProcessSet:
         Raises:
           NotImplementedError: always.
         """
-        refuse(f"collectives are of all ranks; got {ranks_or_comm!r}")
+        refuse(f"collectives always involve all ranks; got {ranks_or_comm!r}")
 
     @property
     def ranks(self) -> list[int]:
@@ -74,10 +74,10 @@ def init(
 
     The launcher of the processes is found as by ``tw_ranks.join()``: ``tw-launch``,
     ``mpirun``, ``srun``, ``torchrun`` and others; without one, a process is alone. If
-    there are several, each sees one GPU of its machine from then
-    on, that of its local rank, unless another was chosen before. TensorFlow's runtime
-    starts later, with its first op, and accepts settings until then. After the first
-    call, ``init`` does nothing.
+    there are several processes, each sees one GPU of its machine from then on, that of
+    its local rank, unless another was chosen before. TensorFlow's runtime starts later,
+    with its first op, and accepts settings until then. After the first call, ``init``
+    does nothing.
 
     Args:
       comm: None.
@@ -85,9 +85,10 @@ def init(
       stall_timeout_s: seconds that a responsive rank may keep the others waiting, e.g.
         while it evaluates, before they raise. None for the environment variable
         ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``, and 600 if that is 0 or not set. All
-        warn of such a rank after ``HOROVOD_STALL_CHECK_TIME_SECONDS``, 60 by default,
-        unless ``HOROVOD_STALL_CHECK_DISABLE`` is 1. ``HOROVOD_START_TIMEOUT`` is the
-        number of seconds in which all ranks must join, 300 by default.
+        log a warning about such a rank after ``HOROVOD_STALL_CHECK_TIME_SECONDS``, 60
+        by default, unless ``HOROVOD_STALL_CHECK_DISABLE`` is 1.
+        ``HOROVOD_START_TIMEOUT`` is the number of seconds within which all ranks must
+        join, 300 by default.
 
     Raises:
       NotImplementedError: a communicator, or process sets.
@@ -98,9 +99,9 @@ def init(
     """
     global _group
     if comm is not None and comm != []:
-        refuse(f"comm: all processes that were started are one group; {comm!r}")
+        refuse(f"comm: all processes of a run are one group; got {comm!r}")
     if process_sets is not None and process_sets != []:
-        refuse(f"process_sets: collectives are of all ranks; {process_sets!r}")
+        refuse(f"process_sets: collectives involve all ranks; got {process_sets!r}")
     if stall_timeout_s is not None:
         check_number(above=0.0, stall_timeout_s=stall_timeout_s)
     if _group is None:
@@ -126,17 +127,17 @@ def _refuse_servers() -> None:
     task = find_tf_config()
     if task is not None and task.addresses.get("ps"):
         raise ValueError(
-            "init: TF_CONFIG has parameter servers, and Horovod's programs have none; "
+            "init: TF_CONFIG has parameter servers, but Horovod programs have none; "
             "start them with `tw-launch --horovod -np N -- COMMAND`, which is "
             "`tw-launch --ps 0 --workers N`."
         )
 
 
 def _name_ignored() -> None:
-    """Logs the variables of Horovod that are set and change nothing here."""
+    """Logs the variables of Horovod that are set but have no effect here."""
     ours = (name for name in os.environ if name.startswith("HOROVOD_"))
     if ignored := sorted(name for name in ours if not _HEEDED.fullmatch(name)):
-        _log.warning("init: these change nothing here: %s.", ", ".join(ignored))
+        _log.warning("init: these have no effect here: %s.", ", ".join(ignored))
 
 
 def _read_seconds(variable: str, default_s: float) -> float:
@@ -158,8 +159,8 @@ def pin_gpu(config: Any, local_rank: int) -> None:
     """Leaves a process the GPU of its local rank, with memory growth.
 
     ``config`` is ``tf.config.experimental``, before the runtime has started. Programs
-    do this after ``init`` and may choose otherwise; where one chooses nothing, each
-    process would take all GPUs.
+    do this after ``init`` and may choose otherwise; if one chose nothing, each process
+    would take all GPUs.
     """
     gpus = config.list_physical_devices("GPU")
     if all(config.get_memory_growth(gpu) is None for gpu in gpus):
@@ -171,7 +172,7 @@ def pin_gpu(config: Any, local_rank: int) -> None:
 
 
 def shutdown() -> None:
-    """Leaves the other processes; a process also leaves when it ends.
+    """Leaves the group; a process that ends leaves it automatically.
 
     If there are several processes, none can ``init`` again afterwards.
     """
@@ -199,7 +200,7 @@ def find_group(process_set: Any = global_process_set) -> ProcessGroup:
 
 
 def find_endpoint(process_set: Any = global_process_set) -> Endpoint:
-    """Returns what exchanges need of the group."""
+    """Returns the group's endpoint, which exchanges use."""
     return endpoint_of(find_group(process_set))
 
 

@@ -1,4 +1,4 @@
-"""What a program asks about its group: ranks, sizes, and what was built."""
+"""Queries about the group: ranks, sizes, and the libraries that are built in."""
 
 from collections import Counter
 from typing import Any, NoReturn
@@ -129,12 +129,12 @@ def rocm_built() -> bool:
 
 def add_process_set(process_set: Any) -> NoReturn:
     """Refuses: collectives always involve all ranks."""
-    refuse(f"collectives are of all ranks; got {process_set!r}")
+    refuse(f"collectives always involve all ranks; got {process_set!r}")
 
 
 def remove_process_set(process_set: Any) -> NoReturn:
     """Refuses: there are no process sets to remove."""
-    refuse(f"collectives are of all ranks; got {process_set!r}")
+    refuse(f"collectives always involve all ranks; got {process_set!r}")
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> NoReturn:

@@ -25,7 +25,7 @@ _MODULES = {
 }
 # Horovod's modules that are not here, and what to use instead.
 _INSTEAD = {
-    "horovod.mxnet": "only TensorFlow's programs run here",
+    "horovod.mxnet": "only TensorFlow programs run here",
     "horovod.ray": "start the program with tw-launch --horovod",
     "horovod.run": "start the program with tw-launch --horovod -np N",
     "horovod.runner": "start the program with tw-launch --horovod -np N",
@@ -42,7 +42,7 @@ def install() -> None:
 
 def explain(name: str) -> str:
     """Describes why a name of Horovod is missing."""
-    instead = _INSTEAD.get(name, "tw_horovod has what programs import")
+    instead = _INSTEAD.get(name, "tw_horovod has the names that programs import")
     return f"{name}: not supported by tw_horovod: {instead}"
 
 

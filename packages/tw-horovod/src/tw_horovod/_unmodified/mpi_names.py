@@ -1,7 +1,7 @@
-"""What programs of Horovod call of mpi4py, over the same ranks.
+"""The part of mpi4py that Horovod programs call, over the same ranks.
 
-It stands in where mpi4py is not installed: of MPI they ask the rank, for logs, or send
-a few arrays.
+It stands in if mpi4py is not installed: programs ask MPI for the rank, for logs, or
+send a few arrays.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from tw_ranks.internal import find_seat
 
 _log = logging.getLogger(__name__)
-_LAUNCHED = ("PMI_RANK", "PMIX_RANK", "PMI_FD")  # what launchers of MPI set
+_LAUNCHED = ("PMI_RANK", "PMIX_RANK", "PMI_FD")  # set by MPI launchers
 
 
 def find(name: str, file: str) -> None:
@@ -27,8 +27,8 @@ def find(name: str, file: str) -> None:
         importlib.import_module(name)
         if find_seat().size > 1 and not any(map(os.environ.get, _LAUNCHED)):
             _log.warning(
-                "%s is installed, and no launcher of MPI started this process, which "
-                "is MPI's rank 0 on every rank. Uninstall it to have Horovod's ranks.",
+                "%s is installed, but no MPI launcher started this process, so every "
+                "process is rank 0 to MPI. Uninstall it to get Horovod's ranks.",
                 name,
             )
     except ModuleNotFoundError as error:
@@ -48,8 +48,8 @@ class _Names(ModuleType):
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
             f"{self.__name__}.{name}: tw-launch --horovod has COMM_WORLD, its rank, "
-            "size, barrier, broadcasts and allgather; for all else install mpi4py, and "
-            "start the program with a launcher of MPI"
+            "size, barrier, broadcasts and allgather; for the rest, install mpi4py and "
+            "start the program with an MPI launcher"
         )
 
 

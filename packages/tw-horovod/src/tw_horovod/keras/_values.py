@@ -53,10 +53,10 @@ def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """Gives all ranks the values of one rank's global variables, in graph mode.
+    """Sends the values of one rank's global variables to all ranks, in graph mode.
 
     Args:
-      root_rank: the rank whose values are taken.
+      root_rank: the rank whose values are sent.
 
     Raises:
       RuntimeError: there is no session graph, or no default session.
@@ -86,7 +86,7 @@ def load_model(
       custom_objects: other objects that it may name.
       compression: of the gradients that are sent.
       legacy_opts: False with Keras 3; with Keras 2 it changes nothing, as all its
-        optimizers are taken.
+        optimizers are accepted.
 
     Returns:
       The model, with the optimizer's state.
@@ -97,7 +97,7 @@ def load_model(
     """
     if legacy_opts and not IS_KERAS_2:
         raise NotImplementedError(
-            "load_model: legacy_opts is not supported: Keras 3 has no such ones."
+            "load_model: legacy_opts is not supported by Keras 3."
         )
     known = {cls.__name__: cls for cls in custom_optimizers or ()}
     model = keras.models.load_model(

@@ -23,13 +23,13 @@ from tw_ranks import check_same
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Gives all ranks one rank's model and optimizer before the first batch.
+    """Sends one rank's model and optimizer to all ranks before the first batch.
 
     It does so after every callback's ``on_train_begin``, as other callbacks may restore
     there; after the first batch if the root's model is not built by then. If only the
-    root's is, as it has loaded it, the other ranks' are built for the same shapes.
-    Random states differ by rank, as after ``broadcast_variables``. The model no longer
-    compiles its steps with XLA, which does not support these collectives.
+    root's model is built, because it was loaded, the others are built for the same
+    shapes. Random states differ by rank, as after ``broadcast_variables``. The model no
+    longer compiles its steps with XLA, which does not support these collectives.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         """Sets the root.
 
         Args:
-          root_rank: the rank whose values are taken.
+          root_rank: the rank whose values are sent.
           device: changes nothing.
           local_variables: one or several of the model's, which each rank keeps.
 
@@ -90,7 +90,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         if size() > 1 and not reduces:
             warnings.warn(
                 f"BroadcastGlobalVariablesCallback: {type(optimizer).__name__!r} does "
-                "not reduce gradients, so ranks train apart. Keras gives models that "
+                "not reduce gradients, so ranks will diverge. Keras gives models that "
                 "it clones, copies or loads such an optimizer: compile the model again "
                 "with hvd.DistributedOptimizer, or load it with hvd.load_model.",
                 stacklevel=2,

@@ -1,4 +1,4 @@
-"""mpi4py where it is installed; otherwise what programs of Horovod call of it."""
+"""mpi4py if it is installed; otherwise the part of it that Horovod programs call."""
 
 from tw_horovod._unmodified import mpi_names
 
