@@ -16,7 +16,7 @@ def test_the_report_of_a_hang_names_who_was_stopped_and_where(processes, name):
 
 
 def test_a_report_that_names_another_is_no_good_one():
-    report = "  for what  step 3\n  missing   tower1: hangs\n"
+    report = "  waits for step 3\n  missing   tower1: hangs\n"
 
     def hang(missing, what="step 3", after_s=2.5):
         found = hangs.Hang("here", missing, what)

@@ -72,7 +72,7 @@ class Hang:
                 for pattern in self.missing
             ):
                 return f"{self.where}: wanted {self.missing}, named {missing}"
-            (what,) = _named(lines, "for what")
+            (what,) = _named(lines, "waits for")
             wanted = told.what or self.what
             if not re.fullmatch(wanted, what):
                 return f"{self.where}: wanted {wanted}, named {what!r}"

@@ -114,11 +114,11 @@ def test_towers_with_variables_of_their_own_are_refused_where_they_share(name):
     with tf.Graph().as_default():
         grads = BUILDERS["replicated"](TWO).call_for_each_tower(tower_pairs)
         with pytest.raises(
-            ValueError, match=r"w is a variable of their own in towers \[1\]"
+            ValueError, match=r"w is a separate variable in towers \[1\]"
         ):
             BUILDERS[name](TWO).build(grads, descend)
         first, second = (own[0][1] for own in grads)
-        with pytest.raises(ValueError, match="w is a variable of their own in towers"):
+        with pytest.raises(ValueError, match="w is a separate variable in towers"):
             apply_shared_gradients(
                 [[(tf.ones(2), first)], [(tf.ones(2), second)]], descend()
             )

@@ -162,7 +162,7 @@ averaging.averages = True
 def bad_gradients(build):
     """Cases of one gradient in both towers."""
     kinds = {
-        "of another graph in towers [0, 1]": of_another_graph,
+        "to another graph in towers [0, 1]": of_another_graph,
         "gradients of dtypes ['bool', 'bool']": lambda: tf.constant([True, False]),
         "of dtypes ['complex128', 'complex128']": lambda: tf.constant([1j, 2j]),
         "w has gradient None in towers [0, 1]": lambda: None,
@@ -284,7 +284,7 @@ OTHERS = {
         (None, TypeError, "whole must be, on rank 0, the optimizer that gather"),
         (keras.optimizers.SGD(0.1), ValueError, "of shapes [(2,)]; got shapes []"),
     ],
-    "AsyncRunner.steps": [([], ValueError, "must hold at least one of callables")],
+    "AsyncRunner.steps": [([], ValueError, "must be a non-empty list of callables")],
     "AsyncRunner.max_steps": [(-1, ValueError, "at least 0; got -1")],
     "AsyncRunner.join.timeout_s": [
         (-1, ValueError, "at least 0; got -1"),
@@ -304,7 +304,7 @@ OTHERS = {
     "assignment_map": [
         ({"checkpoint": ""}, ValueError, "must not be empty"),
         ({"checkpoint": "/nowhere/model"}, ValueError, "model' is neither a checkpoin"),
-        ({}, ValueError, "at least one of variables"),
+        ({}, ValueError, "a non-empty list of variables"),
         ({"variables": ["w", None]}, TypeError, "got ['w', None]"),
     ],
 }

@@ -111,8 +111,8 @@ def test_a_report_tells_the_wait_and_what_all_are_inside_of(monkeypatch):
     parts = dict(part.split("\n", 1) for part in text.split("\n\n")[1:])
     wait = parts["The wait that missed its deadline"]
     for line in (
-        "who       replica 0\n",
-        "for what  the end of round 12\n",
+        "waiter    replica 0\n",
+        "waits for the end of round 12\n",
         "3.2 s; deadline 3 s",
         "arrived   replica 0, replica 2\n",
         "missing   replica 1: heard 3.4 s ago\n",
@@ -138,10 +138,10 @@ def test_a_report_tells_the_wait_and_what_all_are_inside_of(monkeypatch):
 def test_everyone_is_named_once_whether_they_came_or_not(arrived, missing):
     wait = Wait("me", "it", 1.0, 1.0, tuple(arrived), missing)
     lines = _black_box.report(wait, Recorder("a task")).splitlines()
-    assert f"  arrived   {', '.join(arrived) or 'nobody'}" in lines
+    assert f"  arrived   {', '.join(arrived) or 'none'}" in lines
     told = [line for line in lines if line.startswith("  missing ")]
     assert told == [f"  missing   {who}: {why}" for who, why in missing.items()] or [
-        "  missing   nobody"
+        "  missing   none"
     ]
 
 
@@ -171,7 +171,7 @@ def test_a_folder_has_reports_where_one_is_wanted(monkeypatch, tmp_path):
     monkeypatch.setenv("TW_REPORTS", "")
     error = fail()
     assert error.report_path is None
-    assert "who       replica 0" in error.report
+    assert "waiter    replica 0" in error.report
     assert "`report`" in error.__notes__[0]
     assert list(tmp_path.iterdir()) == []
     monkeypatch.delenv("TW_REPORTS")

@@ -1,4 +1,4 @@
-"""Calls in a thread: what they return and raise, and how one is left behind."""
+"""Calls in a thread: what they return and raise, and how one is abandoned."""
 
 import gc
 import threading
@@ -51,7 +51,7 @@ def test_a_call_that_does_not_return_is_left_behind(error):
     with pytest.raises(type(error)):
         thread.run(lambda: forever.wait(DEADLINE_S), check, after_s=0.01)
     assert thread.is_abandoned
-    with pytest.raises(RuntimeError, match="earlier call was left behind; make anoth"):
+    with pytest.raises(RuntimeError, match="earlier call was abandoned; make another"):
         thread.run(lambda: 1, check, after_s=1)
     forever.set()
     expect_end_of("left")

@@ -60,7 +60,7 @@ REFUSED = [
     (TEXT, 3, "a string; got 3 (int)"),
     (PORT, "80", "a port; got '80' (str)"),
     (partial(_checks.check_kind, int | None, "a port"), "80", "a port; got '80' (str)"),
-    (partial(LIST, of="steps"), [], "hold at least one of steps"),
+    (partial(LIST, of="steps"), [], "be a non-empty list of steps; got []."),
     *((partial(LIST, of="steps"), v, "a list of steps; got") for v in ("a", None, {1})),
 ]
 

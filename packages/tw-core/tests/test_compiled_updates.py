@@ -102,7 +102,9 @@ def test_what_cannot_be_compiled_is_refused():
     table = tf.Variable(tf.ones([3, 2]), name="table")
     momentum = tf.compat.v1.train.MomentumOptimizer(0.1, 0.9)
     create_slots(momentum, [table])
-    says = r"what MomentumOptimizer updates .*; got ResourceSparse\w+ of table:0. Use d"
+    says = (
+        r"True: MomentumOptimizer updates .*; got ResourceSparse\w+ of table:0. Use d"
+    )
     for compiled in (False, True):  # by itself, or as part of a function
 
         @tf.function(autograph=False, jit_compile=compiled)
@@ -118,8 +120,8 @@ def test_what_cannot_be_compiled_is_refused():
         apply_pairs(kinds.SGD(0.1), [(tf.ones([]), variable)], jit_compile=True)
     with pytest.raises(
         ValueError,
-        match=r"jit_compile=True compiles what is traced "
-        r"for all towers; add trace='once'",
+        match=r"jit_compile=True compiles a trace "
+        r"for all towers only; add trace='once'",
     ):
         map_towers(len, towers(CPUS[:1]), jit_compile=True)
 

@@ -106,5 +106,5 @@ def test_rows_add_up_to_the_dense_array(data, size):
     for index, row in zip(indices, values, strict=True):
         want[index] += row
     np.testing.assert_array_equal(dense, want)
-    with pytest.raises(ValueError, match=r"to_dense: dense_shape is None; give"):
+    with pytest.raises(ValueError, match=r"to_dense: dense_shape is None; pass"):
         SparseRows(values, indices).to_dense()

@@ -252,7 +252,7 @@ OTHERS = {
         ({"fetches": ["x", 3]}, TypeError, "tensors and operations; got ['x', 3]"),
         (
             {"fetches": [of_another_graph()]},
-            *(ValueError, "of another graph than given: ['Const']"),
+            *(ValueError, "fetches must be of graph; got also ['Const']"),
         ),
         ({"variables": ["x"]}, TypeError, "must hold variables; got ['x']"),
     ],
@@ -304,8 +304,8 @@ OTHERS = {
         for method in ("get_tensor", "get_variable")
     },
     "TowerHandle.get_collection": [
-        ({}, ValueError, "one of the two"),
-        ({"key": "a", "name": "b"}, ValueError, "one of the two"),
+        ({}, ValueError, "but not both"),
+        ({"key": "a", "name": "b"}, ValueError, "but not both"),
     ],
     "Shared.devices": [
         ("/cpu:0", TypeError, "Write ('/cpu:0',)"),
@@ -346,7 +346,7 @@ OTHERS = {
     "check_shared_grad_list": [
         (
             {"grad_list": Late(lambda: [pairs("v"), pairs()])},
-            *(ValueError, "is a variable of their own in towers [1]"),
+            *(ValueError, "is a separate variable in towers [1]"),
         ),
     ],
     "check_gradients.grads": NO_GRADIENTS,

@@ -257,7 +257,7 @@ def test_towers_must_take_the_same_branch():
     y = np.ones([36, 1], "float32")
     trained(model, "SGD", y=y)
     y[6:12] = -1
-    message = "must all take the same one; compute its predicate"
+    message = "so all must take the same one; compute its predicate"
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         trained(model, "SGD", y=y)
 

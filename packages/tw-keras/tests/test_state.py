@@ -326,4 +326,4 @@ def test_advice_is_for_users_of_the_model():
     model = towers_of(lambda: Drops([keras.Input([4]), layers.Dense(1)]), 2)
     with pytest.raises(ValueError, match="have a seed, inside a tf") as caught:
         fitted(model)
-    assert str(caught.value).endswith("SeedGenerator of each copy.")
+    assert str(caught.value).endswith("SeedGenerator per copy.")

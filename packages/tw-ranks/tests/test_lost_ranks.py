@@ -113,7 +113,7 @@ def test_who_never_comes_is_missing_after_the_first_steps_deadline(make_ranks):
         ranks.all[0].hear(30)
     assert raised.value.missing == [1]
     assert raised.value.at_s - began_s >= first_s
-    assert "for what  agreement on 'the sum" in raised.value.report
+    assert "waits for agreement on 'the sum" in raised.value.report
     assert "arrived   rank 0\n" in raised.value.report
 
 
@@ -161,7 +161,7 @@ def test_a_rank_that_does_not_come_to_the_collective_is_named(make_ranks):
         ) as raised:
             rank.hear(20)
         report = raised.value.report
-        assert "for what  collective 4 (traced last: 'the sum" in report
+        assert "waits for collective 4 (traced last: 'the sum" in report
         assert "arrived   rank 0, rank 1\n" in report
         assert "missing   rank 2: has not entered collective 4 for " in report
         assert "  rank 0: is inside collective 4 " in report

@@ -142,7 +142,7 @@ def test_neither_another_reduction_nor_a_step_that_failed_counts_as_arrival(mode
     towers.fails = False
     np.testing.assert_array_equal(step(), [6.0] * 4)
     error = hang(towers, step)
-    assert "for what  sum_collective of 2 gradients\n" in error.report
+    assert "waits for sum_collective of 2 gradients\n" in error.report
     (missing,) = missing_in(error.report)
     assert missing.startswith("tower 1 ")
 

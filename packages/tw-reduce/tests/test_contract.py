@@ -230,7 +230,7 @@ def test_what_differs_in_the_run_is_told_with_tensors_and_shapes(mode):
     assert re.search(
         r"\[The gradients at position [01] must have one shape over all towers; check "
         r"that every tower lists its variables in the same order\. "
-        r"Tensors Identity\w*:0, Identity\w*:0 came with\] "
+        r"Tensors Identity\w*:0, Identity\w*:0 had shapes\] "
         r"\[tower 0:\] \[(5|3)\] \[tower 1:\] \[(5|3)\]",
         str(caught.value),
     )

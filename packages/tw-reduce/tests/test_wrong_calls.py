@@ -310,7 +310,7 @@ OTHERS = {
         ([[], []], ValueError, "No gradient at all, from 2 towers"),
         (
             Late(lambda: [[pair("v")], [pair()]]),
-            *(ValueError, "is a variable of their own"),
+            *(ValueError, "is a separate variable"),
         ),
         (
             Late(lambda: [[(tf.constant([True, False]), pair()[1])]]),

@@ -53,7 +53,7 @@ def test_towers_that_differ_in_their_variables_are_refused():
             pairs = super().gradients(optimizer)
             return pairs * (2 if "CPU:1" in self.loss.device else 1)
 
-    with pytest.raises(ValueError, match=r"w comes \[1, 2\] times in towers 0..1"):
+    with pytest.raises(ValueError, match=r"w occurs \[1, 2\] times in towers 0..1"):
         make(Uneven)
 
 

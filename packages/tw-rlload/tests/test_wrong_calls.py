@@ -222,14 +222,18 @@ OTHERS = {
             {"optimizer": sgd()},
             *(TypeError, "SGD, a Keras 3 optimizer, does not work"),
         ),
-        ({"devices": []}, ValueError, "devices must hold at least one of"),
+        ({"devices": []}, ValueError, "devices must be a non-empty list of"),
         ({"devices": ["/cpu:zero"]}, ValueError, "is not a TensorFlow device string"),
         (
             {"devices": ["/cpu:0", "/cpu:1", "/device:CPU:0"]},
             ValueError,
             "passed twice",
         ),
-        ({"input_placeholders": []}, ValueError, "input_placeholders must hold"),
+        (
+            {"input_placeholders": []},
+            ValueError,
+            "input_placeholders must be a non-empty",
+        ),
         ({"input_placeholders": [X]}, TypeError, "got ['ndarray']"),
         (
             {"input_placeholders": [elsewhere(lambda: placeholder(name="other"))]},

@@ -510,7 +510,7 @@ def test_a_report_tells_what_every_replica_is_inside_of(chief, says):
         f"{says}; heard 12.0 s ago"
     )
     assert missing_in(error.report) == [computes]
-    assert "for what  the end of round 7 (step 37)" in error.report
+    assert "waits for the end of round 7 (step 37)" in error.report
     assert "arrived   replica 0, replica 1\n" in error.report
     assert "replica 1: arrived in round 7, 9.0 s ago; heard 0.0 s" in error.report
     left = dataclasses.replace(read, left=(1,), evicted=(2,), arrived=(0,), joined=())

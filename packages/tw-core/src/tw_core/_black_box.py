@@ -1,4 +1,4 @@
-"""The last events of a task, and the report that a deadline's error carries.
+"""The last events of a task, and the report attached to a deadline error.
 
 Code that bounds a wait keeps a ``Recorder`` of what began, arrived and ended, and of
 what is still open. It costs less than a microsecond per event. When a wait misses its
@@ -13,9 +13,8 @@ The file is in the folder that the environment variable ``TW_REPORTS`` names, by
 ``tw-reports`` in the working directory; none is written if the variable is empty. A
 process keeps at most ``MOST_FILES``: its first reports, and its latest.
 
-A report has none of the program's values: no environment, no arguments, no locals. It
-does have the names and addresses of tasks, and the names of functions that threads are
-in.
+A report contains none of the program's values: no environment, arguments or locals. It
+does contain the names and addresses of tasks, and the functions that threads are in.
 
 Nothing here needs TensorFlow, or starts its runtime.
 """
@@ -54,9 +53,9 @@ __all__ = [
 ]
 
 KEPT = 100
-"""Events that a recorder keeps."""
+"""Number of events that a recorder keeps."""
 MOST_FILES = 5
-"""Files that a process writes at most: later reports overwrite the last one."""
+"""Most files that a process writes; later reports overwrite the last one."""
 
 _FRAMES = 6
 _THREADS = 40
@@ -72,7 +71,7 @@ class DeadlineError(TimeoutError):
 
     Attributes:
       report: where each tower and task was; empty if no report was made.
-      report_path: the file that it was written to; None where there is none.
+      report_path: the file that it was written to; None if it was not written.
     """
 
     report: str = ""
@@ -86,11 +85,11 @@ class Event(NamedTuple):
     kind: str  # "began", "ended", "arrived" or another verb
     who: str  # "tower 1", "replica 0", "rank 2"
     what: str  # the step, round, collective or load
-    number: int | None  # which one of these; None if they are not numbered
+    number: int | None  # of the step, round, ...; None if they are not numbered
 
 
 class Open(NamedTuple):
-    """Something that has begun and not ended; otherwise as an event."""
+    """Something that has begun and not ended; the other fields are an event's."""
 
     since_s: float  # when it began, in seconds of time.monotonic
     who: str
@@ -183,12 +182,12 @@ class Wait:
 
     Attributes:
       who: the waiter.
-      what: the round, collective, step or load whose end it waits for.
+      what: the round, collective, step or load that it waits for.
       waited_s: how long it waited.
       deadline_s: how long it may wait.
       arrived: names of those that have arrived.
-      missing: those that have not, and what is known of each, by name.
-      states: where the others are known to be, by name.
+      missing: the last known state of each that has not arrived, by name.
+      states: the last known states of the others, by name.
     """
 
     who: str
@@ -201,16 +200,16 @@ class Wait:
 
 
 def report(wait: Wait, recorder: Recorder, *, message: str = "") -> str:
-    """Describes a wait that has missed its deadline, and everything known around it.
+    """Describes a wait that has missed its deadline, and the state of this process.
 
     Args:
       wait: the wait.
-      recorder: the waiter's; the others of this process follow.
-      message: of the error.
+      recorder: the waiter's; the process's other recorders follow.
+      message: the error's message.
 
     Returns:
-      Lines of text: the wait, where each was, the last events, threads, versions,
-      devices.
+      Lines of text: the wait, where the others were, the last events, threads,
+      versions, devices.
 
     Raises:
       TypeError: ``wait`` is not a ``Wait``, or ``recorder`` not a ``Recorder``.
@@ -261,12 +260,12 @@ def report(wait: Wait, recorder: Recorder, *, message: str = "") -> str:
 def add_report(error: _E, wait: Wait, recorder: Recorder, *, text: str = "") -> _E:
     """Adds a report to an error, and writes it to a file.
 
-    Failures in here are not raised: the error is what matters.
+    Failures in here are not raised: they would hide the error.
 
     Args:
       error: about to be raised; gets ``report``, ``report_path`` and a note with the
         path.
-      wait: the wait that it is about.
+      wait: the wait that missed its deadline.
       recorder: the waiter's.
       text: the text that ``report`` returned for it; empty to make it now.
 
@@ -283,7 +282,7 @@ def add_report(error: _E, wait: Wait, recorder: Recorder, *, text: str = "") -> 
         path, where = _write(text, recorder.task)
     error.report, error.report_path = text, path  # type: ignore[attr-defined]
     error.add_note(where)
-    if path is not None:  # In case the error is lost on its way, as in a session's op.
+    if path is not None:  # In case the error gets lost, as in a session's op.
         _log.warning("%s", where)
     return error
 
@@ -292,7 +291,7 @@ def _write(text: str, task: str) -> tuple[Path | None, str]:
     """Writes a report; returns its path, and a sentence for the error's note."""
     named = os.environ.get("TW_REPORTS", "tw-reports")
     if not named:
-        return None, "What hung, and who had arrived, is in the error's `report`."
+        return None, "The error's `report` says what hung and who had arrived."
     name = re.sub(r"[^a-z0-9]+", "-", task.lower()).strip("-")[:60]
     number = min(next(_files), MOST_FILES)
     path = Path(named).absolute() / f"{name}-{os.getpid()}-{number}.txt"
@@ -301,22 +300,22 @@ def _write(text: str, task: str) -> tuple[Path | None, str]:
         path.write_text(text)
     except OSError as failure:
         return None, (
-            "What hung, and who had arrived, is in the error's `report`; it could not "
-            f"be written to {path} ({failure.strerror or failure}): set TW_REPORTS to "
+            "The error's `report` says what hung and who had arrived; it could not be "
+            f"written to {path} ({failure.strerror or failure}): set TW_REPORTS to "
             "another folder."
         )
-    return path, f"What hung, and who had arrived: {path} (paste it into an issue)."
+    return path, f"Report of the hang: {path} (paste it into an issue)."
 
 
 def _about(wait: Wait, message: str, at: float) -> list[str]:
     began = _stamp(at - wait.waited_s)
     lines = [
-        f"who       {wait.who}",
-        f"for what  {wait.what}",
+        f"waiter    {wait.who}",
+        f"waits for {wait.what}",
         f"since     {began}: {wait.waited_s:.1f} s; deadline {wait.deadline_s:g} s",
-        f"arrived   {', '.join(wait.arrived) or 'nobody'}",
+        f"arrived   {', '.join(wait.arrived) or 'none'}",
     ]
-    missing = [f"{who}: {state}" for who, state in wait.missing.items()] or ["nobody"]
+    missing = [f"{who}: {state}" for who, state in wait.missing.items()] or ["none"]
     lines += [f"missing   {line}" for line in missing]
     return lines + [f"error     {line}" for line in message.splitlines()]
 
@@ -382,7 +381,7 @@ def _devices() -> list[str]:
 
     names = devices_of_runtime()
     if names is None:
-        return [*lines, "TensorFlow's eager runtime has not started: it has no devices"]
+        return [*lines, "TensorFlow's eager runtime has not started, so has no devices"]
     return lines + names
 
 

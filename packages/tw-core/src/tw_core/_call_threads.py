@@ -1,8 +1,8 @@
-"""Calls in a thread of their own, which the caller can leave behind.
+"""Calls in a separate thread, which the caller can abandon.
 
 Python cannot interrupt a call inside TensorFlow. So a call that may hang is made in
-another thread; the caller waits for the answer in Python, looks around now and then,
-and leaves the call behind when waiting has become pointless.
+another thread; the caller waits for the answer in Python, checks from time to time
+whether waiting still makes sense, and abandons the call if not.
 """
 
 import threading
@@ -23,7 +23,7 @@ class CallThread:
     """A thread that makes one call after the other.
 
     Attributes:
-      is_abandoned: whether a call was left behind in it; it makes no other.
+      is_abandoned: whether a call was abandoned; the thread makes no more calls.
       has_ended: whether ``end`` was called.
     """
 
@@ -33,7 +33,7 @@ class CallThread:
         """Starts the thread, which ends with this object or the process.
 
         Args:
-          name: of the thread.
+          name: the thread's name.
           surroundings: a context that the thread enters first.
 
         Raises:
@@ -58,8 +58,8 @@ class CallThread:
 
         Args:
           call: takes no arguments.
-          check: called after ``after_s``; raises to leave the call behind, or returns
-            the seconds until it is to be called again.
+          check: called after ``after_s``; raises to abandon the call, or returns the
+            seconds until its next call.
           after_s: seconds.
 
         Returns:
@@ -107,14 +107,14 @@ class CallThread:
         return future
 
     def end(self) -> None:
-        """Ends the thread after the calls so far, unless one was left behind."""
+        """Ends the thread after the calls so far, unless one was abandoned."""
         if not (self.is_abandoned or self.has_ended):
             self.has_ended = True
             self._calls.put(None)
 
     def _put(self, call: Callable[[], Any], answer: Callable[[Any], None]) -> None:
         if self.is_abandoned or self.has_ended:
-            why = "an earlier call was left behind" if self.is_abandoned else "it ended"
+            why = "an earlier call was abandoned" if self.is_abandoned else "it ended"
             raise RuntimeError(f"CallThread: takes no more calls: {why}; make another.")
         self._calls.put((call, answer))
 
@@ -145,5 +145,5 @@ def _serve(calls: _Calls, surroundings: AbstractContextManager[Any]) -> None:
             except BaseException as error:
                 done = None, error
             answer(done)
-            # They may hold a session or an error that are to be freed.
+            # These may keep a session or an error alive.
             del asked, call, answer, done

@@ -2,8 +2,8 @@
 
 A check takes the argument by its own name, as in
 ``check_whole_number(below=below, at_least=0)``, and returns the value. The message
-begins with that name, says what was expected, and shows the value passed. Which
-function refused it, the traceback says. Nothing here needs TensorFlow.
+begins with that name, says what was expected, and shows the value passed. The traceback
+shows the function that refused it. Nothing here needs TensorFlow.
 """
 
 import math
@@ -134,7 +134,7 @@ def check_kind(kind: type | UnionType, wanted: str, **argument: Any) -> Any:
 
     Args:
       kind: a class, or a union of classes, as in ``Path | None``.
-      wanted: what it is, for the message.
+      wanted: a description of the class, for the message.
       **argument: the one argument to check, as ``name=value``.
 
     Raises:
@@ -180,7 +180,7 @@ def check_list(
     """Refuses anything but a sequence; strings are refused too.
 
     Args:
-      of: what it holds, for the message.
+      of: a word for its items, for the message.
       empty: whether a sequence without items is allowed.
       **argument: the one argument to check, as ``name=value``.
 
@@ -195,7 +195,7 @@ def check_list(
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise TypeError(f"{name} must be a list of {of}; got {_described(value)}.")
     if not value and not empty:
-        raise ValueError(f"{name} must hold at least one of {of}; got an empty list.")
+        raise ValueError(f"{name} must be a non-empty list of {of}; got {value!r}.")
     return value
 
 
@@ -203,7 +203,7 @@ def check_nested(*, of: str = "items", **argument: Any) -> Sequence[Sequence[Any
     """Refuses anything but a sequence with one sequence per tower, each of any length.
 
     Args:
-      of: what the inner ones hold, for the message.
+      of: a word for the inner items, for the message.
       **argument: the one argument to check, as ``name=value``.
 
     Raises:
@@ -223,8 +223,8 @@ def check_nested(*, of: str = "items", **argument: Any) -> Sequence[Sequence[Any
     ]
     if others:
         raise TypeError(
-            f"{wanted} something else for towers {', '.join(others)}. A single tower "
-            "is a list in a list."
+            f"{wanted} something else for towers {', '.join(others)}. Pass a single "
+            "tower's list in a list."
         )
     return value
 
@@ -234,8 +234,8 @@ def refusing_unknown(
 ) -> Callable[[str], object]:
     """Makes a module refuse unknown names as Python does, with "Did you mean".
 
-    What a module beside the package's ``__init__``, as ``internal`` is, loads on first
-    use is stored on that module, and not on the package.
+    Names that a module other than the package's ``__init__``, such as ``internal``,
+    loads on first use are stored on that module, not on the package.
 
     Args:
       module: the module's name.
@@ -256,7 +256,7 @@ def refusing_unknown(
             message = f"module {module!r} has no attribute {name!r}"
             raise AttributeError(message, name=name, obj=own) from None
         package = own.__package__
-        if package and package != module:  # on which lazy_loader stores what it loads
+        if package and package != module:  # where lazy_loader stores what it loads
             vars(sys.modules[package]).pop(name, None)
             vars(own)[name] = found
         return found

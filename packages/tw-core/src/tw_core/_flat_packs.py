@@ -4,9 +4,9 @@ The cost of a small tensor is its dispatch or its message, not its bytes: joined
 cost no more than one. The caller, who knows the cost of a copy, decides which tensors
 to join; ``PackPlan`` holds the decision as plain data.
 
-Parts of a flat tensor that are joined again are that tensor: so a pack that was joined
-in one function and is cut in another travels between them as it is, even where its
-parts are used. The operations that cut it are then unused, and TensorFlow removes them.
+Joining all parts of a flat tensor again returns that tensor. So a pack that is joined
+in one function and cut in another is passed between them whole, even where its parts
+are used. The operations that cut it are then unused, and TensorFlow removes them.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -33,16 +33,16 @@ __all__ = [
     "whole_of_parts",
 ]
 
-# Elements; from here on a pack costs more than the message or the op that it saves.
+# Elements; above this, a pack costs more than the message or the op that it saves.
 PACKED_BELOW = 4_096
-_PACKED_BELOW_ON_GPUS = 65_536  # of one first look, on an H100 as two logical GPUs
-# So many tensors TensorFlow joins at once on a GPU; fewer it copies one by one.
+_PACKED_BELOW_ON_GPUS = 65_536  # measured once, on an H100 as two logical GPUs
+# On a GPU TensorFlow joins this many tensors or more at once, fewer one by one.
 _JOINED_AT_ONCE = 16
-_FEWEST_REPEATED = 4  # To join so few at once would take as many launches.
+_FEWEST_REPEATED = 4  # Joining this few at once would take as many launches.
 
 
 def packed_below(devices: Sequence[str]) -> int:
-    """Returns the number of elements from which on tensors of devices stay alone.
+    """Returns the size in elements from which tensors on these devices stay alone.
 
     >>> from tw_core.internal import packed_below
     >>> packed_below(["/gpu:0", "/gpu:1"]), packed_below(["/cpu:0"]), packed_below([])
@@ -88,8 +88,8 @@ def plan_packing(keys: Sequence[Hashable | None]) -> PackPlan:
     """Groups tensors with equal keys into packs.
 
     Args:
-      keys: [N], what tensors must have in common to share a pack, such as a dtype, or
-        dtype and server; None for a tensor that stays alone.
+      keys: [N]; tensors with equal keys, such as a dtype, or dtype and server, share a
+        pack; None for a tensor that stays alone.
 
     Returns:
       The plan, in which every position occurs once. Packs are in the order of their
@@ -130,11 +130,11 @@ def join_flat(tensors: Sequence[tf.Tensor], *, narrow: bool = False) -> tf.Tenso
     Args:
       tensors: of one dtype and of any shapes, known or not; at least one.
       narrow: whether tensors that were all widened from one dtype are joined in that
-        dtype and widened afterwards, so that fewer bytes travel to the device in scope.
+        dtype and widened afterwards, so that fewer bytes reach the device in scope.
 
     Returns:
       [total number of elements], on the device in scope. A single tensor of rank 1 is
-      returned as it is, and so is what ``cut_flat`` cut into just these tensors.
+      returned as it is; so is a tensor that ``cut_flat`` cut into exactly these.
 
     Raises:
       ValueError: no tensor.
@@ -150,7 +150,7 @@ def join_flat(tensors: Sequence[tf.Tensor], *, narrow: bool = False) -> tf.Tenso
 
 
 def _concat(flat: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Concatenates; few tensors on a GPU with the smallest repeated, and cut off."""
+    """Concatenates; on a GPU, few tensors with the smallest repeated, then cut off."""
     sizes = [tensor.shape.num_elements() for tensor in flat]
     filled = [size for size in sizes if size]
     is_few = _FEWEST_REPEATED < len(filled) < _JOINED_AT_ONCE
@@ -173,7 +173,7 @@ def _is_gpu(device: str) -> bool:
 
 @without_autograph
 def cut_flat(flat: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
-    """Cuts a flat tensor into tensors of given shapes; undoes ``join``.
+    """Cuts a flat tensor into tensors of given shapes; undoes ``join_flat``.
 
     Args:
       flat: of rank 1, with as many elements as the shapes; its static size may be
@@ -185,7 +185,7 @@ def cut_flat(flat: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
       One tensor per shape, on the device in scope.
 
     Raises:
-      ValueError: no shapes, or some that are not fully known, which are named.
+      ValueError: no shapes, or some that are not fully known; these are named.
     """
     known = [tf.TensorShape(shape) for shape in shapes]
     unknown = [f"{n} is {s}" for n, s in enumerate(known) if not s.is_fully_defined()]
@@ -203,7 +203,7 @@ def cut_flat(flat: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
 
 
 def _pieces(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Flattens tensors; parts of one that follow each other become a piece of it."""
+    """Flattens tensors; consecutive parts of one flat tensor become a slice of it."""
     runs: list[list[tf.Tensor]] = []
     last = None
     for tensor in tensors:
@@ -230,7 +230,7 @@ def _piece(run: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _part(tensor: tf.Tensor) -> Any:
-    """Returns which output of a split of a flat tensor a tensor is, or None."""
+    """Returns the output of a flat tensor's split that a tensor is, or None."""
     graph = getattr(tensor, "graph", None)  # An eager tensor has none.
     if graph is None or graph is not tf.compat.v1.get_default_graph():
         return None
@@ -246,10 +246,10 @@ def _part(tensor: tf.Tensor) -> Any:
 def whole_of_parts(
     rows: Sequence[Sequence[tf.Tensor]],
 ) -> tuple[list[list[tf.Tensor]], Callable[[Sequence[Any]], list[Any]]]:
-    """Replaces parts by the flat tensors that ``cut_flat`` cut into just these.
+    """Replaces parts by the flat tensors that ``cut_flat`` cut into exactly these.
 
-    Returns [K][M] tensors for [K][N], where all rows are made of parts in one way, and
-    what makes N of M, in the scope in which it is called.
+    Returns [K][M] tensors for [K][N], if all rows consist of parts in the same way, and
+    a function that makes N of M again, in the scope in which it is called.
     """
     parts = [list(map(_part, row)) for row in rows]
     places = [_places(own) for own in parts]
@@ -275,7 +275,7 @@ def whole_of_parts(
 
 
 def _places(parts: Sequence[Any]) -> list[tuple[int, ...] | None]:
-    """Returns [N]: which flat tensor, which part of it and how large; else None.
+    """Returns [N] (number of the flat tensor, number of the part, its size), or None.
 
     None for a tensor that is not a part, and where other parts of its flat tensor are
     missing.
@@ -296,9 +296,9 @@ def _places(parts: Sequence[Any]) -> list[tuple[int, ...] | None]:
 def map_flat(
     fn: Callable[[tf.Tensor], tf.Tensor], tensors: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Applies what works element by element to tensors of one device, where they are.
+    """Applies an elementwise function to tensors of one device, on that device.
 
-    Parts of a pack are mapped as one.
+    The parts of a pack are mapped together.
     """
     if not tensors:
         return []
@@ -308,7 +308,7 @@ def map_flat(
 
 
 def is_small(tensor: Any, device: str = "") -> bool:
-    """Returns whether a tensor of a device is known to be small enough for packs."""
+    """Returns whether a tensor on a device is known to be small enough for packs."""
     count = tensor.shape.num_elements()
     return count is not None and count < packed_below([device])
 
@@ -333,11 +333,11 @@ def pack_tensors(tensors: Sequence[Any], plan: PackPlan) -> list[Any]:
 def unpack_tensors(
     packed: Sequence[Any], plan: PackPlan, shapes: Sequence[Any]
 ) -> list[Any]:
-    """Cuts packs up again; undoes ``pack``.
+    """Cuts packs up again; undoes ``pack_tensors``.
 
     Args:
-      packed: the result of ``pack``, or tensors of the same shapes.
-      plan: the plan that ``pack`` was given.
+      packed: the result of ``pack_tensors``, or tensors of the same shapes.
+      plan: the plan that ``pack_tensors`` was given.
       shapes: [N] of all tensors; those in packs are fully known.
 
     Returns:

@@ -1,19 +1,19 @@
-"""Which mode is being built, answered once for all packages.
+"""The mode in which ops are being built: eager, a session graph or a function.
 
 A session graph is a ``tf.Graph`` that a session will run. A function graph is
 being traced for a ``tf.function``, at any depth of nested functions, unless the
 outermost graph is a session graph: then the function's body belongs to that graph.
 So ``tf.inside_function()``, which is also True in a ``tf.cond`` branch of a session
-graph, answers neither question.
+graph, cannot tell the two apart.
 
-Whether effects take place by themselves is a separate question: inside a
+Whether effects run without being fetched is a separate question: inside a
 ``tf.function`` TensorFlow orders the assignments of a trace, while in a session
 graph (its branches and loops included) and in ``wrap_function`` an op runs only if it
 is fetched or depended on.
 
-AutoGraph rewrites every function that a ``tf.function`` calls, library code included:
-needlessly, and at the cost of seconds in the first trace. ``without_autograph`` leaves
-a function as it is written.
+AutoGraph rewrites every function that a ``tf.function`` calls. For library code this is
+unnecessary, and costs seconds in the first trace. ``without_autograph`` leaves a
+function as it is written.
 """
 
 from collections.abc import Callable
@@ -47,12 +47,12 @@ def builds_session_graph() -> bool:
 
 
 def check_session_graph(what: str, *, instead: str, in_bodies: bool = True) -> None:
-    """Refuses to build anywhere but in a graph that a session runs.
+    """Raises unless ops are being built in a graph that a session runs.
 
     Args:
       what: the subject of the message, such as a class.
       instead: a sentence that says what to do.
-      in_bodies: whether branches, loops and functions of such a graph will do.
+      in_bodies: whether branches, loops and functions of such a graph are allowed.
 
     Raises:
       RuntimeError: in eager mode, in a ``tf.function``, or in a body.
@@ -84,7 +84,7 @@ def traces_function() -> bool:
 
 
 def orders_effects() -> bool:
-    """Returns whether assignments made now take place by themselves, in program order.
+    """Returns whether assignments made now run automatically, in program order.
 
     Returns:
       True in eager mode and in the body of a ``tf.function``, its branches and loops
@@ -95,8 +95,8 @@ def orders_effects() -> bool:
     if tf.executing_eagerly():
         return True
     graph = tf.compat.v1.get_default_graph()
-    # TensorFlow has no public name for this; where the attribute is missing, effects
-    # are assumed to need a dependency, which is correct either way.
+    # TensorFlow has no public name for this. Without the attribute, effects are assumed
+    # to need a dependency, which is correct in either case.
     return bool(getattr(graph, "_add_control_dependencies", False))
 
 

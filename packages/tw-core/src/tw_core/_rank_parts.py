@@ -1,8 +1,8 @@
-"""Parts of flat tensors that belong to one rank each, by any group of ranks.
+"""Reduce-scatter and all-gather of flat tensors, for any group of ranks.
 
-A group that has ``reduce_scatter`` and ``all_gather`` runs them; of others, ``sum``
-adds all parts, or each rank's among zeros. Long parts travel in pieces, one after the
-other: an exchange copies what it sends several times.
+A group that has ``reduce_scatter`` and ``all_gather`` runs them; in any other, ``sum``
+adds all parts, or each rank's part padded with zeros. Long parts are sent in pieces,
+one after the other, since an exchange copies its input several times.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ import tensorflow as tf
 from tw_core.ranks import RankGroup, ScatteringGroup
 
 _NARROW = ("float16", "bfloat16")
-_PIECE = 1 << 22  # elements of each rank
+_PIECE = 1 << 22  # elements per rank
 
 
 def reduce_scatter(group: RankGroup, parts: Sequence[Any], *, name: str) -> Any:

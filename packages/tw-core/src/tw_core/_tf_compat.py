@@ -63,7 +63,7 @@ def control_flow_context(graph: tf.Graph) -> object:
 
 
 class _PartOfGraph:
-    """Some operations of a function's graph, as if they were all that it has."""
+    """Some operations of a function's graph, presented as a whole graph."""
 
     _output_names = None
 
@@ -78,7 +78,7 @@ class _PartOfGraph:
         self._graph, self._operations = graph, operations
         self.inputs, self.outputs = list(inputs), list(outputs)
         self.control_outputs = list(effects)
-        # What the whole captured is among the inputs.
+        # Tensors that the whole graph captured are among the inputs.
         self.function_captures = func_graph.FuncGraph(graph.name).function_captures
 
     def get_operations(self) -> Sequence[tf.Operation]:
@@ -100,9 +100,9 @@ def function_of_part(
 ) -> Callable[..., Sequence[tf.Tensor]]:
     """Makes a function of some operations of a function's graph, which stay there.
 
-    ``operations`` are in the order of building, ``inputs`` tensors of others that they
-    use; ``effects`` run in every call. They keep their names, devices and stack traces.
-    Control inputs from operations outside the part are removed for good. The
+    ``operations`` are in build order, ``inputs`` are tensors of others that they use;
+    ``effects`` run in every call. They keep their names, devices and stack traces.
+    Control inputs from operations outside the part are removed permanently. The
     function's results cannot be differentiated.
     """
     own = set(operations)
@@ -138,8 +138,8 @@ def _optimized_by_caller() -> Iterator[None]:
     """Keeps the runtime from optimizing a called function again on every device.
 
     Grappler optimizes the functions that a function calls together with the caller,
-    once. A call that is not inlined has its function optimized again when it first
-    runs, for each device, which took half of a first step and changed no later one.
+    once. For a call that is not inlined the function is optimized again at its first
+    run, for each device, which took half of a first step and made no later one faster.
     """
     runtime = context.context()
     options = runtime.function_call_options
@@ -174,15 +174,15 @@ def spec_of_handle(handle: tf.Tensor) -> tuple[tf.TensorShape, tf.DType]:
 
 
 def unnoticed_variable(value: tf.Tensor, shape: tf.TensorShape) -> tf.Variable:
-    """Makes a variable of which a function being traced does not know.
+    """Makes a variable that the function being traced does not notice.
 
-    TensorFlow traces functions again that make variables, and then refuses to make any.
+    TensorFlow traces a function that makes variables again, and then refuses new ones.
     """
     return resource_variable_ops.ResourceVariable(value, trainable=False, shape=shape)
 
 
 def written_by(op: tf.Operation) -> list[tf.Tensor]:
-    """Returns the resources among an operation's inputs that it may write."""
+    """Returns the resources among an operation's inputs that it may write to."""
     if not any(tensor.dtype == tf.resource for tensor in op.inputs):
         return []
     _, writes = auto_control_deps_utils.get_read_write_resource_inputs(op)
@@ -196,7 +196,7 @@ def read_only_inputs(graph: tf.Graph) -> list[tf.Tensor]:
 
 
 def captured_from(graph: tf.Graph) -> dict[int, tf.Tensor]:
-    """Maps the id of each tensor that a function captured to the one outside."""
+    """Maps the id of each captured tensor in a function to the tensor outside."""
     pairs = getattr(graph, "captures", ())
     return {id(inside): outside for outside, inside in pairs}
 
@@ -210,7 +210,7 @@ _FUNCTIONS = {
 def functions_of(op: tf.Operation) -> list[Any]:
     """Returns the graphs of the function that an op calls, or of its branches.
 
-    Their inputs are the last ones of the op. Empty where one is not known.
+    Their inputs are the last ones of the op. Empty if one of them is unknown.
     """
     if op.type in ("Case", "StatelessCase"):
         named = op.get_attr("branches")
@@ -239,9 +239,9 @@ def in_xla_context(graph: tf.Graph) -> bool:
 
 @cache
 def compiled_types() -> frozenset[str]:
-    """Lists the types of operations that XLA compiles; none where that is unknown."""
+    """Lists the types of operations that XLA compiles; empty where unknown."""
     with tf.init_scope(), tf.device("/cpu:0"):
-        # XLA adds its kernels as it first compiles.
+        # XLA registers its kernels when it first compiles.
         tf.function(lambda: tf.zeros([]), autograph=False, jit_compile=True)()
     every = get_all_registered_kernels().kernel
     return frozenset(own.op for own in every if own.device_type == "XLA_CPU_JIT")
@@ -262,7 +262,7 @@ def set_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
 
 
 def set_seed(op: tf.Operation, seed: int) -> None:
-    """Replaces the seed of its own that a random op has."""
+    """Replaces a random op's own seed, ``seed2``."""
     op._set_attr("seed2", attr_value_pb2.AttrValue(i=seed))
 
 
@@ -305,11 +305,11 @@ _users: list[object] = []  # of the replacements
 
 @contextmanager
 def replaced_bodies(*wrappers: Callable[..., Any]) -> Iterator[None]:
-    """Calls wrappers in place of ``tf.cond`` and of functions, in every thread.
+    """Replaces ``tf.cond`` and calls of functions by wrappers, in every thread.
 
-    Each takes TensorFlow's own as its first argument. TensorFlow offers no way to learn
-    of a body before it is traced. The last of those who replace puts back what was
-    there; the wrappers of all must be the same ones.
+    Each wrapper takes TensorFlow's function as its first argument. TensorFlow has no
+    hook that runs before a body is traced. The last user to exit restores the
+    originals; all users must pass the same wrappers.
     """
     me = object()
     with _replacing:
@@ -337,9 +337,9 @@ def _around(own: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..
 
 @contextmanager
 def apart_from_other_traces() -> Iterator[None]:
-    """Has functions traced again that were traced elsewhere for the same arguments.
+    """Makes functions trace again that were traced elsewhere for the same arguments.
 
-    TensorFlow keeps traces apart where a device function is open.
+    TensorFlow caches traces separately where a device function is open.
     """
     graph = tf.compat.v1.get_default_graph()
     with nullcontext() if tf.executing_eagerly() else graph.device(_own_device):
@@ -351,11 +351,11 @@ def _own_device(op: tf.Operation) -> str:
 
 
 def inlined(function: Any) -> Callable[..., Any]:
-    """Returns what a ``tf.function`` calls, converted by AutoGraph as it would be."""
+    """Returns a ``tf.function``'s Python function, converted by AutoGraph if it is."""
     plain: Callable[..., Any] = function.python_function
     if not function._autograph:
         return plain
-    # A bound method's function is another one from its first trace on: converted.
+    # From its first trace on, a bound method's function is a converted one.
     converted = autograph_util.py_func_from_autograph(plain)
 
     def call(*arguments: Any, **named: Any) -> Any:
@@ -366,7 +366,7 @@ def inlined(function: Any) -> Callable[..., Any]:
 
 
 def outermost_function_graph() -> tf.Graph:
-    """Returns the graph of the trace in progress, whatever body is being built."""
+    """Returns the graph of the trace in progress, even while a body is built."""
     graph = tf.compat.v1.get_default_graph()
     while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
         graph = graph.outer_graph

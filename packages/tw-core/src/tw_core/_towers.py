@@ -140,19 +140,19 @@ def map_towers(
     alone, and each tower calls that trace with its own tensors and variables: a step of
     many towers starts as fast as one of few. The variables of tower k are found in item
     k of ``per_tower``: in Keras models and optimizers, ``tf.Module``s, variables, and
-    nests of them. Python code of ``fn`` runs once; what differs between towers, such as
-    ``tower.index``, must be passed as a tensor. Gradients are taken inside ``fn``.
+    nests of them. Python code of ``fn`` runs once; values that differ between towers,
+    such as ``tower.index``, must be passed as tensors. Take gradients inside ``fn``.
 
     Args:
       fn: takes the tower, then one item of each of ``per_tower``.
       towers: K towers.
       *per_tower: sequences of length K; item k goes to tower k.
       trace: ``"each"`` or ``"once"``.
-      inline: with ``trace="once"``, whether TensorFlow may replace the towers' calls by
-        what they do, which shortens the step of small functions and lengthens the
-        start of large ones; None to decide by the number of operations.
-      jit_compile: with ``trace="once"``, whether XLA compiles what each tower does on
-        its device. Variables of other devices are read before.
+      inline: with ``trace="once"``, whether TensorFlow may inline the towers' calls,
+        which shortens the step of small functions and lengthens the start of large
+        ones; None to decide by the number of operations.
+      jit_compile: with ``trace="once"``, whether XLA compiles each tower's call for its
+        device. Variables of other devices are read before the call.
 
     Returns:
       The K results, tower 0 first.
@@ -163,9 +163,9 @@ def map_towers(
         process does not have; or towers whose sums over towers do not match. With
         ``trace="once"`` also variables that differ in number, shape, dtype or
         trainability, other Python values that differ, a variable that ``fn`` writes
-        and no tower was given, a tensor from outside that belongs to some towers, or
-        the index or name of a tower that ``fn`` reads. ``jit_compile`` without it, or
-        with variables of other devices that ``fn`` does more with than read.
+        and no tower was given, a tensor from outside that belongs to only some towers,
+        or if ``fn`` reads a tower's index or name. ``jit_compile`` without it, or with
+        variables of other devices that ``fn`` does not only read.
       TypeError: an item of ``towers`` is not a ``Tower``, ``fn`` is not a function,
         or an item of ``per_tower`` is not a sequence.
       RuntimeError: ``trace="once"`` outside of ``tf.function``.
@@ -183,8 +183,8 @@ def map_towers(
         converted = tf.__internal__.autograph.tf_convert(fn, context)
 
         def call(*arguments: Any) -> _T:
-            # A lambda of a converted function counts as converted itself, and leaves
-            # what it calls as it is unless AutoGraph is on.
+            # A lambda of a converted function counts as converted itself, and its
+            # callees are converted only if AutoGraph is on.
             with context:
                 return cast(_T, converted(*arguments))
 
@@ -215,7 +215,7 @@ def _call_once(
 
 
 class _AnyTower(Tower):
-    """What a function sees of its tower while it is traced for all of them."""
+    """The tower that a function sees while it is traced for all towers."""
 
     def __init__(self, total: int) -> None:
         object.__setattr__(self, "total", total)
@@ -224,7 +224,7 @@ class _AnyTower(Tower):
         if name in ("index", "device", "name", "is_main", "scope"):
             raise ValueError(
                 f"map_towers: the function reads tower.{name} while it is traced once "
-                "for all towers; pass what differs between towers as tensors, such as "
+                "for all towers; pass values that differ between towers as tensors: "
                 "[tf.constant(tower.index) for tower in towers], or use trace='each'."
             )
         return super().__getattribute__(name)
@@ -302,7 +302,7 @@ def _check_calls(
     check_flag(jit_compile=jit_compile)
     if jit_compile and trace != "once":
         raise ValueError(
-            "map_towers: jit_compile=True compiles what is traced for all towers; add "
+            "map_towers: jit_compile=True compiles a trace for all towers only; add "
             "trace='once', or have fn call tf.function(..., jit_compile=True) itself."
         )
     others = [items for items in per_tower if not _has_items(items)]

@@ -5,8 +5,8 @@ Keras 3 variable holds one. Reference variables, the older kind, return with
 ``disable_v2_behavior()``; device setters, local variables and copies would
 silently mishandle them, so they are refused by name.
 
-An op that uses a variable runs on the variable's device, whatever device it
-requests. Device functions assign it that device: ``tf.gradients`` with
+An op that uses a variable runs on the variable's device, no matter which device
+it requests. Device functions assign it that device: ``tf.gradients`` with
 ``colocate_gradients_with_ops`` ties the gradient of a gather to the gather by
 name, and a session without soft placement refuses two devices for one group.
 """
@@ -113,7 +113,7 @@ def refuse_reference_variables(variables: Iterable[Any]) -> None:
 
 
 def make_local(variable: tf.Variable) -> None:
-    """Moves a new variable from the global collection to the local one, if it is there.
+    """Moves a new variable, if it is in the global collection, to the local one.
 
     Refuses reference variables. Variables outside of session graphs stay as they are.
     """
@@ -123,7 +123,7 @@ def make_local(variable: tf.Variable) -> None:
         return
     keys = tf.compat.v1.GraphKeys
     collection = graph.get_collection_ref(keys.GLOBAL_VARIABLES)
-    # From the end, where a new variable is; `remove` would compare elementwise.
+    # From the end, where new variables are; `remove` would compare elementwise.
     for i in reversed(range(len(collection))):
         if collection[i] is variable:
             del collection[i]

@@ -1,6 +1,6 @@
-"""What the packages on top need of tw-core: checks, modes, gradients, traces, packs.
+"""Names that the packages on top need: checks, modes, gradients, traces, packs.
 
-For the packages of this repository alone: any of it may change in a minor version.
+For the packages of this repository only: any name may change in a minor version.
 """
 
 import lazy_loader

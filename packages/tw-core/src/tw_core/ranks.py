@@ -1,6 +1,6 @@
-"""Processes that train together, as a model that trains over them needs them.
+"""The interface of a group of processes that train a model together.
 
-A group is whatever has these methods: that of ``tw_ranks.join``, or one of
+A group is any object that has these methods: the one that ``tw_ranks.join`` returns, or
 your own.
 """
 
@@ -31,8 +31,8 @@ class RankGroup(Protocol):
         """Adds tensors over the ranks, in a ``tf.function`` and eagerly.
 
         Args:
-          tensors: [N] of this rank: floats and whole numbers of 32 and 64 bits, dense
-            or ``tf.IndexedSlices`` of any number of rows.
+          tensors: [N] of this rank: floats and integers of 32 and 64 bits, dense or
+            ``tf.IndexedSlices`` of any number of rows.
           names: [N] for messages, the same on all ranks.
 
         Returns:
@@ -54,7 +54,7 @@ class RankGroup(Protocol):
         """Makes a function that runs sums raise errors that name lost ranks."""
 
     def tell(self, what: str) -> None:
-        """Notes on rank 0 that something is done, and waits for nobody."""
+        """Announces on rank 0 that something is done, without waiting."""
 
     def wait_for(self, what: str) -> None:
         """Waits on another rank until rank 0 has announced ``what`` once more."""
@@ -62,10 +62,10 @@ class RankGroup(Protocol):
 
 @runtime_checkable
 class ScatteringGroup(RankGroup, Protocol):
-    """A group that adds what one rank alone needs to that rank.
+    """A group that can send a sum to the only rank that needs it.
 
-    Both methods together send as much as one ``sum``. Where a group lacks them, ``sum``
-    takes their place, and twice as much is sent.
+    Both methods together send as much as one ``sum``. If a group lacks them, ``sum`` is
+    used instead, and twice as much is sent.
     """
 
     def reduce_scatter(self, parts: Sequence[Any], *, name: str) -> Any:
@@ -73,8 +73,8 @@ class ScatteringGroup(RankGroup, Protocol):
 
         Args:
           parts: [size] flat tensors of float32 or float64, of known lengths that may
-            differ from each other; ``parts[r]`` is this rank's contribution to what
-            rank r gets. Lengths are the same on all ranks.
+            differ from each other; ``parts[r]`` is this rank's contribution to rank r's
+            sum. Lengths are the same on all ranks.
           name: for messages, the same on all ranks.
 
         Returns:
@@ -82,11 +82,11 @@ class ScatteringGroup(RankGroup, Protocol):
         """
 
     def all_gather(self, own: Any, lengths: Sequence[int], *, name: str) -> list[Any]:
-        """Gives all ranks what each has.
+        """Gives all ranks each rank's tensor.
 
         Args:
           own: this rank's flat tensor of floats.
-          lengths: [size], of all ranks'; the same on all ranks.
+          lengths: [size], of all ranks' tensors; the same on all ranks.
           name: for messages, the same on all ranks.
 
         Returns:

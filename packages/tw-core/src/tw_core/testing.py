@@ -54,7 +54,7 @@ class SparseRows(NamedTuple):
                [4., 6.]])
         """
         if self.dense_shape is None:
-            raise ValueError("SparseRows.to_dense: dense_shape is None; give it.")
+            raise ValueError("SparseRows.to_dense: dense_shape is None; pass it.")
         dense = np.zeros(tuple(self.dense_shape), self.values.dtype)
         np.add.at(dense, self.indices, self.values)
         return dense
@@ -72,7 +72,7 @@ def start_logical_cpus() -> tuple[str, ...]:
 def run_in_graph(
     fn: Callable[..., Any], *args: Any, config: tf.compat.v1.ConfigProto | None = None
 ) -> Any:
-    """Builds ``fn`` in a graph of its own, and runs it once in a session.
+    """Builds ``fn`` in a new graph, and runs it once in a session.
 
     Args:
       fn: takes tensors where ``args`` has arrays, and returns a structure of

@@ -292,7 +292,7 @@ def without_decay_of_biases():
         (keras.optimizers.Adafactor(), "holds several"),
         (keras.optimizers.Adam(clipnorm=1.0), "holds several"),
         (keras.optimizers.LossScaleOptimizer(keras.optimizers.Lamb()), "holds several"),
-        (without_decay_of_biases(), "out of the weight decay by their names"),
+        (without_decay_of_biases(), "excludes variables from weight decay by name"),
     ],
     ids=lambda optimizer: type(optimizer).__name__,
 )
@@ -307,7 +307,7 @@ def test_models_that_cannot_be_flat_are_refused():
     made, unit_norm = Mixed(), keras.constraints.UnitNorm()
     constrained = keras.layers.Dense(2, kernel_constraint=unit_norm)
     for make, says in (
-        (lambda: made, "were made before"),
+        (lambda: made, "existed before"),
         (lambda: keras.Sequential([keras.layers.Dense(2)]), "without its variables"),
         (lambda: keras.Sequential([keras.Input([3]), constrained]), "a constraint"),
     ):

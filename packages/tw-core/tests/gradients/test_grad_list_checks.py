@@ -255,8 +255,8 @@ def test_every_variable_is_named_that_towers_share_or_do_not(mode):
             "tower1/b:0 is one variable in towers [1, 2]",
         ]
         assert problems([first, copies, copies], check=check_shared_grad_list) == [
-            f"{name} is a variable of their own in towers [1, 2], where all towers "
-            "must use tower 0's"
+            f"{name} is a separate variable in towers [1, 2]; all towers must use "
+            "tower 0's"
             for name in "abc"
         ]
 
@@ -296,9 +296,9 @@ def test_gradients_and_variables_of_another_graph_are_named():
         (mine, own), _ = tower(names="xy")
         advice = "build all of a step in one graph"
         assert problems([[(grad, own), (mine, w)], [(mine, own), (other, b)]]) == [
-            f"x or its gradient is of another graph in towers [0]; {advice}",
-            f"w or its gradient is of another graph in towers [0]; {advice}",
-            f"b or its gradient is of another graph in towers [1]; {advice}",
+            f"x or its gradient belongs to another graph in towers [0]; {advice}",
+            f"w or its gradient belongs to another graph in towers [0]; {advice}",
+            f"b or its gradient belongs to another graph in towers [1]; {advice}",
             "w is missing from towers [1], while towers [0] have it",
             "b is missing from towers [0], while towers [1] have it",
         ]

@@ -23,8 +23,8 @@ class Named:
 
 
 ADVICE = (
-    "only numbers differ, which Keras gives to layers without a name: name your layers "
-    "equally in every tower, e.g. Dense(4, name='hidden')"
+    "only the numbers that Keras gives to unnamed layers differ: give each layer the "
+    "same name in every tower, e.g. Dense(4, name='hidden')"
 )
 
 
@@ -72,7 +72,7 @@ DIFFERENT = {
     ),
     "less often": (
         [["dense/kernel", "dense_1/kernel"], ["dense_2/kernel"]],
-        "dense/kernel comes [2, 1] times in towers 0..1",
+        "dense/kernel occurs [2, 1] times in towers 0..1",
     ),
     "nothing in common": (
         [["left/w", "left/b"], ["right/v"]],

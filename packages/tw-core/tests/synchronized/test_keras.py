@@ -192,7 +192,7 @@ def test_gathering_and_other_reductions_are_refused():
         context = tf.distribute.get_replica_context()
         with pytest.raises(NotImplementedError, match=r"all_gather .*use all_reduce"):
             context.all_gather(tf.ones([1]), 0)
-        with pytest.raises(ValueError, match=r"knows SUM and MEAN; got 'max'"):
+        with pytest.raises(ValueError, match=r"supports SUM and MEAN; got 'max'"):
             context.all_reduce("max", tf.ones([1]))
         return tf.constant(0)
 

@@ -244,7 +244,7 @@ COMPILED_BY_DAY, REFUSED_BY_DAY = (30, 43), (22, 76)
 LOOPS = {"loop", "mapped", "crossing"}
 REFUSED = (
     r"node \S*/accumulator(.|\n)*requires a fixed tensor list size|"
-    r"lists do not leave a part.*; got \S*(while|cond|Call)|"
+    r"lists cannot leave a part.*; got \S*(while|cond|Call)|"
     r"gradient of a while loop which creates a resource in its body.*: \S*while|"
     r"Resource _Retval node's input does not come from _Arg directly: .*/while"
 )

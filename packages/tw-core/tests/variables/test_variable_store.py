@@ -314,12 +314,12 @@ REFUSED = {
     "not made": (
         SHARED,
         [reusing],
-        "tower0 reuses the variable 'w', which nothing has",
+        "tower0 reuses the variable 'w', which does not exist",
     ),
     "of its own": (
         SHARED,
         [lambda: ones("w1"), lambda: ones("w2")],
-        "tower1 reuses the variable 'w2', which nothing has made",
+        "tower1 reuses the variable 'w2', which does not exist",
     ),
     "not of tower 0": (
         OWN,

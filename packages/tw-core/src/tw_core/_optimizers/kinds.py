@@ -1,4 +1,4 @@
-"""The families of optimizers, and which of them may have which variables."""
+"""The families of optimizers, and the variables that each can update."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -12,7 +12,7 @@ from tw_core.flat_variables._flat_variables import flat_among
 
 @runtime_checkable
 class OptimizerLike(Protocol):
-    """The optimizer that every package takes: TensorFlow's v1 interface, as a type.
+    """The optimizer that every package accepts: TensorFlow's v1 interface, as a type.
 
     ``tf.compat.v1.train.Optimizer`` and its subclasses have it, tf_keras's legacy
     optimizers do not; ``tw-ampopt``'s has it too, and so works wherever a v1
@@ -71,7 +71,7 @@ class TowerOptimizerLike(Protocol):
 
 @runtime_checkable
 class AccumulatingOptimizerLike(TowerOptimizerLike, Protocol):
-    """One that may accumulate over the calls of several ranks, which are the same.
+    """A tower optimizer that may accumulate over calls, which all ranks make together.
 
     ``group`` has the ``size`` and ``sum`` of a ``tw_core.ranks.RankGroup``. Without it
     ``apply`` is that of ``TowerOptimizerLike``.
@@ -79,13 +79,13 @@ class AccumulatingOptimizerLike(TowerOptimizerLike, Protocol):
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """How many calls are accumulated, of how many; None: each call updates."""
+        """(calls accumulated, calls per update); None if each call updates."""
 
     def apply(self, grads: Any, *, group: Any = None, **options: Any) -> Any:
-        """Updates by the mean over the ranks, which exchange it only then."""
+        """Applies the mean over ranks, exchanged only in calls that update."""
 
     def average_accumulated(self, group: Any) -> None:
-        """Gives every rank the mean of what all ranks have accumulated."""
+        """Replaces each rank's accumulated gradients by their mean over ranks."""
 
 
 class OptimizerKind(Enum):
@@ -189,7 +189,7 @@ def check_elementwise(optimizer: Any, variables: Sequence[Any]) -> None:
         if reason is not None:
             raise ValueError(
                 f"{type(one).__name__} {reason}, and {', '.join(flat)} holds several; "
-                "leave them alone (below_bytes=0 or group=...)."
+                "keep these separate (below_bytes=0 or group=...)."
             )
 
 
@@ -202,14 +202,14 @@ def _why_not_elementwise(optimizer: Any, *, by_name: bool = True) -> str | None:
         return "clips each variable's gradient by its norm (clipnorm)"
     names = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
     if by_name and any(getattr(optimizer, own, None) for own in names):
-        return "leaves variables out of the weight decay by their names"
+        return "excludes variables from weight decay by name"
     return None
 
 
 def updates_elementwise(optimizer: Any) -> bool:
-    """Returns whether an optimizer is known to treat each element by itself.
+    """Returns whether an optimizer is known to update each element independently.
 
-    Your own class may do anything with a whole variable, and so is not.
+    False for a class of your own, which may use whole variables.
     """
     own = type(optimizer)
     is_known = own.__module__.partition(".")[0] in ("keras", "tensorflow", "tf_keras")

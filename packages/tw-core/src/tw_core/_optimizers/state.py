@@ -15,11 +15,11 @@ from tw_core.flat_variables import slots_like_parts
 def create_slots(optimizer: Any, variables: Sequence[Any]) -> None:
     """Makes an optimizer's state before its first update.
 
-    Left to the first update, the state would be made inside the step: a
-    ``tf.function`` is traced a second time for it, and in a loop or branch it cannot
-    be made. Here it is made outside of any function, branch or loop being built, on
-    the caller's device and under its name scope. Nothing is updated, and a session
-    graph gets only the ops of the state.
+    The first update would otherwise make the state inside the step: a ``tf.function``
+    is traced a second time for it, and in a loop or branch it cannot be made at all.
+    Here it is made outside of any function, branch or loop being built, on the
+    caller's device and under its name scope. Nothing is updated, and a session graph
+    gets only the ops of the state.
 
     Args:
       optimizer: of any kind. A Keras optimizer that is already built stays as it is.
@@ -54,7 +54,7 @@ def _build_keras_3(optimizer: Any, variables: Sequence[Any]) -> None:
         # Adafactor gives a slot the name of its variable.
         raise ValueError(
             f"create_slots: {type(optimizer).__name__} names slots after variables, "
-            f"and a session graph takes no names such as {variables[0].name!r}. Pass "
+            f"and a session graph has no names such as {variables[0].name!r}. Pass "
             "keras.Variable objects, whose names have no colon, or train in a "
             "tf.function."
         ) from error
@@ -73,14 +73,14 @@ def _trace_unused_update(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def are_alike(optimizers: Sequence[Any]) -> bool:
-    """Returns whether one optimizer's update does what every other one's does.
+    """Returns whether all optimizers would make the same update.
 
     Args:
       optimizers: of any kind, with their state made; at least one.
 
     Returns:
       True where all have one class, equal settings, and variables of equal shapes and
-      dtypes. False where this cannot be seen.
+      dtypes. False where this cannot be determined.
     """
     first = optimizers[0]
     if kind_of(first) not in _READABLE:
@@ -108,12 +108,12 @@ def _state_of(optimizer: Any) -> list[Any]:
 
 
 def _settings_of(optimizer: Any) -> Any:
-    """Returns what an update depends on apart from state; objects as themselves."""
+    """Returns the settings that an update depends on; objects by identity."""
     settings = {name: _setting(value) for name, value in vars(optimizer).items()}
     for name in ("name", "_name"):
         settings.pop(name, None)
     if not hasattr(optimizer, "get_config"):
-        # Of TensorFlow 1, `_lr_t` and the like are tensors of the last update.
+        # In TensorFlow 1's, `_lr_t` and the like are tensors of the last update.
         return {n: v for n, v in settings.items() if not n.endswith("_t")}
     # Objects in the configuration, such as schedules, may be equal but not the same.
     settings = {n: v for n, v in settings.items() if not isinstance(v, _Same)}
@@ -131,7 +131,7 @@ def _without_names(config: Any) -> Any:
         return {k: _without_names(v) for k, v in config.items() if k != "name"}
     if isinstance(config, list | tuple):
         return [_without_names(value) for value in config]
-    # Tensors and arrays have no single answer to being equal.
+    # Comparing tensors or arrays does not give a single bool.
     return _Same(id(config)) if hasattr(config, "shape") else config
 
 
@@ -145,5 +145,5 @@ def _setting(value: Any) -> Any:
     if isinstance(value, bool | int | float | str | None):
         return value
     if isinstance(value, dict | list | tuple) or is_variable(value):
-        return None  # state, which is compared by itself
+        return None  # state, which is compared separately
     return _Same(id(value))

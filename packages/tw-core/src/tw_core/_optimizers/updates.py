@@ -50,13 +50,13 @@ def apply_pairs(
         for each device that has variables.
 
     Returns:
-      The op or tensor to depend on for the update to have happened; None where it
-      happens by itself.
+      An op or tensor that depends on the update; None where the update runs
+      automatically.
 
     Raises:
       ValueError: a flat variable for an optimizer that treats each variable as a whole;
         ``jit_compile`` for variables of several devices, unless Keras 3's optimizer
-        updates them; in a function that XLA compiles, an update that XLA lacks.
+        updates them; an unsupported update in a function that XLA compiles.
       RuntimeError: ``jit_compile`` outside of ``tf.function``.
     """
     kind = kind_of(optimizer)
@@ -81,9 +81,9 @@ def apply_pairs(
 def _refusing_what_xla_lacks(
     optimizer: Any, variables: Sequence[Any]
 ) -> Iterator[None]:
-    """Refuses updates made inside for XLA to compile, of which XLA has no operation.
+    """Refuses updates built inside an XLA function that XLA does not support.
 
-    XLA would say so as the step first runs, and name neither optimizer nor variable.
+    XLA itself fails when the step first runs, and names neither optimizer nor variable.
     """
     if not compiles_with_xla():
         yield
@@ -102,9 +102,9 @@ def _refusing_what_xla_lacks(
     if unknown:
         dense = "dense gradients (tf.convert_to_tensor), " * ("Sparse" in str(unknown))
         raise ValueError(
-            f"jit_compile=True: XLA lacks what {type(optimizer).__name__} updates "
-            f"variables by; got {', '.join(unknown)}. Use {dense}an optimizer of Keras "
-            "3, or jit_compile=False."
+            f"jit_compile=True: {type(optimizer).__name__} updates variables by "
+            f"operations that XLA lacks; got {', '.join(unknown)}. Use {dense}an "
+            "optimizer of Keras 3, or jit_compile=False."
         )
 
 
@@ -136,7 +136,7 @@ def keep_repeated_rows() -> Iterator[None]:
     """Makes ``apply_pairs`` pass sparse gradients to Keras 3 optimizers unchanged.
 
     For results that must equal Keras's own: on one device it squares rows that share
-    an index one by one.
+    an index separately.
     """
     token = _keeps_rows.set(True)
     try:
@@ -171,12 +171,12 @@ def _apply_keras_3(
 def _updates_where_variables_are(
     optimizer: Any, variables: Sequence[Any], *, jit_compile: bool = False
 ) -> Iterator[None]:
-    """Makes Keras 3 update the variables of each device there, and all together.
+    """Makes Keras 3 update each device's variables on that device, together.
 
-    By itself it computes all updates on the device that it is called on, to which
+    By default it computes all updates on the device that it is called on, to which
     variables, slots and gradients would be copied from other devices, and reads the
-    count of updates for every variable. The shared values, this count and the
-    learning rate, are read once and copied to each device.
+    update count once per variable. Here the update count and the learning rate are
+    read once and copied to each device.
     """
     if len(_devices_of(variables)) == 1 and not traces_function():
         yield
@@ -213,7 +213,7 @@ def _updates_where_variables_are(
     replaced = {
         "_distributed_tf_update_step": update,
         "_apply_weight_decay": note,
-        # Of a strategy's; it would take all gradients to one device.
+        # For strategies; it would move all gradients to one device.
         "_all_reduce_sum_gradients": lambda pairs: pairs,
     }
     with _set(inner, **replaced):
@@ -222,7 +222,7 @@ def _updates_where_variables_are(
 
 @contextmanager
 def _set(optimizer: Any, **values: Any) -> Iterator[None]:
-    """Sets attributes of an optimizer for a while, unseen by what tracks them."""
+    """Sets attributes of an optimizer temporarily, bypassing Keras's tracking."""
     own = vars(optimizer)
     before = {name: own[name] for name in values if name in own}
     own.update(values)
@@ -235,7 +235,7 @@ def _set(optimizer: Any, **values: Any) -> Iterator[None]:
 
 
 def _apply_compiled(optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> None:
-    """Applies gradients in functions that XLA compiles, one a device."""
+    """Applies gradients in functions that XLA compiles, one per device."""
     if not (traces_function() and orders_effects()):
         raise RuntimeError(
             "jit_compile=True compiles an update that is part of a tf.function; apply "
@@ -267,7 +267,7 @@ def _devices_of(variables: Sequence[Any]) -> set[str]:
 def _call(
     fn: Callable[..., None], arguments: list[Any], device: str, *, jit_compile: bool
 ) -> None:
-    """Calls what updates variables of a device there, compiled or as it is."""
+    """Calls an update on its variables' device, compiled or not."""
     if not jit_compile:
         with tf.device(device):
             fn(*arguments)

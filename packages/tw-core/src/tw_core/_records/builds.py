@@ -37,7 +37,7 @@ def tower_build(*, undo_on_error: bool = False) -> Iterator[None]:
     """Marks the towers built inside as copies of each other, and of no others.
 
     Args:
-      undo_on_error: whether an exception puts the graph's collections back, so that
+      undo_on_error: whether an exception restores the graph's collections, so that
         nothing of a failed build is initialised, saved or run. Later builds with
         ``undo_on_error`` take over the variables that it made with ``get_variable``.
 
@@ -112,8 +112,8 @@ def _take_over(
     variable = leftover.variable
     if getattr(variable, "handle", None) is None:
         raise ValueError(
-            f"get_variable: {name!r} was made by a build that failed, and lies in a "
-            "flat variable of that build, which no other one can complete; take "
+            f"get_variable: {name!r} was made by a build that failed, and is part of a "
+            "flat variable of that build, which no other build can complete; use "
             "another name or a new tf.Graph()."
         )
     _check_same(variable, name, asked)
@@ -150,6 +150,6 @@ def _check_same(variable: tf.Variable, name: str, asked: dict[str, Any]) -> None
     ]
     if other:
         raise ValueError(
-            f"get_variable: {name!r} was made by a build that failed, and is asked for "
-            f"with another {', '.join(other)}; take another name or a new tf.Graph()."
+            f"get_variable: {name!r} was made by a build that failed, and is requested "
+            f"with another {', '.join(other)}; use another name or a new tf.Graph()."
         )

@@ -1,9 +1,9 @@
-"""The items that a tower adds to collections, and those it may not leave there.
+"""The items that a tower adds to collections, and those removed when it closes.
 
-A graph's collections are lists that any code appends to. Their contents are noted when
-the tower opens; when it closes, items added in between are kept and the frozen
-collections are restored. Threads that build towers of one graph at the same time would
-see each other's additions; one graph is built by one thread.
+A graph's collections are lists that any code appends to. Their contents are recorded
+when the tower opens; when it closes, items added in between are recorded too, and the
+frozen collections are restored. Build one graph in one thread: threads that build
+towers of it at the same time would see each other's additions.
 
 The frozen collections other than the summaries are recorded in a collection of the
 graph: graphs do not share it, and an exported graph keeps it.
@@ -19,7 +19,7 @@ from tw_core._checks import check_flag
 
 _KEYS = tf.compat.v1.GraphKeys
 _FROZEN = "tw_core/frozen_collections"
-# A callback of tensorpack 0.11 runs all of the second in every training step: what its
+# A callback of tensorpack 0.11 runs all of the second in every training step: ops that
 # add_moving_summary adds in an inference tower would need that tower's inputs there.
 _ALWAYS_FROZEN = (str(_KEYS.SUMMARIES), "MOVING_SUMMARY_OPS")
 
@@ -72,7 +72,7 @@ def frozen_keys(graph: tf.Graph | None) -> tuple[str, ...]:
 
 
 def with_outer_graphs(graph: tf.Graph | None) -> list[tf.Graph]:
-    """Lists a graph and those around it, to which the body of a function belongs."""
+    """Lists a graph and those around it, to which a function's body belongs."""
     found = []
     while graph is not None:
         found.append(graph)

@@ -1,10 +1,10 @@
 """The losses that a tower sees: its own, and its variables' regularization losses.
 
 ``tf.compat.v1.losses.get_total_loss`` adds up two collections of the graph, to which
-every tower adds. So the losses of other towers are taken out while a tower is built,
-and put back afterwards. A variable's regularization loss is added when the variable is
-made, and not when ``get_variable`` returns it again: where towers share variables, the
-losses of those that a tower asks for are shown in it as well.
+every tower adds. So the losses of other towers are removed while a tower is built, and
+restored afterwards. A variable's regularization loss is added when the variable is
+made, and not when ``get_variable`` returns it again: where towers share variables, a
+tower also sees the losses of the shared variables that it asks for.
 """
 
 import threading
@@ -26,7 +26,7 @@ _threads = threading.local()
 
 @dataclass(eq=False)
 class _Losses:
-    """What the towers of one graph have added."""
+    """The losses that the towers of one graph have added."""
 
     owners: dict[int, tuple[Any, Hashable]] = field(default_factory=dict)  # by loss
     regularization: dict[int, tuple[Any, list[Any]]] = field(default_factory=dict)
@@ -40,13 +40,13 @@ class _Tower:
     losses: _Losses
     before: list[Any]  # the graph's regularization losses, those of other towers too
     seen: int = 0  # of those in the collection
-    last: Any = None  # the variable that was asked for last
-    shown: list[Any] = field(default_factory=list)  # of its losses, another tower's
+    last: Any = None  # the variable that was requested last
+    shown: list[Any] = field(default_factory=list)  # its losses from other towers
 
     def note_losses(self) -> None:
-        """Assigns regularization losses to the variable that was asked for before.
+        """Assigns regularization losses to the variable that was requested last.
 
-        TensorFlow and Keras add them at once, and give their ops the same names.
+        TensorFlow and Keras add them immediately, and give their ops the same names.
         """
         items = self.graph.get_collection(_REGULARIZATION)
         new = [own for own in items[self.seen :] if "/Regularizer/" in _name_of(own)]
@@ -60,7 +60,7 @@ class _Tower:
         self.seen = len(items)
 
     def note_use(self, variable: Any) -> None:
-        """Shows the regularization losses of a variable that the tower asked for."""
+        """Shows the regularization losses of a variable that the tower requested."""
         self.note_losses()
         _, known = self.losses.regularization.get(id(variable), (None, []))
         others = {id(own) for own in self.before}  # without those of a failed build
@@ -75,7 +75,7 @@ class _Tower:
 
 
 def note_variable(variable: Any) -> None:
-    """Notes that the tower being built asked for a variable, new or not."""
+    """Notes that the tower being built requested a variable, new or not."""
     tower = _tower_here()
     if tower is not None:
         tower.note_use(variable)
@@ -130,7 +130,7 @@ def _noting_variables() -> Iterator[None]:
         own = getter if outer is None else partial(outer, getter)
         variable = own(*arguments, **named)
         if tower is not None:
-            tower.last = variable  # which made the losses that are new
+            tower.last = variable  # the source of the new losses
             tower.note_use(variable)
         return variable
 
@@ -158,6 +158,6 @@ def _without(items: Sequence[Any], others: Sequence[Any]) -> list[Any]:
 
 
 def _put(graph: tf.Graph, key: str, items: Sequence[Any]) -> None:
-    # A collection that is asked for is made, and exported.
+    # Asking for a collection creates it, and it is then exported.
     if len(items) != len(graph.get_collection(key)):
         graph.get_collection_ref(key)[:] = items

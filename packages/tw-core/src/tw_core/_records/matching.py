@@ -1,8 +1,8 @@
 """Matches the variables of one tower with those of another, by name where possible.
 
 Variables that towers share have one name; copies have tower 0's name after a tower
-prefix. Models that were built separately have names of their own, in which Keras
-numbers layers: ``dense/kernel`` in one model, ``dense_1/kernel`` in the next.
+prefix. Models that were built separately have different names, since Keras numbers
+layers: ``dense/kernel`` in one model, ``dense_1/kernel`` in the next.
 """
 
 from collections import Counter
@@ -43,7 +43,7 @@ def shared_variables(variables: Sequence[Sequence[Any]]) -> list[tuple[str, list
 def variable_mismatches(
     variables: Sequence[Sequence[Any]], base: list[list[str]]
 ) -> list[str]:
-    """Describes how variables, of these base names, differ between towers; else []."""
+    """Describes how variables with these base names differ between towers, if so."""
     names = _comparable_names(variables, base)
     if names is None:
         lengths = [len(tower) for tower in variables]
@@ -93,8 +93,8 @@ def _renumbered(names: Sequence[Sequence[str]]) -> list[str]:
     ]
     unlike = any(set(tower) != set(names[0]) for tower in names)
     advice = (
-        "only numbers differ, which Keras gives to layers without a name: name your "
-        "layers equally in every tower, e.g. Dense(4, name='hidden')"
+        "only the numbers that Keras gives to unnamed layers differ: give each layer "
+        "the same name in every tower, e.g. Dense(4, name='hidden')"
     )
     return [*problems, advice] if problems and unlike else []
 
@@ -110,5 +110,6 @@ def _lacking(counts: list[Counter[str]]) -> list[str]:
                 f"{name} is missing from towers {lack}, while towers {have} have it"
             )
         elif len(set(times)) > 1:
-            problems.append(f"{name} comes {times} times in towers 0..{len(times) - 1}")
+            towers = f"towers 0..{len(times) - 1}"
+            problems.append(f"{name} occurs {times} times in {towers}")
     return problems

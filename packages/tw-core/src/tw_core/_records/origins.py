@@ -1,10 +1,10 @@
-"""Which tower made which variable of a graph, and which are copies of which.
+"""Records which tower made each variable of a graph, and which are copies of which.
 
 Contexts, policies and builders record the variables that each tower makes, through a
-variable creator, in their graph. Names alone are not enough: a model may have scopes
-called ``tower1`` of its own, and Keras and TensorFlow number the names they give. Slots
-and moving averages that are made outside of towers follow the variable that they are
-named after.
+variable creator, in their graph. Names alone are not enough: a model may have its own
+scopes called ``tower1``, and Keras and TensorFlow number the names they give. Slots and
+moving averages that are made outside of towers belong to the tower of the variable that
+they are named after.
 
 Graphs that a session runs have such a record, and so do those of ``wrap_function``; an
 imported graph has none, and neither do variables outside of graphs. Only names are
@@ -69,7 +69,7 @@ class VariableOrigin:
       tower: index of the tower that made it, or that made the variable whose slot or
         moving average it is.
       original: name of tower 0's variable of which it is a copy, without ``":0"``; its
-        own name in tower 0, and where tower 0 has no such variable.
+        own name if it is tower 0's, or tower 0 has no such variable.
     """
 
     tower: int
@@ -86,8 +86,8 @@ class Made:
     build: int
     likely: tuple[str, ...]  # names that tower 0's may have, the likeliest first
     loose: str  # its name without towers and numbers
-    # A tower may keep data in local variables that it numbers by hand: their numbers
-    # then tell towers apart.
+    # A tower may keep data in local variables that it numbers itself: their numbers
+    # then distinguish towers.
     is_local: bool
 
 
@@ -99,7 +99,7 @@ class Record:
     build: int = 0  # the one in progress; 0 outside of any
     # Of failed builds, by name, with their entries.
     leftovers: dict[str, tuple[Any, Made | None]] = field(default_factory=dict)
-    told: set[str] = field(default_factory=set)  # variables that were warned of
+    told: set[str] = field(default_factory=set)  # variables already warned about
     _made: dict[int, Made] = field(default_factory=dict)
     _by_name: dict[str, Made] = field(default_factory=dict)
     _origins: dict[int, VariableOrigin] | None = None
@@ -201,7 +201,7 @@ def base_name(variable: Any) -> str:
 
 
 def base_names(variables: Iterable[Any]) -> list[str]:
-    """As ``base_name``, of each of several."""
+    """As ``base_name``, for each of several variables."""
     variables = list(variables)
     return [
         _TOWER_PREFIX.sub("", _path(variable).split(":")[0]).lstrip("/")
@@ -216,7 +216,7 @@ def base_names(variables: Iterable[Any]) -> list[str]:
 def _recorded_origins(variables: Sequence[Any]) -> list[VariableOrigin | None]:
     plain = [_held(variable) for variable in variables]
     graphs = [getattr(variable, "graph", None) for variable in plain]
-    # In a trace variables have no graph of their own: that of the trace has the record.
+    # In a trace variables have no graph: the trace's graph has the record.
     in_trace = None in graphs and traces_function()
     traced = outermost_function_graph() if in_trace else None
     records = [_record_in(graph or traced) for graph in graphs]
@@ -265,7 +265,7 @@ def record_scope(
     opened = TowerScope(index, ns_name, vs_name, total)
     entered = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     is_recorded_here = not orders_effects()
-    with_tower: list[str] = []  # names that the tower's name scope has become part of
+    with_tower: list[str] = []  # names that contain the tower's name scope
 
     def note(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
         prefix = opened.prefix()
@@ -294,7 +294,7 @@ def record_scope(
 
 
 def _warn_of_names(tower: TowerScope, names: Sequence[str]) -> None:
-    """Warns of variables that are saved by names which a model without towers lacks."""
+    """Warns of variables saved under names that a model without towers lacks."""
     # Copies, which are local by now, are not saved.
     saved = {plain_name(v) for v in tf.compat.v1.global_variables()}
     told = make_record(tf.compat.v1.get_default_graph()).told
@@ -308,7 +308,7 @@ def _warn_of_names(tower: TowerScope, names: Sequence[str]) -> None:
         told.update(portable)
         _log.warning(
             "%s: checkpoints will hold %s, with the tower's name scope in the name, "
-            "which the same model without towers calls %s. For names that both have, "
+            "which the same model without towers calls %s. For the same names in both, "
             "make variables with tf.compat.v1.get_variable, not tf.Variable.",
             tower.ns_name,
             ", ".join(portable),
@@ -343,7 +343,7 @@ def build_in_progress() -> int:
 
 
 def building_graph() -> tf.Graph:
-    """Returns the graph that the towers belong to, whatever body is being built."""
+    """Returns the graph that the towers belong to, even while a body is built."""
     if traces_function():
         return outermost_function_graph()
     with tf.init_scope():
@@ -368,7 +368,7 @@ def _may_be_a_replica(variable: Any) -> bool:
 
 
 def _origins(made: Sequence[Made]) -> dict[int, VariableOrigin]:
-    """Finds tower 0's variable for each copy, by its place among similar names."""
+    """Finds tower 0's variable for each copy, by its position among similar names."""
     alike: dict[tuple[int, str], dict[int, list[Made]]] = {}
     for one in made:
         towers = alike.setdefault((one.build, one.loose), {})

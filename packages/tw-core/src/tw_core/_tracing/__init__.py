@@ -1,8 +1,8 @@
 """A function of one tower, traced once and called for every tower.
 
-The trace is cut where towers meet (``meet``): each part becomes a function of the
-tower's tensors and of its variables' handles, which is called once per tower, with that
-tower's variables in the place of the first one's.
+The trace is cut where towers synchronise, at a meeting (``meet``). Each part becomes a
+function of the tower's tensors and of its variables' handles, which is called once per
+tower, with that tower's variables in place of the first one's.
 """
 
 from tw_core._tracing.calls import Scope, call_once

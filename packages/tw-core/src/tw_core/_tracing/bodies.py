@@ -1,10 +1,10 @@
-"""Functions and conditionals inside a tower, in which it meets the others.
+"""Functions and conditionals inside a tower that contain a meeting with the others.
 
-Where a tower meets the others, its trace is cut, which takes the operations themselves:
-a ``tf.function`` whose body comes to a meeting is inlined, and a ``tf.cond`` becomes a
-meeting of its own. The towers agree on its predicate, and the branches, each traced
-apart, are what all of them run inside of one ``tf.cond``. Bodies that meet nobody are
-left to TensorFlow.
+A trace is cut at a meeting, which must therefore be in its own graph, not in a body's:
+a ``tf.function`` whose body reaches a meeting is inlined, and a ``tf.cond`` becomes a
+meeting itself. The towers agree on its predicate; each branch is traced separately, and
+all towers run it inside one ``tf.cond``. Bodies without a meeting are left to
+TensorFlow.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,27 +25,27 @@ from tw_core._tracing.trace import Trace, current_trace, meet, trace_function
 
 @dataclass(frozen=True, eq=False)
 class Conditional:
-    """The place of a meeting for a ``tf.cond``; the predicate is its first value."""
+    """The meeting of a ``tf.cond``; the predicate is its first value."""
 
     branches: Sequence[Trace]
 
 
 @contextmanager
 def meeting_in_bodies() -> Iterator[None]:
-    """Lets the function of a tower, traced inside, meet in bodies."""
+    """Allows meetings in bodies of a tower's function that is traced inside."""
     with replaced_bodies(_conditional, _function):
         yield
 
 
 def agreed(predicates: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the predicate of all towers, checked in the run."""
+    """Returns the predicate of all towers, checked at run time."""
     if len(predicates) == 1:
         return predicates[0]
     every = tf.stack(predicates)
     message = (
-        "Towers meet in a branch of a tf.cond, and must all take the same one; compute "
-        "its predicate from what is equal in all towers, such as a counter. Predicates "
-        "of towers 0..:"
+        "Towers synchronise in a branch of a tf.cond, so all must take the same one; "
+        "compute its predicate from values equal in all towers, such as a counter. "
+        "Predicates of towers 0..:"
     )
     are_same = tf.reduce_all(tf.equal(every, every[0]))
     check = tf.debugging.Assert(are_same, [message, every], summarize=-1)
@@ -78,7 +78,7 @@ def _function(
     if trace is None:
         return plain(function, *arguments, **named)
     try:
-        with apart_from_other_traces():  # where nobody was met
+        with apart_from_other_traces():  # those had no meetings
             return plain(function, *arguments, **named)
     except Exception:
         if not trace.has_met_inside():
@@ -120,12 +120,12 @@ def _of_tensors(fn: Callable[[], Any]) -> Callable[[], Any]:
 
 def _as_tensor(leaf: Any) -> Any:
     if leaf is None or isinstance(leaf, tf.Operation):
-        return None  # An effect takes place by itself.
+        return None  # An effect runs automatically.
     return leaf if tf.is_tensor(leaf) else tf.convert_to_tensor(leaf)
 
 
 def _common_specs(results: Sequence[Any]) -> Any:
-    """Returns specs that fit what either branch returns; refuses what differs."""
+    """Returns specs that fit both branches' results; refuses results that differ."""
 
     def common(one: Any, other: Any) -> Any:
         if one is None and other is None:
@@ -147,6 +147,6 @@ def _common_specs(results: Sequence[Any]) -> Any:
 
 def _refuse_gradient(*_: Any) -> Any:
     raise RuntimeError(
-        "tw_core: the results of a tf.cond in which towers meet cannot be "
+        "tw_core: the results of a tf.cond in which towers synchronise cannot be "
         "differentiated from outside; take the gradients inside the branch."
     )

@@ -62,22 +62,22 @@ def call_once(
         variables; anything else must be equal in all towers.
       scopes: [K] functions that return the context of a tower's calls, which places
         them on its device.
-      combine: takes the place of a meeting and the [K] values passed there; returns
-        [K] answers. None for a function without meetings.
-      written_once: variables that several towers share and tower 0 alone assigns; the
-        others see what they would have assigned until the next meeting.
+      combine: takes a meeting's place and the [K] values passed there; returns [K]
+        answers. None for a function without meetings.
+      written_once: variables that several towers share and tower 0 alone assigns; until
+        the next meeting the others see the values that they would have assigned.
       kept_equal: variables of the first tower, whose copies get its value wherever the
         function assigns them, at the next meeting.
       settle: takes the first tower's [N] handles so assigned, and their values; returns
         the values that all towers get.
-      outside: what to do about a variable that no tower was given, or all share, if
-        towers would write unlike values to it: the end of an error. If like ones,
-        tower 0 writes it, for all. None to refuse to write what no tower was given;
-        empty to write whatever tower 0 does.
+      outside: advice on a variable that no tower was given, or all share, if towers
+        would write different values to it: the end of an error. If they would write
+        equal ones, tower 0 writes it, for all. None to refuse writing variables that no
+        tower was given; empty to let tower 0 write whatever it computes.
       inline: whether calls are inlined, which runs small functions faster and starts
         large ones more slowly; None to decide by the number of operations.
       jit_compile: whether XLA compiles the function, part by part. Tensors among the
-        items that were cut from a pack enter it as that pack.
+        items that were cut from a pack are passed as that pack.
       packs_results: whether small tensors leave a compiled function as packs.
 
     Returns:
@@ -91,8 +91,8 @@ def call_once(
     """
     if not traces_function() or not orders_effects():
         raise RuntimeError(
-            "A function is traced once for all towers in a tf.function; call it in "
-            "one, or use trace='each'."
+            "A function can be traced once for all towers in a tf.function only; call "
+            "it in one, or use trace='each'."
         )
     copies = Copies.of(items)
     arguments = [copies.arguments(k) for k in range(len(items))]
@@ -137,7 +137,7 @@ class _Calls:
     written_once: set[int]  # ids of handles that tower 0 alone assigns
     kept_equal: set[int]  # ids of the first tower's handles
     settle: Settle | None
-    may_write: bool  # what no tower was given
+    may_write: bool  # variables that no tower was given
     inline: bool | None
     jit_compile: bool
     stand_ins: StandIns = field(default_factory=StandIns)
@@ -240,7 +240,7 @@ class _Tower:
         return cls(index, scope, trace.graph, counterparts, handles, values)
 
     def inside(self, branch: Trace) -> "_Tower":
-        """Returns the tower in a branch of what it runs."""
+        """Returns the tower inside a branch that it runs."""
         values = {
             tensor.name: self.handles.get(id(outer), self._value(outer))
             for tensor, outer in branch.captured
@@ -266,7 +266,7 @@ class _Tower:
             self.values[tensor.name] = result
 
     def is_on(self, device: str) -> bool:
-        """Returns whether a device is this tower's, which may be named in part."""
+        """Returns whether a device, perhaps named in part, is this tower's."""
         own = tf.DeviceSpec.from_string(_device_in(self.scope))
         other = tf.DeviceSpec.from_string(device)
         return not other.device_type or bool(other.make_merged_spec(own) == other)
@@ -274,7 +274,7 @@ class _Tower:
     def _read(
         self, device: str, handles: Sequence[Any], wanted: Sequence[tf.Tensor]
     ) -> dict[str, tf.Tensor]:
-        """Reads variables where they are; small ones come from there as one tensor."""
+        """Reads variables where they are; small ones are sent as one tensor."""
         is_here = self.is_on(device)
         plan = plan_packing(
             [None if is_here or not is_small(t, device) else t.dtype for t in wanted]
@@ -298,7 +298,7 @@ class _Tower:
         return tf.nest.map_structure(self._own, meeting.brought)
 
     def go_on(self, meeting: Meeting, answer: Any) -> None:
-        """Takes the answer of a meeting."""
+        """Stores the answer of a meeting."""
         leaves = tf.nest.flatten(answer) if meeting.given else []
         for tensor, leaf in zip(meeting.given, leaves, strict=True):
             self.values[tensor.name] = tf.convert_to_tensor(leaf)
@@ -317,7 +317,7 @@ class _Tower:
 
 
 def _device_in(scope: Scope) -> str:
-    """Returns where a tower's calls are, which may be named in part."""
+    """Returns the device of a tower's calls, perhaps named in part."""
     with scope():
         return str(tf.no_op().device)
 
@@ -345,8 +345,8 @@ def _check_captured(
     arguments: Sequence[Sequence[tf.Tensor]],
     may_write: bool,
 ) -> None:
-    """Refuses what a function took from its surroundings and towers cannot share."""
-    owners: dict[int, set[int]] = defaultdict(set)  # towers, by id of what they have
+    """Refuses tensors and variables captured from outside that towers cannot share."""
+    owners: dict[int, set[int]] = defaultdict(set)  # towers, by id of their tensors
     for k, (own, more) in enumerate(zip(copies.handles, arguments, strict=True)):
         for tensor in (*own, *more):
             owners[id(tensor)].add(k)
@@ -359,15 +359,15 @@ def _check_captured(
             raise ValueError(
                 "A function that is traced once for all towers uses "
                 f"{name_in(trace, outer)}, which belongs to towers {sorted(towers)} "
-                "alone; pass it to the function, an item per tower."
+                "only; pass it to the function, one item per tower."
             )
         if may_write or not is_variable_handle(outer):
             continue
         if tensor.name not in trace.only_read:
             raise ValueError(
                 "A function that is traced once for all towers writes "
-                f"{name_in(trace, outer)}, which no tower was given; pass what holds "
-                "the variable to the function, an item per tower, or use trace='each'."
+                f"{name_in(trace, outer)}, which no tower was given; pass an object "
+                "that holds it to the function, one per tower, or use trace='each'."
             )
 
 
@@ -382,7 +382,7 @@ def _towers_behind(tensor: tf.Tensor, owners: dict[int, set[int]]) -> set[int]:
         seen.add(id(own))
         if id(own) in owners:
             found |= owners[id(own)]
-        elif not hasattr(own, "numpy"):  # an eager tensor comes from nowhere
+        elif not hasattr(own, "numpy"):  # An eager tensor has no record of its inputs.
             outside = captured_from(own.graph).get(id(own))
             stack += own.op.inputs if outside is None else [outside]
     return found

@@ -1,8 +1,8 @@
-"""The counterparts of what a traced function was given: each tower's own.
+"""Each tower's counterparts of the items that a traced function was given.
 
-The function sees the first tower's items. Of another tower, tensors are passed as
-arguments, and variables are found by their place in the items: in Keras models and
-optimizers, in ``tf.Module``s, in lists.
+The function sees the first tower's items. Another tower's tensors are passed as
+arguments, and its variables are found by their position in the items: in Keras models
+and optimizers, in ``tf.Module``s, in lists.
 """
 
 import re
@@ -20,7 +20,7 @@ from tw_core._variable_kinds import is_variable, tf_variables
 class Copies:
     """The items of K towers, taken apart.
 
-    ``items[k]`` has one leaf per place: ``tensors`` are the places of tensors, whose
+    ``items[k]`` has one leaf per place: ``tensors`` lists the places of tensors, whose
     components are the function's arguments.
     """
 
@@ -76,7 +76,7 @@ class Copies:
         return packed
 
     def counterparts(self, k: int) -> dict[int, Any]:
-        """Maps what the first tower has, by identity, to what tower k has instead."""
+        """Maps ids of the first tower's objects to tower k's counterparts."""
         found: dict[int, Any] = {}
         for own, other in zip(self.items[0], self.items[k], strict=True):
             found[id(own)] = other
@@ -108,7 +108,7 @@ def _variables_of(leaf: Any) -> list[Any] | None:
 
 
 def _by_number(variable: tf.Variable) -> list[tuple[str, int]]:
-    """Sorts names as they were numbered: a v1 optimizer puts "w_10" before "w_9"."""
+    """Sorts names in numeric order: a v1 optimizer puts "w_10" before "w_9"."""
     parts = re.findall(r"(\D+)(\d*)", variable.name)
     return [(word, int(number or 0)) for word, number in parts]
 
@@ -151,8 +151,8 @@ def _check_structures(items: Sequence[Sequence[Any]]) -> None:
             tf.nest.assert_same_structure(list(items[0]), list(own))
         except (ValueError, TypeError) as error:
             raise ValueError(
-                "Towers that are traced once must get items of one structure; those of "
-                f"towers 0 and {k} differ: {error}"
+                "Towers that are traced once must get items of the same structure; "
+                f"those of towers 0 and {k} differ: {error}"
             ) from None
 
 
@@ -168,14 +168,14 @@ def _check_same(column: Sequence[Any]) -> None:
     if not are_equal:
         raise ValueError(
             f"A function that is traced once sees tower 0's {first!r:.80} in every "
-            f"tower; got {[f'{other!r:.80}' for other in column]}. Pass what differs "
-            "as tensors, variables as tf.Module, Keras objects or lists, or use "
+            f"tower; got {[f'{other!r:.80}' for other in column]}. Pass values that "
+            "differ as tensors, variables as tf.Module, Keras objects or lists, or use "
             "trace='each'."
         )
 
 
 def _check_variables(variables: Sequence[Sequence[Any]]) -> None:
-    """Refuses copies whose variables differ, naming all that do."""
+    """Refuses copies whose variables differ, naming all of these."""
     counts = [len(own) for own in variables]
     if len(set(counts)) > 1:
         raise ValueError(
@@ -195,7 +195,7 @@ def _differences(variables: Sequence[Sequence[Any]]) -> Iterator[str]:
     for n, column in enumerate(zip(*variables, strict=True)):
         kinds = [
             f"{v.name} {v.dtype if isinstance(v.dtype, str) else v.dtype.name} "
-            f"{tuple(v.shape)}{'' if v.trainable else ' (does not train)'}"
+            f"{tuple(v.shape)}{'' if v.trainable else ' (not trainable)'}"
             for v in column
         ]
         if len({kind.partition(" ")[2] for kind in kinds}) > 1:

@@ -1,10 +1,10 @@
 """The parts of a trace between meetings, each as a function.
 
-Operations are taken in the order in which they were built: what was built before a
-meeting depends on nothing that was built after it, control dependencies included. So
-calling a tower's parts one after the other keeps every order that the whole had.
-Loops are the exception: taking a gradient gives the loop new inputs, the empty lists in
-which it collects its intermediate values. These are moved to the part of the loop.
+Operations are divided in build order: those built before a meeting depend on nothing
+that was built after it, control dependencies included. So calling a tower's parts one
+after the other keeps every order that the whole had. Loops are the exception: taking a
+gradient gives the loop new inputs, the empty lists in which it collects its
+intermediate values. These are moved to the loop's part.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ from tw_core._variable_kinds import CALLS, READS
 # Functions of fewer operations are inlined: optimizing them once saves little. Networks
 # of 300 operations ran no faster inlined; smaller ones were not measured.
 INLINE_BELOW = 200
-_SEED_STEP = 0x9E3779B1  # odd and large, so that seeds of towers stay apart
+_SEED_STEP = 0x9E3779B1  # odd and large, so that towers' seeds stay distinct
 
 
 @dataclass(eq=False)
@@ -36,15 +36,15 @@ class Segment:
 
 @dataclass(eq=False)
 class Stage:
-    """The operations up to a meeting that is waited for, and the meetings there."""
+    """The operations up to a meeting that waits, and the meetings among them."""
 
     operations: list[tf.Operation] = field(default_factory=list)
     meetings: list[Meeting] = field(default_factory=list)
-    outputs: list[tf.Tensor] = field(default_factory=list)  # that are used later
+    outputs: list[tf.Tensor] = field(default_factory=list)  # tensors used later
 
 
 def stages_of(trace: Trace) -> list[Stage]:
-    """Cuts a trace at the meetings whose answers are waited for."""
+    """Cuts a trace at the meetings that wait."""
     stages, ends = [Stage()], []
     for meeting in trace.meetings:
         stages[-1].meetings.append(meeting)
@@ -68,7 +68,7 @@ def stages_of(trace: Trace) -> list[Stage]:
 
 
 def _move_to_users(stage_of: dict[tf.Operation, int]) -> None:
-    """Moves what an operation has as an input but was built later to its stage."""
+    """Moves operations built later than an operation that uses them to its stage."""
     stack = list(stage_of)
     while stack:
         op = stack.pop()
@@ -111,7 +111,7 @@ def make_segment(
         operations,
         inputs=inputs,
         outputs=outputs,
-        # What must have run when the call ends: reads, too, before a later write.
+        # These must have run when the call ends; reads too, before a later write.
         effects=[op for op in operations if op in effects or _uses_resource(op)],
         inline=inline,
         jit_compile=jit_compile,
@@ -124,7 +124,7 @@ def _is_read(op: tf.Operation) -> bool:
 
 
 def _check_elsewhere(trace: Trace, users: Iterable[tf.Operation]) -> None:
-    """Refuses what XLA would do with a variable on another device but read it."""
+    """Refuses anything but reads of variables on other devices."""
     outer = {own.name: tensor for own, tensor in trace.captured}
     unlike = [
         f"{name_in(trace, outer[own.name])} (by {op.type} {op.name!r})"
@@ -134,27 +134,27 @@ def _check_elsewhere(trace: Trace, users: Iterable[tf.Operation]) -> None:
     ]
     if unlike:
         raise ValueError(
-            "XLA compiles what a tower does on its device, and there can only read "
-            "variables of other devices, outside of branches, loops and functions; got "
-            f"{', '.join(sorted(unlike))}. Give each tower a variable of its own, or "
-            "use jit_compile=False."
+            "XLA compiles a tower for its device, and variables of other devices can "
+            "only be read, outside of branches, loops and functions; got "
+            f"{', '.join(sorted(unlike))}. Give each tower its own variable, or use "
+            "jit_compile=False."
         )
 
 
 def _check_lists(inputs: Iterable[tf.Tensor]) -> None:
-    """Refuses what XLA cannot pass from one function to the next."""
+    """Refuses lists, which XLA cannot pass from one function to the next."""
     loops = sorted({own.op.name for own in inputs if own.dtype == tf.variant})
     if loops:
         raise ValueError(
             "XLA compiles the parts of a function between sums over towers, and lists "
-            "do not leave a part, such as those of a loop whose gradient is computed "
-            f"after a sum; got {', '.join(loops)}. Have no loop in a model with layers "
-            "that are synchronised, or use jit_compile=False."
+            "cannot leave a part, such as those of a loop whose gradient is computed "
+            f"after a sum; got {', '.join(loops)}. Avoid loops in a model with "
+            "synchronised layers, or use jit_compile=False."
         )
 
 
 def name_in(trace: Trace, tensor: tf.Tensor) -> str:
-    """Returns the name of a variable by its handle, of any other tensor its own."""
+    """Returns the variable's name for its handle, the tensor's for any other."""
     names = [v.name for v in trace.graph.variables if v.handle is tensor]
     return str(names[0] if names else getattr(tensor, "name", tensor))
 
@@ -172,8 +172,8 @@ def seeded_operations(trace: Trace) -> frozenset[tf.Operation]:
             raise ValueError(
                 f"{', '.join(inside)} have a seed, inside a tf.cond, a loop or a "
                 "function, and would draw the same numbers in every tower that is "
-                "traced once; use tf.random.stateless_uniform and the like, or a "
-                "keras.random.SeedGenerator of each copy."
+                "traced once; use tf.random.stateless_uniform and the like, or one "
+                "keras.random.SeedGenerator per copy."
             )
     kinds = {op.type: op for op in every}
     random = {t for t, op in kinds.items() if "seed2" in op.node_def.attr}
@@ -198,7 +198,7 @@ def own_seeds(seeded: Iterable[tf.Operation], tower: int) -> Iterator[None]:
 
 
 def _outside(trace: Trace) -> set[tf.Operation]:
-    """Returns the placeholders of what comes from outside the trace."""
+    """Returns the placeholders for values from outside the trace."""
     tensors = [*trace.inputs, *(own for own, _ in trace.captured)]
     tensors += [given for meeting in trace.meetings for given in meeting.given]
     return {tensor.op for tensor in tensors}
@@ -207,7 +207,7 @@ def _outside(trace: Trace) -> set[tf.Operation]:
 def _find_outputs(
     stages: Sequence[Stage], stage_of: dict[tf.Operation, int], graph: tf.Graph
 ) -> None:
-    """Lists, for each stage, what its meetings and later stages use of it."""
+    """Lists, for each stage, the tensors that its meetings and later stages use."""
     used: list[dict[str, tf.Tensor]] = [{} for _ in stages]
 
     def use(tensor: tf.Tensor, number: int) -> None:

@@ -1,8 +1,8 @@
-"""Variables that towers write in another one's place, and copies that stay equal.
+"""Stand-ins for variables that towers share, and copies that stay equal.
 
-Where towers share a variable, tower 0 writes it, for all. The others write to
-stand-ins, which take the value that it had when the towers met last: so each sees what
-it has itself written since.
+Tower 0 alone writes a shared variable, for all towers. The others write to stand-ins,
+which start from its value at the last meeting: so each tower sees its own writes since
+then.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,9 +44,9 @@ class StandIns:
 def make_equal(
     names: Sequence[str], towers: Sequence[Mapping[str, Any]], settle: Settle | None
 ) -> None:
-    """Gives all towers what the first one has assigned.
+    """Gives all towers the values that the first one has assigned.
 
-    ``towers`` are [K] handles by the tensors' names; ``settle`` as of ``call_once``.
+    ``towers`` are [K] handles by the tensors' names; ``settle`` is ``call_once``'s.
     """
     if not names or (len(towers) == 1 and settle is None):
         return

@@ -1,4 +1,4 @@
-"""The trace of one tower's function, and the places where it meets the others."""
+"""The trace of one tower's function, and the meetings where towers synchronise."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ Combine = Callable[[Any, list[Any]], Sequence[Any]]
 
 
 def components(leaf: Any) -> list[tf.Tensor]:
-    """Lists the tensors of a leaf: itself, or what a composite one is made of."""
+    """Lists the tensors of a leaf: itself, or the components of a composite one."""
     if is_variable(leaf) or not tf.is_tensor(leaf):
         return []
     parts: list[tf.Tensor] = tf.nest.flatten(leaf, expand_composites=True)
@@ -26,15 +26,15 @@ def components(leaf: Any) -> list[tf.Tensor]:
 
 @dataclass(eq=False)
 class Meeting:
-    """A place where all towers pass a value, wait, and go on with an answer."""
+    """A place where all towers pass a value, wait, and continue with an answer."""
 
     place: Any
     brought: Any  # nest of tensors of the trace, and of other objects
     given: list[tf.Tensor]  # placeholders of the answer
-    position: int  # the number of operations that the trace had
+    position: int  # the trace's number of operations at that time
     waits: bool  # whether the towers wait for the answer
     is_same: bool = False  # whether the answer is equal in all towers
-    packs: Sequence[tuple[tf.Tensor, list[tf.Tensor]]] = ()  # what travels as one
+    packs: Sequence[tuple[tf.Tensor, list[tf.Tensor]]] = ()  # with the tensors packed
 
     def tensors(self) -> list[tf.Tensor]:
         """Lists the tensors that are sent: the values' components, and packs."""
@@ -52,18 +52,18 @@ class Trace:
     graph: tf.Graph
     may_meet: bool
     total: int  # of towers
-    around: "Trace | None"  # that of the function, for a branch
-    inputs: list[tf.Tensor]  # without those captured
+    around: "Trace | None"  # for a branch, the function's trace
+    inputs: list[tf.Tensor]  # without captured ones
     meetings: list[Meeting] = field(default_factory=list)  # the last one is the end
     captured: list[tuple[tf.Tensor, tf.Tensor]] = field(default_factory=list)
     must_run: set[tf.Operation] = field(default_factory=set)
     only_read: set[str] = field(default_factory=set)  # names of captured resources
     home: str = ""  # the first tower's device
-    devices: Sequence[str] = ()  # the towers', where XLA compiles it
+    devices: Sequence[str] = ()  # the towers', if XLA compiles it
     _met_inside: bool = field(default=False, init=False)
 
     def is_here(self) -> bool:
-        """Returns whether operations are built in it now, and in no body inside."""
+        """Returns whether operations made now are in it, and not in a body inside."""
         graph = tf.compat.v1.get_default_graph
         return not tf.executing_eagerly() and graph() is self.graph
 
@@ -72,7 +72,7 @@ class Trace:
         self._met_inside = True
 
     def has_met_inside(self) -> bool:
-        """Returns, once, whether a body was given up because it reached a meeting."""
+        """Returns, once, whether a body was abandoned because it reached a meeting."""
         met, self._met_inside = self._met_inside, False
         return met
 
@@ -97,8 +97,8 @@ class Trace:
     ) -> list[tf.Tensor]:
         """Adds a meeting after the operation that was built last; returns its answer.
 
-        Small tensors are packed where XLA compiles them: those that travel to one
-        device of ``together``, by the tensors' ids; None for no packs.
+        Where XLA compiles the trace, small tensors sent to one device are packed;
+        ``together`` maps the tensors' ids to devices; None for no packs.
         """
         packs = []
         if self.devices and together is not None:
@@ -112,7 +112,7 @@ class Trace:
         return given
 
     def outermost(self, tensor: Any) -> Any:
-        """Returns what a captured tensor is outside of all traces; else the tensor."""
+        """Returns the tensor that was captured from outside all traces; else itself."""
         for own, outer in self.captured:
             if own is tensor:
                 around = self.around
@@ -120,7 +120,7 @@ class Trace:
         return tensor
 
     def own(self, brought: Any) -> Any:
-        """Makes tensors from outside a branch its own."""
+        """Copies tensors from outside a branch into it."""
 
         def own(leaf: Any) -> Any:
             is_own = self.around is None or all(map(self.has, components(leaf)))
@@ -149,14 +149,14 @@ def _packs(
 
 class _Here(threading.local):
     trace: Trace | None = None
-    combine: Combine | None = None  # where a single tower runs, untraced
+    combine: Combine | None = None  # if a single tower runs, untraced
 
 
 _here = _Here()
 
 
 def current_trace() -> Trace | None:
-    """Returns the trace of a tower that can meet the others, if it is built here."""
+    """Returns the trace being built here, if it is a tower's that allows meetings."""
     trace = _here.trace
     is_one = trace is not None and trace.may_meet and trace.is_here()
     return trace if is_one else None
@@ -164,11 +164,11 @@ def current_trace() -> Trace | None:
 
 @contextmanager
 def meeting_alone(combine: Combine | None) -> Iterator[None]:
-    """Lets what runs inside, untraced, meet as the only tower.
+    """Makes untraced code inside the only tower of its meetings.
 
     Args:
-      combine: as of ``call_once``; called at once, with a list of one. None to let it
-        meet nobody.
+      combine: as for ``call_once``; called immediately, with a list of one. None to
+        allow no meetings.
     """
     outer, _here.combine = _here.combine, combine
     try:
@@ -178,9 +178,9 @@ def meeting_alone(combine: Combine | None) -> Iterator[None]:
 
 
 def traces_tower() -> bool:
-    """Returns whether ops made now are a tower's, traced for all, and in no body of it.
+    """Returns whether ops made now are a tower's, traced for all, and not in a body.
 
-    Where XLA compiles it, variables of other devices are read before.
+    If XLA compiles the trace, variables of other devices are read before the call.
     """
     return _here.trace is not None and _here.trace.is_here()
 
@@ -188,7 +188,7 @@ def traces_tower() -> bool:
 def device_in_trace(device: str) -> str:
     """Returns a device as operations made now may name it: "" for the tower's own.
 
-    What is traced for all towers runs where each is, and not where the first one is.
+    A trace for all towers runs on each tower's device, not only on the first one's.
     """
     if _here.trace is None:
         return device
@@ -197,7 +197,7 @@ def device_in_trace(device: str) -> str:
 
 
 def may_meet() -> bool:
-    """Returns whether this thread traces or runs a tower that can meet the others."""
+    """Returns whether this thread traces or runs a tower that allows meetings."""
     if _here.trace is not None:
         return _here.trace.may_meet
     return _here.combine is not None
@@ -212,37 +212,37 @@ def meet(
     is_same: bool = False,
     together: Mapping[int, str] | None = None,
 ) -> Any:
-    """Passes a value to a place where all towers meet; returns the common answer.
+    """Passes a value to a meeting, where all towers synchronise; returns the answer.
 
     Called while a tower is traced. Operations built after an answer run when all towers
-    have passed theirs. Without one the towers go on, unless they wait, and their values
-    are combined when they are next waited for.
+    have passed their values. Without an answer the towers continue, unless ``waits``,
+    and their values are combined at the next meeting that waits.
 
     Args:
       place: names the meeting for the ``combine`` of ``call_once``.
       brought: the value; a nest of tensors, and of variables or other objects, which
         are replaced by each tower's own.
-      answer: nest of ``tf.TensorSpec``: what ``combine`` will return for a tower.
-      waits: whether to wait for all towers where there is no answer.
+      answer: nest of ``tf.TensorSpec`` of the answer that a tower gets.
+      waits: whether to wait for all towers even if there is no answer.
       is_same: whether all towers get the same answer.
-      together: where XLA compiles the towers, small dense tensors travel in packs: by
-        their ids the devices that they travel to, for what is to stay apart; None for
-        no packs.
+      together: if XLA compiles the towers, small dense tensors are sent in packs: maps
+        tensors' ids to the devices that they are sent to, one pack each; those without
+        an entry share a pack. None for no packs.
 
     Returns:
       Tensors in the structure of ``answer``.
 
     Raises:
       RuntimeError: in the body of a loop or a ``tf.switch_case`` inside the tower. In
-        that of a ``tf.cond`` or a function it has the body taken apart.
+        that of a ``tf.cond`` or a function it makes the body be split or inlined.
     """
     trace, combine = _here.trace, _here.combine
     if trace is None and combine is not None:
-        with meeting_alone(None):  # What a meeting does itself meets nobody.
+        with meeting_alone(None):  # There are no meetings inside a meeting.
             (answered,) = combine(place, [brought])
         return answered
     if trace is None:
-        raise RuntimeError(f"Towers meet at {place}, outside of a tower.")
+        raise RuntimeError(f"Towers synchronise at {place}, outside of a tower.")
     _check_reached(trace, place)
     brought = trace.own(brought)
     specs = tf.nest.flatten(answer) if answer is not None else []
@@ -253,21 +253,21 @@ def meet(
 
 
 def _check_reached(trace: Trace, place: Any) -> None:
-    """Refuses a meeting in a body; a ``tf.cond`` or a function is then taken apart."""
+    """Refuses a meeting in a body; its ``tf.cond`` or function is then taken apart."""
     if trace.is_here():
         return
     trace.note_inside()
     raise RuntimeError(
-        f"Towers meet at {place}, which was reached in the body of a branch, a loop or "
-        "a function inside a tower, where the others cannot follow; do it in the tower "
-        "itself, in a tf.function that it calls, or in a tf.cond."
+        f"Towers synchronise at {place}, which was reached in the body of a branch, a "
+        "loop or a function inside a tower, where the others cannot follow; do it in "
+        "the tower itself, in a tf.function that it calls, or in a tf.cond."
     )
 
 
 def is_same_in_towers(tensor: Any) -> bool:
-    """Returns whether what is traced computes a tensor from nothing of a tower's own.
+    """Returns whether a traced tensor depends on nothing specific to a tower.
 
-    Lengths are taken to be equal in all towers, but for the number of rows.
+    Lengths are assumed to be equal in all towers, except the number of rows.
     """
     trace = _here.trace
     if trace is None or not trace.reaches(tensor):
@@ -365,6 +365,6 @@ def _tracing(trace: Trace) -> Iterator[None]:
 def _refuse_variable(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
     del next_creator
     raise ValueError(
-        f"The variable {kwargs.get('name')!r} was to be made in a function that is "
-        "traced for all towers; make variables before, each tower's own."
+        f"The variable {kwargs.get('name')!r} would be made in a function that is "
+        "traced for all towers; make each tower's variables beforehand."
     )

@@ -1,8 +1,8 @@
-"""Which variables a trace writes, and which of them towers would write unlike.
+"""Finds the variables that a trace writes, and writes that differ between towers.
 
-A variable that is outside of the towers' copies is written by tower 0, for all, if all
-towers would write the same. That is so if what is written depends on nothing that
-towers have of their own: their rows, random numbers, state that depends on these.
+Tower 0 writes a variable outside of the towers' copies, for all, if all towers would
+write the same value: one that depends on nothing specific to a tower, such as its rows,
+random numbers, or state that depends on these.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,8 +18,8 @@ from tw_core._tracing.bodies import Conditional
 from tw_core._tracing.trace import Trace
 from tw_core._variable_kinds import CALLS
 
-_SEEDS = "seed_generator_state"  # what Keras calls the state of its generators
-_LIBRARIES = ("/tensorflow/", "/keras/", "/tf_keras/", "/tw_")  # and all of towers
+_SEEDS = "seed_generator_state"  # Keras's name for the state of its generators
+_LIBRARIES = ("/tensorflow/", "/keras/", "/tf_keras/", "/tw_")  # "/tw_": these packages
 
 
 def written_handles(operations: Sequence[tf.Operation]) -> list[tf.Tensor]:
@@ -29,7 +29,7 @@ def written_handles(operations: Sequence[tf.Operation]) -> list[tf.Tensor]:
 
 
 def writers(trace: Trace) -> dict[int, tf.Operation]:
-    """Maps the handles, by id, that a trace and its branches write to a writer each."""
+    """Maps ids of the handles that a trace and its branches write to a writing op."""
     found: dict[int, tf.Operation] = {}
     for own in with_branches(trace):
         for op in own.graph.get_operations():
@@ -40,7 +40,7 @@ def writers(trace: Trace) -> dict[int, tf.Operation]:
 
 
 def random_states(trace: Trace) -> set[int]:
-    """Returns the handles, by id, of random generators; towers draw in turn."""
+    """Returns ids of the handles of random generators; towers draw in turn."""
     found: set[int] = set()
     for own in with_branches(trace):
         found |= {id(v.handle) for v in own.graph.variables if _SEEDS in str(v.name)}
@@ -51,7 +51,7 @@ def random_states(trace: Trace) -> set[int]:
 
 
 def unlike_writers(trace: Trace, random: set[int]) -> dict[int, tf.Operation]:
-    """Maps handles, by id, to an operation by which towers write unlike values."""
+    """Maps ids of handles to an operation that writes different values in towers."""
     unlike: dict[int, Any] = dict.fromkeys(random)
     while True:
         count = len(unlike)
@@ -61,9 +61,9 @@ def unlike_writers(trace: Trace, random: set[int]) -> dict[int, tf.Operation]:
 
 
 def _follow(trace: Trace, unlike: dict[int, Any], around: set[str]) -> None:
-    """Adds to ``unlike`` what is written with values of a tower's own.
+    """Adds to ``unlike`` the variables written with values that differ by tower.
 
-    ``around`` names the tensors of a tower's own in the trace around this one.
+    ``around`` names the tensors that differ by tower in the trace around this one.
     """
     given = [t for m in trace.meetings if not m.is_same for t in m.given]
     own = {tensor.name for tensor in (*trace.inputs, *given)}
@@ -125,7 +125,7 @@ def _is_random(node: Any) -> bool:
 
 
 def line_of(op: tf.Operation) -> str:
-    """Says where a program has an operation built."""
+    """Returns the line of the program that builds an operation."""
     frames = [own for own in op.traceback if not _is_library(own.filename)]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown line"
 
@@ -136,7 +136,7 @@ def _is_library(filename: str) -> bool:
 
 
 def with_branches(trace: Trace) -> Iterator[Trace]:
-    """Yields a trace and the branches in which its towers meet."""
+    """Yields a trace and its branches that contain meetings."""
     yield trace
     for meeting in trace.meetings:
         if isinstance(meeting.place, Conditional):
@@ -147,9 +147,9 @@ def with_branches(trace: Trace) -> Iterator[Trace]:
 def written_outside(
     trace: Trace, given: Sequence[tf.Tensor], shared: set[int], advice: str
 ) -> set[int]:
-    """Returns what tower 0 writes for all, of what no tower or every tower has.
+    """Returns the variables that tower 0 writes for all: of no tower, or of every one.
 
-    Refuses what towers would write unlike values to, unless there is no advice.
+    Refuses those to which towers would write different values, if there is advice.
     """
     known = set(map(id, given))
     random = random_states(trace)
@@ -166,8 +166,8 @@ def written_outside(
     ]
     if faults:
         raise ValueError(
-            f"Towers share {', '.join(faults)}, and each would write something else "
-            f"there: {advice}."
+            f"Towers share {', '.join(faults)}, and each would write another value to "
+            f"it: {advice}."
         )
     return set(found)
 

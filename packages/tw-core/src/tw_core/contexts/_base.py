@@ -86,11 +86,11 @@ class BaseTowerContext(ABC):
         self._new_trainable: list[str] = []
         if vs_name and not ns_name:
             raise ValueError(
-                f"{self}: a tower with a vs_name needs a name; its ops would have none "
-                "of their own."
+                f"{self}: a tower with a vs_name needs a name as well, the name scope "
+                "of its ops."
             )
         if ns_name.endswith("/") or vs_name.endswith("/"):
-            raise ValueError(f"{self}: names must not end in '/'; leave it out.")
+            raise ValueError(f"{self}: names must not end in '/'; omit it.")
 
     @property
     def name(self) -> str:
@@ -198,7 +198,7 @@ class BaseTowerContext(ABC):
         """Notes or refuses the current variable scope."""
 
     def _owner_of_losses(self) -> Hashable:
-        return id(self)  # its losses are those of no other tower
+        return id(self)  # It shares losses with no other tower.
 
     def _recording(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -231,8 +231,8 @@ class BaseTowerContext(ABC):
         if not self._name:
             raise ValueError(
                 f"{self}: a tower without a name cannot be entered in the name scope "
-                f"{open_scope!r}, which its tensors' names would begin with; enter it "
-                "outside, or name it."
+                f"{open_scope!r}, with which its tensors' names would begin; enter it "
+                "outside of that scope, or name it."
             )
         with graph.name_scope(None):
             unique = graph.unique_name(self._name, mark_as_used=False)
@@ -282,7 +282,7 @@ class BaseTowerContext(ABC):
         ]
         if unfit:
             raise ValueError(
-                f"{self}: {unfit} cannot name scopes of a graph; take letters, digits, "
+                f"{self}: {unfit} cannot name scopes of a graph; use letters, digits, "
                 "'_', '.', '-' and '/', beginning with a letter, a digit or '.'."
             )
         self._check_current_scope()

@@ -1,4 +1,4 @@
-"""Model functions that remember their towers, and handles to what each has built.
+"""Model functions that remember their towers, and handles on the towers built.
 
 As in tensorpack (``tensorpack/tfutils/tower.py``): the model function names a tensor
 ``"loss"``, the graph calls it ``"tower1/loss:0"``, and the handle of tower 1 finds it
@@ -157,8 +157,8 @@ class TowerHandle:
         given = [k for k in (key, name) if k is not None]
         if len(given) != 1:
             raise ValueError(
-                f"{self!r}.get_collection: give key or its older name `name`, one of "
-                f"the two; got key={key!r}, name={name!r}."
+                f"{self!r}.get_collection: pass key, or name, its older name, but not "
+                f"both; got key={key!r}, name={name!r}."
             )
         return self._context.get_collection_in_tower(given[0])
 
@@ -329,7 +329,7 @@ def _check_input_names(names: list[Any]) -> None:
     ]
     if repeated or unfit:
         raise ValueError(
-            f"TowerFunc: every input needs a name of its own, without ':', '/' and "
+            f"TowerFunc: every input needs a name of its own, without ':', '/' or "
             f"blanks; got {names}. Write e.g. "
             "tf.TensorSpec([None, 28, 28], tf.float32, name='image')."
         )

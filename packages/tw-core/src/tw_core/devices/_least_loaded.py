@@ -3,9 +3,9 @@
 A variable is a ``VarHandleOp``, whose output has shape ``()``, so its size is
 read from its attributes. Ops that use a variable run on its device.
 
-TensorFlow first asks the device function about a variable and then, where the variable
-is colocated with another one, as an optimizer's slots are, moves it to that one's
-device. So each variable is counted where it ended up, when the next one is placed.
+TensorFlow first calls the device function for a variable and then, if the variable is
+colocated with another, as an optimizer's slots are, moves it to the other's device. So
+each variable is counted where it ended up, when the next one is placed.
 """
 
 import logging

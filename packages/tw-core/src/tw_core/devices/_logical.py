@@ -1,4 +1,4 @@
-"""Logical devices: one spelling for each, and which of them this process has.
+"""Logical devices: a canonical spelling, and the devices that this process has.
 
 TensorFlow takes ``"gpu:0"``, ``"/gpu:0"``, ``"/device:GPU:0"`` and, for a device
 of this process, the same after ``/job:localhost/replica:0/task:0``; ops and
@@ -136,7 +136,7 @@ def session_config(
         to another one, as v1 code with integer variables on GPUs needs.
 
     Returns:
-      A fresh ``ConfigProto``: memory pass off, GPU memory taken as needed, GPUs
+      A new ``ConfigProto``: memory pass off, GPU memory allocated as needed, GPUs
       visible and divided as set in ``tf.config``.
 
     Raises:
@@ -184,7 +184,7 @@ def check_devices(
 
 @without_autograph
 def check_known_devices(devices: Iterable[str]) -> None:
-    """Refuses unknown devices as ``check_devices`` does, where they can be known.
+    """Refuses unknown devices as ``check_devices`` does, where devices are known.
 
     A session graph runs on the devices of its session: without a default session of
     that graph nothing is checked. Elsewhere TensorFlow's configured devices count.
@@ -209,7 +209,7 @@ def check_known_devices(devices: Iterable[str]) -> None:
 
 
 def count_logical_devices(device_type: str) -> int:
-    """Counts logical devices of a type, such as ``"CPU"``, without starting them."""
+    """Counts a type's logical devices, ``"CPU"`` say, without starting the runtime."""
     total = 0
     for physical in tf.config.get_visible_devices(device_type):
         configured = tf.config.get_logical_device_configuration(physical)
@@ -267,7 +267,7 @@ def _check_known(
     unknown = [device for device, spec in specs.items() if not _is_known(spec, known)]
     if unknown:
         raise ValueError(
-            f"Unknown devices {unknown}; known are {known}. Name known ones, or call "
+            f"Unknown devices {unknown}; known are {known}. Use known ones, or call "
             "tw_core.use_logical_cpus(n) before TensorFlow starts to have n logical "
             "CPUs."
         )
@@ -283,7 +283,7 @@ def _is_known(spec: tf.DeviceSpec, known: Sequence[str]) -> bool:
 
 
 def _devices_of(session: tf.compat.v1.Session | None) -> list[str]:
-    """Lists a session's devices; without one, those that TensorFlow is to make."""
+    """Lists a session's devices; without one, those that TensorFlow will make."""
     if session is None:
         return [
             f"/device:{kind}:{i}"

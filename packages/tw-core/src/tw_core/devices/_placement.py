@@ -1,9 +1,9 @@
-"""Where a graph's variables and operations live, and what moves between devices.
+"""Where a graph's variables and operations are, and what moves between devices.
 
 Read from the graph alone, so it shows the requested devices: an op without one
 appears under ``""``, and soft placement may still move an op. An op that uses a
-variable is counted where the variable lives, since it runs there whatever device
-it requests.
+variable is counted where the variable is, since it runs there no matter which
+device it requests.
 """
 
 from collections import Counter, defaultdict
@@ -33,7 +33,7 @@ class Transfer:
     Attributes:
       source: canonical device string.
       target: canonical device string.
-      tensors: how many; one used by several ops of the target counts once.
+      tensors: their number; one used by several ops of the target counts once.
       num_bytes: of the tensors whose shape is known.
     """
 
@@ -101,7 +101,7 @@ def placement(
     """
     if not isinstance(graph, tf.Graph):
         raise TypeError(
-            f"placement: graph must be a tf.Graph; got {type(graph).__name__}. Of a "
+            f"placement: graph must be a tf.Graph; got {type(graph).__name__}. For a "
             "tf.function, pass function.get_concrete_function(...).graph."
         )
     _check_fetches(graph, fetches)
@@ -130,7 +130,7 @@ def _check_fetches(graph: tf.Graph, fetches: Sequence[Any]) -> None:
         )
     foreign = [op.name for op in ops if op.graph is not graph]
     if foreign:
-        raise ValueError(f"placement: fetches of another graph than given: {foreign}.")
+        raise ValueError(f"placement: fetches must be of graph; got also {foreign}.")
 
 
 def _handles(graph: tf.Graph, variables: Sequence[tf.Variable]) -> dict[str, _Handle]:
@@ -166,7 +166,7 @@ def _captured_handles(
 def _by_device(handles: Iterable[_Handle]) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = defaultdict(dict)
     for handle in handles:
-        if not handle.name:  # a resource of no known variable
+        if not handle.name:  # not a known variable's resource
             continue
         # Outside of session graphs several variables may share a name.
         name, copies = handle.name, 1

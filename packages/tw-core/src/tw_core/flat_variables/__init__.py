@@ -1,9 +1,9 @@
 """Many small variables as one, which is read, reduced and updated as a whole.
 
-A small variable costs its ops, not its bytes, in every tower. A model's variables below
-a threshold can be packed into one flat variable per dtype and device: they are read
-once, their gradients are one tensor, and one update applies it. The model reads views;
-checkpoints keep the variables' own names and shapes.
+A small variable's cost is its ops in every tower, not its bytes. A model's variables
+below a threshold can be packed into one flat variable per dtype and device: they are
+read once, their gradients are one tensor, and one update applies it. The model reads
+views; checkpoints keep the variables' own names and shapes.
 """
 
 from tw_core.flat_variables._flat_variables import (

@@ -1,4 +1,4 @@
-"""One variable that holds many, or the slots of many."""
+"""One variable that holds many variables, or their slots."""
 
 import threading
 import weakref
@@ -38,7 +38,7 @@ class FlatVariable(tf.Variable):  # type: ignore[misc]
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Takes all parts from one read, whose gradient is one tensor."""
+        """Serves all parts from one read, whose gradient is one tensor."""
         before = self._parts
         parts = cut_flat(self.variable.read_value(), self.layout.shapes)
         self._steps.parts = [
@@ -83,13 +83,13 @@ class FlatVariable(tf.Variable):  # type: ignore[misc]
                     value=rows,
                 )
             flat = self.variable.read_value()
-            # One assignment of a slice would make TensorFlow copy at every later read.
+            # Assigning a slice even once makes TensorFlow copy at every later read.
             self.variable.assign(
                 tf.concat([flat[: part.start], rows, flat[part.end :]], axis=0)
             )
         return None
 
-    # A variable otherwise: the flat one, which is read and updated as a whole.
+    # The rest of a variable's interface: the flat one's, read and updated as a whole.
 
     name = property(attrgetter("variable.name"))
     shape = property(attrgetter("variable.shape"))
@@ -126,7 +126,7 @@ class FlatVariable(tf.Variable):  # type: ignore[misc]
         return self.gather_parts(range(len(self.layout.parts)))
 
     def gather_parts(self, numbers: Iterable[int]) -> dict[str, Callable[..., Any]]:
-        """Lets a saver take some parts together with others that it asks for."""
+        """Lets a saver save some parts together with others that it requests."""
 
         def make(name: str = "") -> Any:
             del name  # The parts have names of their own.
@@ -157,7 +157,7 @@ def describe_sparse(names: Sequence[str]) -> str:
     """Returns the advice for variables whose gradients are sparse."""
     return (
         f"{', '.join(names)} has a sparse gradient, which many optimizers apply "
-        "otherwise than a dense one; leave it out of the flat variables with "
+        "differently from a dense one; leave it out of the flat variables with "
         "group=lambda name: None if ... else ''."
     )
 

@@ -80,8 +80,8 @@ class FlatVariables:
         """
         if self._open is not None:
             raise RuntimeError(
-                "FlatVariables.scope: is open already; make one FlatVariables per "
-                "model."
+                "FlatVariables.scope: the scope is open already; make one "
+                "FlatVariables per model."
             )
         self._open = {}
         try:
@@ -154,18 +154,18 @@ class FlatVariables:
 
 
 def view_of(variable: Any) -> VariableView | None:
-    """Returns the view that a variable is or, as Keras's may, holds; else None."""
+    """Returns a variable if it is a view, or a Keras variable's view; else None."""
     plain = variable if isinstance(variable, tf.Variable) else tf_variable(variable)
     return plain if isinstance(plain, VariableView) else None
 
 
 def views_of(variables: Sequence[Any]) -> list[VariableView | None]:
-    """As ``view_of``, of each of several."""
+    """As ``view_of``, for each of several variables."""
     return [view_of(variable) for variable in variables]
 
 
 def flat_among(variables: Sequence[Any]) -> list[FlatVariable]:
-    """Returns those of several variables that are flat."""
+    """Returns the flat variables among ``variables``."""
     found = [flat_variable_of(variable) for variable in variables]
     return [flat for flat in found if flat is not None]
 

@@ -1,11 +1,11 @@
-"""Which variables a flat variable holds, and where: plain Python."""
+"""The variables that a flat variable holds, and where: plain Python."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-# Measured: flat variables win at 64 KiB, separate ones at 128 KiB, where owners apply
-# them (docs/benchmarks/step.md).
+# Measured: flat variables are faster at 64 KiB, separate ones at 128 KiB, where owners
+# apply them (docs/benchmarks/step.md).
 DEFAULT_BELOW_BYTES = 96 * 1024
 
 Group = Callable[[str], Hashable | None]
@@ -74,7 +74,7 @@ class Layout:
 
 
 def is_slot_name(name: str, whole: str) -> bool:
-    """Returns whether a variable is named after another, as its slot or average is.
+    """Returns whether a variable is named after another, as slots and averages are.
 
     >>> is_slot_name("flat/float32/Adam_1", "flat/float32")
     True

@@ -64,7 +64,7 @@ class FlatModel(Generic[_Model]):
         if frozen:
             raise ValueError(
                 f"FlatModel.trainable_variables: {', '.join(frozen)} trained when the "
-                "model was made, and an optimizer moves a flat variable as a whole; "
+                "model was made, and an optimizer updates a flat variable as a whole; "
                 "freeze them in the function that makes the model."
             )
         return [*self._flat.variables, *(v for v in trained if view_of(v) is None)]
@@ -86,14 +86,14 @@ class FlatModel(Generic[_Model]):
     def view_slots(self, slots: Sequence[tf.Variable]) -> list[tf.Variable]:
         """Views an optimizer's slots as those of the model's own variables.
 
-        For what saves an optimizer's state variable by variable, such as a file.
+        For code that saves an optimizer's state variable by variable.
 
         Args:
           slots: [N], one for each of ``trainable_variables``, of its shape.
 
         Returns:
           One for each of ``plain_variables``: a view of its part of a slot; or the
-          slot, where the variable is alone.
+          slot, if the variable is not packed.
         """
         number = {id(tf_variable(v)): n for n, v in enumerate(self.trainable_variables)}
         found: list[tf.Variable] = []
@@ -156,8 +156,8 @@ def _check_model(model: Any, trained: list[Any], flat: FlatVariables) -> None:
     elsewhere = [v.name for v in trained if flat.is_missing(v)]
     if elsewhere:
         raise ValueError(
-            f"flatten: {', '.join(elsewhere)} were made before; make_model must make "
-            "a new model with new variables."
+            f"flatten: {', '.join(elsewhere)} existed before; make_model must make a "
+            "new model with new variables."
         )
     constrained = [
         v.name
@@ -166,8 +166,8 @@ def _check_model(model: Any, trained: list[Any], flat: FlatVariables) -> None:
     ]
     if constrained:
         raise ValueError(
-            f"flatten: {', '.join(constrained)} have a constraint, which would bind "
-            "all of a flat variable; leave them alone with group=..., or lower "
+            f"flatten: {', '.join(constrained)} have a constraint, which would apply "
+            "to a whole flat variable; keep them separate with group=..., or lower "
             "below_bytes."
         )
 

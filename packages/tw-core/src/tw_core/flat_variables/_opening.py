@@ -13,7 +13,7 @@ FLAT_KEY = "_towers_flat_variable"
 
 
 class Opened:
-    """A flat variable to be made of values, in eager mode."""
+    """A flat variable that will be made from values, in eager mode."""
 
     def __init__(self) -> None:
         self.views: list[VariableView] = []

@@ -72,8 +72,8 @@ def _packed(
     if wrong:
         raise ValueError(
             f"pack_gradients: the variables of {flat.name} must have one gradient "
-            f"each; got another number for {', '.join(wrong)}. Leave those that do "
-            "not train out of it with FlatVariables(group=...)."
+            f"each; got another number for {', '.join(wrong)}. Leave out those that "
+            "do not train with FlatVariables(group=...)."
         )
     sparse = [v.name for g, v in own if isinstance(g, tf.IndexedSlices)]
     if sparse:

@@ -18,13 +18,13 @@ _VALUE = "VARIABLE_VALUE"
 class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[misc]
     """A part of a flat variable, which a model uses in place of its own variable.
 
-    Has the variable's name, shape and dtype; reading it gives its part of the flat
+    Has the variable's name, shape and dtype; reading it returns its part of the flat
     variable. In a session graph a step reads it once (``value()``); ``read_value()``
     reads it again. An optimizer cannot update it: it updates the flat variable.
     """
 
     _save_slice_info = None
-    # TensorFlow's are properties: here the first four are set with each view.
+    # TensorFlow's are properties: here the first four are set for each view.
     name, device = "", ""
     shape, dtype = tf.TensorShape(None), tf.float32
     trainable, constraint = True, None
@@ -64,7 +64,7 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
 
     @property
     def holder(self) -> Any:
-        """What has its memory: the flat variable, or its own where it is kept alone."""
+        """The variable that stores it: the flat one, or its own if it is not packed."""
         return self._own if self.flat is None else self.flat
 
     # The properties of a variable.
@@ -116,7 +116,7 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
         del name, as_ref
         if dtype is not None and not tf.as_dtype(dtype).is_compatible_with(self.dtype):
             raise ValueError(
-                f"{self.name}: has the dtype {self.dtype.name}; got a use that wants "
+                f"{self.name}: has the dtype {self.dtype.name}; got a use as "
                 f"{tf.as_dtype(dtype).name}. Cast it with tf.cast."
             )
         return self.value()
@@ -186,8 +186,8 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
 
     def _set_save_slice_info(self, save_slice_info: Any) -> None:
         raise ValueError(
-            f"{self.name}: has a partitioner, and parts of a variable cannot lie in a "
-            "flat variable; make it without, or large enough to stay alone."
+            f"{self.name}: has a partitioner, and a partitioned variable cannot be in "
+            "a flat variable; make it without, or large enough to stay separate."
         )
 
     def to_proto(self, export_scope: str | None = None) -> None:
@@ -226,7 +226,7 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
         raise ValueError(
             f"{self.name} is part of a flat variable, which a SavedModel cannot hold; "
             "save the model as a .keras file, or its weights or checkpoint, load that "
-            "into a model made without flat variables, and export this one."
+            "into a model made without flat variables, and export that model."
         )
 
     def _bound(self, asked: str) -> "FlatVariable":

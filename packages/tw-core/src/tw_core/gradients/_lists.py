@@ -20,8 +20,8 @@ def list_pairs(name: str, given: Any) -> list[tuple[Any, Any]]:
     """Lists the (gradient, variable) pairs of any iterable, such as a ``zip``.
 
     Args:
-      name: the argument's.
-      given: its value; of the pairs, neither gradients nor variables are checked.
+      name: the argument's name.
+      given: its value; neither gradients nor variables of the pairs are checked.
 
     Raises:
       TypeError: something else.

@@ -1,6 +1,6 @@
-"""One gate for gradients: towers' lists are read once, and every mismatch is named.
+"""Checks towers' lists of gradients once, and names every mismatch.
 
-A list that was read travels as ``Gradients``, which nobody checks again.
+A list that was read is passed on as ``Gradients``, which are not checked again.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ Ownership: TypeAlias = Literal["own", "shared", "any"]
 
 
 class Gradients(list[list[Any]]):
-    """[K][N] gradients that were read: of one shape and dtype over all towers.
+    """[K][N] checked gradients: the n-th has one shape and dtype in all towers.
 
     A function that takes a list of gradients, or of pairs, takes this instead without
     checking it again. ``read_pairs`` and ``read_gradients`` make it; functions that
@@ -33,11 +33,11 @@ class Gradients(list[list[Any]]):
 
     Args:
       grads: [K][N] gradients.
-      variables: [K][N] their variables; None where they were read without.
+      variables: [K][N] their variables; None if they were read without variables.
       tests: see below.
 
     Attributes:
-      tests: ops that compare shapes in the run, and fail the step if they differ.
+      tests: ops that compare shapes at run time, and fail the step if they differ.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ def read_pairs(
     variables: Ownership = "any",
     allow_none: bool = False,
 ) -> Gradients:
-    """Reads the towers' (gradient, variable) pairs, once for everything that follows.
+    """Reads and checks the towers' (gradient, variable) pairs.
 
     Args:
       grad_list: [K][N] pairs; ``Gradients`` are returned as they are.
@@ -109,7 +109,7 @@ def read_pairs(
 
 @without_autograph
 def read_gradients(grads: Sequence[Sequence[Any]]) -> Gradients:
-    """Reads the towers' gradients without variables, as a reducer takes them.
+    """Reads and checks the towers' gradients without variables, as reducers take them.
 
     Args:
       grads: [K][N] tensors and ``IndexedSlices``, K >= 1; ``Gradients`` are returned
@@ -117,7 +117,7 @@ def read_gradients(grads: Sequence[Sequence[Any]]) -> Gradients:
 
     Returns:
       The gradients. Those of a variable whose shapes are not fully known in every
-      tower wait for an op, listed in ``tests``, that compares them in the run and
+      tower wait for an op, listed in ``tests``, that compares them at run time and
       fails with ``InvalidArgumentError``; they get the merged static shape.
 
     Raises:
@@ -138,10 +138,10 @@ def read_gradients(grads: Sequence[Sequence[Any]]) -> Gradients:
 def check_grad_list(grad_list: GradList, *, allow_none: bool = False) -> None:
     """Checks that every tower has the same gradients in the same order.
 
-    Variables are compared by name, without a ``tower<k>/`` prefix. Separately
-    built models, such as Keras models, have names of their own with running
-    numbers (``dense``, ``dense_1``): there the numbers are ignored, and names
-    that have nothing in common are matched by position.
+    Variables are compared by name, without a ``tower<k>/`` prefix. In separately
+    built models, such as Keras models, names have running numbers (``dense``,
+    ``dense_1``): there the numbers are ignored, and names that have nothing in
+    common are matched by position.
 
     Args:
       grad_list: [K][N] pairs.
@@ -190,10 +190,10 @@ def check_shared_grad_list(grad_list: GradList) -> None:
 def ensure_gradient_shapes(grad_list: GradList) -> list[list[tuple[Any, Any]]]:
     """Gives every gradient the shape of its variable, checked when it is computed.
 
-    A gradient that reads a placeholder, a ``py_function`` or a ``tf.function``'s free
-    dimension may have a partially known shape. If its shape is not the variable's, its
-    raw memory would be added to other towers' gradients, or it would shift the tensors
-    packed after it.
+    A gradient that depends on a placeholder, a ``py_function`` or a ``tf.function``'s
+    free dimension may have a partially known shape. If its shape is not the variable's,
+    its raw memory would be added to other towers' gradients, or it would shift the
+    tensors packed after it.
 
     Args:
       grad_list: [K][N] (gradient, variable) pairs that pass ``check_grad_list``; a
@@ -214,7 +214,7 @@ def ensure_gradient_shapes(grad_list: GradList) -> list[list[tuple[Any, Any]]]:
 
 @without_autograph
 def check_gradients(grads: Sequence[Sequence[Any]]) -> None:
-    """Checks as ``read_gradients``, and compares nothing in the run.
+    """Checks as ``read_gradients``, but compares nothing at run time.
 
     Args:
       grads: [K][N] tensors and ``IndexedSlices``.
@@ -338,8 +338,8 @@ def _not_shared(
         others = [k for k, own in enumerate(column) if own is not column[0]]
         if others:
             yield (
-                f"{name} is a variable of their own in towers {others}, where all "
-                "towers must use tower 0's"
+                f"{name} is a separate variable in towers {others}; all towers must "
+                "use tower 0's"
             )
 
 
@@ -378,7 +378,7 @@ def _foreign(
             if not (is_kept_here and usable.issuperset(made_in)):
                 towers_of.setdefault(names[k][n], []).append(k)
     what = (
-        "or its gradient is of another graph"
+        "or its gradient belongs to another graph"
         if variables
         else "has gradients of another graph, or eager ones in a graph,"
     )

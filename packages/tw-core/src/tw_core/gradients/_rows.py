@@ -1,15 +1,15 @@
-"""Sums of sparse gradients that repeat no row which the addends do not repeat.
+"""Sums of sparse gradients that keep rows distinct where they are in each tower.
 
-TensorFlow's gradient of ``embedding_lookup_sparse``, and of what Keras computes from a
-sparse input, has each row once per batch: the indices are the result of ``Unique``. The
+TensorFlow's gradient of ``embedding_lookup_sparse``, and of Keras layers on a sparse
+input, has each row once per batch: the indices are the result of ``Unique``. The
 gradient of an ``Embedding`` has a row per lookup. An optimizer that squares rows one by
 one (see ``_values.py``) treats the two differently. So a sum over towers, whose batches
-are parts of one batch, adds up the rows that share an index where no addend can repeat
-them, and has all rows otherwise. The gradient of a table that is read several times is
-a concatenation, of which each part is summed by itself.
+are parts of one batch, adds up the rows that share an index where no tower can repeat
+them, and keeps all rows otherwise. The gradient of a table that is read several times
+is a concatenation, of which each part is summed separately.
 
-Whether rows can repeat is known from the operations that computed the indices, across
-calls of functions and branches. Eager tensors have no such record, and nothing is added
+The operations that computed the indices show whether rows can repeat, across calls of
+functions and branches. Eager tensors have no such record, so their rows are not added
 up: rows that happen to be distinct may repeat in the next batch.
 """
 
@@ -32,13 +32,13 @@ _DISTINCT = {"Unique": 0, "UniqueWithCounts": 0, "Range": 0} | dict.fromkeys(
     ),
     1,
 )
-"""Operations of which one output, here by its number, repeats no element."""
+"""Operations with an output, given by its number, that repeats no element."""
 
 _KEEP = (
     *("Cast", "EnsureShape", "ExpandDims", "Identity", "PreventGradient"),
     *("Reshape", "Slice", "Squeeze", "StopGradient", "StridedSlice"),
 )
-"""Operations that leave elements out at most, and repeat none."""
+"""Operations that may drop elements, but repeat none."""
 
 
 @without_autograph
@@ -49,8 +49,8 @@ def add_rows(grads: Sequence[tf.IndexedSlices]) -> Any:
       grads: at least one, of one dtype.
 
     Returns:
-      The rows of all. Where ``has_unique_rows`` of each, which is decided for each of
-      its parts (see ``split_rows``), rows that share an index are added up.
+      The rows of all. Rows that share an index are added up if ``has_unique_rows`` of
+      each gradient, which is decided part by part (see ``split_rows``).
     """
     parts = [split_rows(grad) for grad in grads]
     if len({len(own) for own in parts}) > 1:
@@ -71,8 +71,8 @@ def join_rows(grads: Sequence[Any]) -> Any:
       grads: at least one, of one dtype. Indices of different dtypes become int64.
 
     Returns:
-      Their rows, with the ``dense_shape`` that is best known among theirs. A single
-      gradient, sparse or dense, is returned as it is.
+      Their rows, with the best known ``dense_shape`` among theirs. A single gradient,
+      sparse or dense, is returned as it is.
     """
     if len(grads) == 1:
         return grads[0]
@@ -91,14 +91,14 @@ def join_rows(grads: Sequence[Any]) -> Any:
 
 @without_autograph
 def split_rows(grad: Any) -> list[Any]:
-    """Takes a sparse gradient apart into those that TensorFlow concatenated.
+    """Splits a sparse gradient into those that TensorFlow concatenated.
 
     Args:
       grad: a tensor or an ``IndexedSlices``.
 
     Returns:
       The parts, whose rows are those of ``grad`` in the same order; ``[grad]`` for
-      anything but a concatenation of which a part ``has_unique_rows``.
+      anything but a concatenation with a part that ``has_unique_rows``.
     """
     if not isinstance(grad, tf.IndexedSlices):
         return [grad]
@@ -120,14 +120,14 @@ def has_unique_rows(grad: Any) -> bool:
       grad: a tensor or an ``IndexedSlices``.
 
     Returns:
-      True for an ``IndexedSlices`` of which TensorFlow computed the indices so, as by
-      ``tf.unique``. False where nothing is known, as eagerly.
+      True for an ``IndexedSlices`` with indices computed by an operation such as
+      ``tf.unique``. False if nothing is known, as in eager mode.
     """
     return isinstance(grad, tf.IndexedSlices) and _is_distinct(grad.indices)
 
 
 def _concatenated(indices: tf.Tensor) -> list[tf.Tensor]:
-    """Lists the 1-D tensors of which indices are the concatenation."""
+    """Lists the 1-D tensors that indices are a concatenation of."""
     whole = indices
     while not _is_eager(whole) and whole.op.type in ("Identity", "Reshape"):
         whole = whole.op.inputs[0]
@@ -173,7 +173,7 @@ def _is_distinct(tensor: tf.Tensor, inside: tuple[_Call, ...] = ()) -> bool:
 
 
 def _counts_from_end(op: tf.Operation) -> bool:
-    """Returns whether an operation replaces negative indices, as Keras's ``take``."""
+    """Returns whether an op replaces negative indices, as Keras's ``take`` does."""
     if op.type != "SelectV2":
         return False
     is_negative, _, index = op.inputs

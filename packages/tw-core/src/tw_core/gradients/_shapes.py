@@ -1,10 +1,10 @@
-"""Shapes and dtypes of gradients, compared while building and in the run.
+"""Shapes and dtypes of gradients, compared at build time and at run time.
 
-Shapes that TensorFlow knows while building are compared there and cost the step
-nothing. Unknown ones, such as those of a fed tensor or a batch of any size, could
-silently give wrong sums: tensors are added flat, and packs are cut at tower 0's
-boundaries. Those shapes, and only those, are compared when the step runs: with the
-variable's shape where it is known, else tower with tower.
+Shapes that TensorFlow knows at build time are compared then and cost the step nothing.
+Unknown ones, such as those of a fed tensor or a batch of any size, could silently give
+wrong sums: tensors are added flat, and packs are cut at tower 0's boundaries. Those
+shapes, and only those, are compared when the step runs: with the variable's shape if it
+is known, else between towers.
 """
 
 import re
@@ -39,7 +39,7 @@ def _ensured(grad: Any, variable: tf.Variable, tower: int) -> Any:
     if str(dense.shape.merge_with(shape)) == str(dense.shape):
         return grad  # The variable's shape adds nothing.
     name = f"check_gradient_shape/tower{tower}/{variable.name.split(':')[0]}"
-    # On the gradient's device, whatever device is in scope.
+    # On the gradient's device, not on the one in scope.
     with tf.device(dense.device or None):
         dense = tf.ensure_shape(
             dense, shape, name=re.sub(r"[^A-Za-z0-9_.\\/-]", "_", name)
@@ -52,10 +52,10 @@ def _ensured(grad: Any, variable: tf.Variable, tower: int) -> Any:
 def compared(
     grads: Sequence[Sequence[Any]],
 ) -> tuple[list[list[Any]], list[tf.Operation]]:
-    """Compares [K][N] gradients tower with tower where a shape is unknown.
+    """Compares [K][N] gradients between towers where a shape is unknown.
 
     Those wait for the comparison, and get the merged static shape. Returns them, and
-    the comparisons, which fail the step.
+    the comparisons, which fail the step if shapes differ.
     """
     columns: list[Sequence[Any]] = list(zip(*grads, strict=True))
     tests: list[tf.Operation] = []
@@ -70,7 +70,7 @@ def differences(
     names: Sequence[str],
     variables: Sequence[Sequence[tf.Variable]] | None = None,
 ) -> list[str]:
-    """Describes where a variable's [K] gradients differ, or are not as the variable."""
+    """Describes how a variable's [K] gradients differ from each other or from it."""
     kept = [()] * len(names) if variables is None else zip(*variables, strict=True)
     return [
         f"{name}{difference}"
@@ -128,14 +128,14 @@ def _may_update(dtype: tf.DType, variable: tf.Variable) -> bool:
 def _static_shape(
     grad: Any, num_rows: tf.TensorShape | None = None
 ) -> tf.TensorShape | None:
-    """Returns the dense shape as known while building; None if it is contradictory.
+    """Returns the dense shape as known at build time; None if it is contradictory.
 
-    ``num_rows`` is the shape of a sparse gradient's first axis if it does not say.
+    ``num_rows`` is the shape of the first axis of a sparse gradient that lacks one.
     """
     if not isinstance(grad, tf.IndexedSlices):
         return tf.TensorShape(grad.shape)
     whole, given = tf.TensorShape(None), grad.dense_shape
-    if given is not None:  # a list, where the user made it so
+    if given is not None:  # may be a list that the user passed
         whole = grad.shape if tf.is_tensor(given) else tf.TensorShape(list(given))
     first = (
         tf.TensorShape([None]) if num_rows is None or given is not None else num_rows
@@ -171,7 +171,7 @@ def _compared(column: Sequence[Any], who: str, tests: list[tf.Operation]) -> lis
         refusal = (
             f"{who} must have one shape over all towers; check that every tower lists "
             "its variables in the same order. Tensors "
-            f"{', '.join(tensor.name for tensor in dense)} came with"
+            f"{', '.join(tensor.name for tensor in dense)} had shapes"
         )
         named_shapes = _run_time_shapes(column)
         with tf.device(host_of(dense[0].device)):
@@ -197,7 +197,7 @@ def _of_shape(
 
 
 def _wait(dense: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    # A widened tensor waits in its narrow dtype, so that it can travel in it.
+    # A widened tensor waits in its narrow dtype, so that it can be sent in it.
     waited = tf.cast(tf.identity(narrow_source(dense)), dense.dtype)
     waited.set_shape(shape)
     return waited

@@ -44,11 +44,11 @@ def map_values(fn: Callable[[tf.Tensor], tf.Tensor], grad: Any) -> Any:
 
 
 def elementwise(reducer: _F) -> _F:
-    """Marks a reducer each of whose results follows from the elements at one place.
+    """Marks a reducer whose results depend on the elements at one position each.
 
-    Only such a one is given gradients joined into packs, and before they are unscaled;
-    any other gets them in their variables' shapes, and unscaled. A sum is elementwise;
-    what looks at a norm or a rank is not.
+    Only such a reducer is given gradients joined into packs, and before they are
+    unscaled; any other gets them in their variables' shapes, and unscaled. A sum is
+    elementwise; a reducer that uses a norm or a ranking is not.
 
     Args:
       reducer: [K][N] -> [K][N], a function or an object with attributes.
@@ -65,7 +65,7 @@ def elementwise(reducer: _F) -> _F:
 
 
 def is_elementwise(reducer: Any) -> bool:
-    """Returns whether a reducer, or what a ``functools.partial`` binds, is marked."""
+    """Returns whether a reducer, or one in a ``functools.partial``, is marked."""
     while isinstance(reducer, partial) and not hasattr(reducer, "elementwise"):
         reducer = reducer.func
     return bool(getattr(reducer, "elementwise", False))
@@ -100,7 +100,7 @@ def scale(grad: Any, factor: float | tf.Tensor | None) -> Any:
 
 def scalar_of(number: Any, dtype: tf.DType) -> tf.Tensor:
     """Converts a number or a scalar tensor."""
-    # A number directly: by way of float32, 1/3 is not 1/3 in float64.
+    # A number is converted directly: via float32, 1/3 would not be 1/3 in float64.
     make = tf.cast if tf.is_tensor(number) else tf.constant
     return make(number, dtype)
 

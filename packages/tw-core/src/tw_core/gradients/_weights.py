@@ -44,9 +44,9 @@ def check_weights(
     """Refuses anything but towers' weights.
 
     Args:
-      weights: what the user passed; None is accepted.
+      weights: the user's argument; None is accepted.
       num_towers: how many there must be; None if that is not known yet.
-      average: whether a mean is taken, in which they are used.
+      average: whether a mean is taken, since only a mean uses weights.
 
     Raises:
       TypeError: not a list; an item that is neither a real number nor a scalar tensor.
@@ -57,7 +57,7 @@ def check_weights(
         return
     if not average:
         raise ValueError(
-            "weights are those of a mean; pass average=True, or leave them out for a "
+            "weights apply to a mean only; pass average=True, or leave them out for a "
             "sum."
         )
     check_list(weights=weights, of="numbers or scalar tensors, one per tower")

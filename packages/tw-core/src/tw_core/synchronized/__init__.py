@@ -1,4 +1,4 @@
-"""Sums over towers inside a model, and the batch normalisation that rests on them.
+"""Sums over towers inside a model, and batch normalisation by such sums.
 
 Inside a tower a tensor is summed over all towers of the build, and gradients go back
 through the sum. Under ``synchronized_layers`` these sums serve layers that were written

@@ -32,7 +32,7 @@ class _TowerReplicaContext(tf.distribute.ReplicaContext):  # type: ignore[misc]
         kind = str(getattr(reduce_op, "value", reduce_op)).upper()
         if kind not in ("SUM", "MEAN"):
             raise ValueError(
-                "synchronized_layers: all_reduce knows SUM and MEAN; got "
+                "synchronized_layers: all_reduce supports SUM and MEAN; got "
                 f"{reduce_op!r}."
             )
         sums = sum_over_towers(value)
@@ -43,7 +43,7 @@ class _TowerReplicaContext(tf.distribute.ReplicaContext):  # type: ignore[misc]
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
         """Refuses: only reductions over towers are supported."""
         raise NotImplementedError(
-            "synchronized_layers: all_gather is not there over towers; use all_reduce."
+            "synchronized_layers: all_gather is not supported; use all_reduce."
         )
 
 

@@ -1,12 +1,12 @@
 """Sums over towers that are built one after the other, in one graph.
 
-Where one trace serves all towers, it is cut here, and the total is computed between the
-towers' calls. Otherwise tower 0 needs the total before tower 1 has been built. It goes
-on with an op whose input is a placeholder; once the last tower has added its tensor,
-the sum of all replaces the placeholder. The result is a plain ``AddN``: towers do not
-synchronise at run time, so nothing can hang. The gradient of a sum is the sum of its
-gradients in all towers, and is joined in the same way, in whatever order towers are
-differentiated.
+If one trace serves all towers, it is cut here, and the total is computed between the
+towers' calls. Otherwise tower 0 needs the total before tower 1 has been built. It
+continues with an op whose input is a placeholder; once the last tower has added its
+tensor, the sum of all replaces the placeholder. The result is a plain ``AddN``: towers
+do not synchronise at run time, so nothing can hang. The gradient of a sum is the sum of
+its gradients in all towers, and is joined in the same way, in any order in which towers
+are differentiated.
 
 TensorFlow's own loops close their back edges like this (``Operation._update_input``).
 """
@@ -109,7 +109,7 @@ class Joined(Protocol):
         """Takes a tower's tensors; returns the totals, which can be differentiated."""
 
     def updates(self, variable: Any, place: "Place") -> bool:
-        """Returns whether a tower is the one that updates a variable of all."""
+        """Returns whether this tower updates a variable for all towers."""
 
 
 class JoinedTowers:
@@ -176,8 +176,8 @@ class JoinedTowers:
             raise ValueError(
                 "sum_over_towers: every tower must reach the same sums; "
                 f"tower{index} has not reached {missing} of tower0, and tower0 has "
-                f"not reached {more} of tower{index}. Build the same layers in "
-                "every tower, in one order, and differentiate all in the same way."
+                f"not reached {more} of tower{index}. Build the same layers in every "
+                "tower, in the same order, and differentiate all in the same way."
             )
 
 
@@ -215,9 +215,9 @@ def current_place() -> Place | None:
             return place
         if place.joined.graph is None:
             raise RuntimeError(
-                "Towers are built one after the other, which eager mode computes at "
+                "Towers are built one after the other, and eager mode computes each at "
                 "once; call map_towers inside a tf.function. A tf.function for each "
-                "tower does not do."
+                "tower is not enough."
             )
         if graph is place.joined.graph:
             _check_context(place.joined)
@@ -233,8 +233,8 @@ def current_place() -> Place | None:
     scope = open_tower_scope()
     if scope is not None and scope.total > 1 and not _entered.places:
         raise RuntimeError(
-            f"tower{scope.index} is built by neither map_towers nor a builder, so that "
-            "other towers cannot be found; build all of them in "
+            f"tower{scope.index} is built by neither map_towers nor a builder, so the "
+            "other towers are unknown; build all of them in "
             "tw_core.synchronized.joined_towers."
         )
     return None
@@ -242,7 +242,7 @@ def current_place() -> Place | None:
 
 @dataclass(eq=False)
 class _Sum:
-    """One sum: the towers' parts so far, and the totals that the towers go on with."""
+    """One sum: the towers' parts so far, and the totals that the towers get."""
 
     joined: JoinedTowers
     name: str  # of the layer, in the tower that began the sum
@@ -277,8 +277,8 @@ class _Sum:
         raise ValueError(
             f"sum_over_towers: towers must reach the same sums in the same order; "
             f"tower{self.begun_by} has reached {self.name!r} ({_described(begun)}), "
-            f"tower{index} to {name!r} ({_described(tensors)}). Build the same layers "
-            "in every tower, in one order."
+            f"tower{index} {name!r} ({_described(tensors)}). Build the same layers in "
+            "the same order in every tower."
         )
 
     def with_gradients(self) -> "Iterator[_Sum]":
@@ -306,7 +306,7 @@ class _Sum:
     def _differentiable(
         self, index: int, tensors: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        # Not by the sums: their gradient would reach other towers through AddN.
+        # Not the sums' own gradient, which would reach other towers through AddN.
         return _differentiable(
             self.totals,
             tensors,
@@ -343,7 +343,7 @@ class _TracedTowers:
         return _TracedSum(place.name()).of(tensors)
 
     def updates(self, variable: Any, place: Place) -> bool:
-        """Notes a variable that one tower updates for all, whose trace this is."""
+        """Notes a variable that one tower, whose trace this is, updates for all."""
         self._updated.append(variable)
         return True
 
@@ -388,9 +388,9 @@ def call_towers_once(
       fn: the function of a tower.
       items: [K] lists of arguments.
       scopes: [K] functions that return the context of a tower's calls.
-      combine: answers meetings that are not sums; None where there are none.
-      counted: [K] booleans: whether sums have a tower's part, such as of rows that
-        only fill it up; None for all.
+      combine: answers meetings that are not sums; None if there are none.
+      counted: [K] booleans: whether sums include a tower's part, False for rows that
+        are only padding; None for all.
       written_once: variables that several towers share and tower 0 alone assigns;
         moving averages of ``batch_normalization`` are added to them.
       kept_equal: as for ``call_once``.
@@ -429,7 +429,7 @@ def call_towers_once(
             sums = _add(brought, counted)
             return [sums if sum_ranks is None else sum_ranks(place.name, sums)] * total
         if combine is None:
-            raise RuntimeError(f"Towers came to {place}.")
+            raise RuntimeError(f"Towers synchronise at {place}, without a combine.")
         return combine(place, brought)
 
     return call_once(

@@ -4,9 +4,9 @@ A policy is entered around the model code of one tower. ``VariableStore`` implem
 the same two policies in ``tf.function``.
 
 A checkpoint needs only one of the replicas' copies, so the variables of towers 1 and up
-are local. Every way of making a variable (``get_variable``, ``tf.Variable``, an
-optimizer's slots) goes through a variable creator; the variable is moved between
-collections afterwards, because TensorFlow 2's ``tf.Variable`` ignores ``collections``.
+are local. All variables (from ``get_variable``, ``tf.Variable``, an optimizer's slots)
+are made by a variable creator; they are moved between collections afterwards, because
+TensorFlow 2's ``tf.Variable`` ignores ``collections``.
 """
 
 import re

@@ -24,8 +24,8 @@ _T = TypeVar("_T")
 def replicate(towers: Sequence[Tower], factory: Callable[[Tower], _T]) -> list[_T]:
     """Makes one copy of a model per tower, each on its tower's device.
 
-    Outside of graphs the copies start with tower 0's values; the state of Keras's
-    random generators stays each tower's own. In a session graph the variables of
+    Outside of graphs the copies start with tower 0's values, except the state of
+    Keras's random generators. In a session graph the variables of
     towers 1 and up are local ones below ``tower<k>/``; run the op of
     ``copy_to_replicas`` after the initialisers.
 
@@ -73,7 +73,7 @@ def _own_names(tower: Tower) -> Iterator[None]:
             yield
             return
         scope = tf.compat.v1.get_default_graph().get_name_scope()
-        # With a slash at its end, the name stays free for a tower context.
+        # With a slash at the end, the name stays free for a tower context.
         with tf.name_scope(f"{scope}/{tower.name}/" if scope else f"{tower.name}/"):
             yield
 

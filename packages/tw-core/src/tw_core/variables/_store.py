@@ -121,8 +121,8 @@ class VariableStore:
         exists = name in self._sets[self._owner(tower)]
         if reuse is True and not exists:
             raise ValueError(
-                f"VariableStore: {tower.name} reuses the variable {name!r}, which "
-                "nothing has made; make it without reuse first."
+                f"VariableStore: {tower.name} reuses the variable {name!r}, which does "
+                "not exist; make it without reuse first."
             )
         if not reuse and (tower.index, name) in self._served_now():
             raise ValueError(
@@ -169,7 +169,7 @@ class VariableStore:
             yield
 
     def _serve_first(self, tower: Tower, name: str, regularizer: Any) -> None:
-        # One loss per variable and trace; a session graph adds it on creation.
+        # One loss per variable and trace; a session graph adds it at creation.
         served = self._served_now()
         shares = isinstance(self._policy, Shared)
         is_first = not any(
@@ -184,8 +184,8 @@ class VariableStore:
 
 
 def _scope_without_reuse() -> Any:
-    # A trace inherits the eager scope around it, which is AUTO_REUSE as soon as
-    # anything has asked for it; making a name twice would go unnoticed.
+    # A trace inherits the eager scope around it, which is AUTO_REUSE once anything
+    # has asked for it; making a name twice would then go unnoticed.
     v1 = tf.compat.v1
     scope = v1.get_variable_scope()
     return v1.VariableScope(
