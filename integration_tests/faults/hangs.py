@@ -190,7 +190,7 @@ def hang_collective(rng: random.Random) -> Hang:
     )
     hang = Hang(
         where,
-        [rf"tower {victim} \({CPUS[victim]}\): has not passed its gradients"],
+        [rf"tower {victim} \({CPUS[victim]}\): its gradients have not arrived"],
         f"sum_collective of {sizes[part]} gradients",
     )
     for _ in range(at):

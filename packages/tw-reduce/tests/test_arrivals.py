@@ -98,14 +98,14 @@ def test_the_tower_that_does_not_come_is_named_and_those_that_wait_for_it(mode, 
     error = hang(towers, step)
     named = [f"tower {k} ({CPUS[k]})" for k in range(3)]
     come = ", ".join(name for k, name in enumerate(named) if k != victim)
-    told = f"In sum_collective of 2 gradients {come} arrived, and not {named[victim]}."
+    told = f"In sum_collective of 2 gradients {come} arrived, but not {named[victim]}."
     assert told in str(error)
     assert f"  arrived   {come}\n" in error.report
     assert missing_in(error.report) == [
-        f"{named[victim]}: has not passed its gradients"
+        f"{named[victim]}: its gradients have not arrived"
     ]
-    assert f"{named[victim]}: is before sum_collective" in error.report
-    with pytest.raises(RuntimeError, match=r"an earlier call of .* was left behind"):
+    assert f"{named[victim]}: has not reached sum_collective" in error.report
+    with pytest.raises(RuntimeError, match=r"an earlier call of .* was abandoned"):
         step()
 
 
@@ -152,7 +152,7 @@ def test_a_call_of_which_nothing_is_known_says_what_to_do():
     step = towers.bounded("session", CollectiveKeys(), timeout_s=BOUND_S)
     step()
     assert "CollectiveKeys(note_arrivals=True)" in str(hang(towers, step))
-    with pytest.raises(DeadlineError, match="is not known"):
+    with pytest.raises(DeadlineError, match="are unknown"):
         CollectiveKeys().bounded(lambda: go_on.wait(WAIT_S), timeout_s=0.1)()
     go_on.set()
 

@@ -175,9 +175,9 @@ def test_files_that_say_nothing_are_refused_by_name(tmp_path):
     path = tmp_path / "m.json"
     for broken, says in (
         ("{", "m.json is not JSON"),
-        ("[]", "m.json holds no JSON object"),
+        ("[]", "m.json is not a JSON object"),
         (json.dumps(content | {"format": 2}), "must have format 1 of tw-doctor; got 2"),
-        (json.dumps(content | {"reducers": None}), "m.json holds no times of reducers"),
+        (json.dumps(content | {"reducers": None}), "m.json has no times of reducers"),
         (json.dumps(content | {"devices": 3}), "m.json is damaged (TypeError"),
         (json.dumps({k: content[k] for k in ("format", "reducers")}), "damaged"),
         (json.dumps(content).replace("sum_on_device", "sum_up"), "'sum_up'; known"),

@@ -268,7 +268,7 @@ OTHERS = {
             "known are ['collective', 'cpu', 'gpu', 'hierarchical', 'nccl']",
         ),
         ("nccl", ValueError, "NCCL adds between GPUs only"),
-        ("hierarchical", ValueError, "means eight towers; got 2"),
+        ("hierarchical", ValueError, "needs eight towers; got 2"),
     ],
     ".below_bytes": [(-1, ValueError, "below_bytes must be at least 0; got -1")],
     "accumulate_as.dtype": DTYPES,
@@ -290,7 +290,7 @@ OTHERS = {
         ([], ValueError, "groups must hold"),
     ],
     "plan_hierarchy": [
-        ({"groups": ((0,), ())}, ValueError, "none be empty; got ((0,), ())"),
+        ({"groups": ((0,), ())}, ValueError, "may be empty; got ((0,), ())"),
         ({"index": -1}, ValueError, "index must be at least 0; got -1"),
     ],
     "describe.tensors": NO_GRADIENTS,
@@ -300,7 +300,7 @@ OTHERS = {
         ({"reduced": [[]]}, ValueError, "got lists of lengths [0]"),
         ({"grads": None}, TypeError, "must be a list with one list of tensors"),
     ],
-    "mean.weights": [([], ValueError, "weights must hold at least one")],
+    "mean.weights": [([], ValueError, "weights must be a non-empty")],
     "allreduce_grads_hierarchical": [
         ({"all_grads": Late(ones)}, ValueError, "and towers are needed; got 8 and 2"),
     ],
@@ -374,7 +374,7 @@ OTHERS = {
     ],
     ".measured": [
         ({"format": 7}, ValueError, "must have format 1 of tw-doctor; got 7"),
-        ({"format": 1}, ValueError, "holds no times of reducers"),
+        ({"format": 1}, ValueError, "has no times of reducers"),
         (__file__, ValueError, "test_wrong_calls.py is not JSON"),
     ],
     **{
@@ -471,7 +471,7 @@ def packs(method):
     return WrongCall(
         f"GradientPacker.{method}",
         lambda: getattr(GradientPacker(1), method)(*both),
-        *(RuntimeError, "There is no plan to pack by"),
+        *(RuntimeError, "There is no plan for packing"),
     )
 
 
@@ -528,7 +528,10 @@ ROWS = [
         for reducer, says in [
             (MisShapen(sums=[[]]), "of lengths [1, 1]; got lists of lengths [0]"),
             (MisShapen(states=[[], []]), "got lists of lengths [0, 0]"),
-            (MisShapen(states=[[()], [()]]), "in the nests of init; those of tower 0"),
+            (
+                MisShapen(states=[[()], [()]]),
+                "nested as those of init; those of tower 0",
+            ),
         ]
     ),
     *(
@@ -541,7 +544,7 @@ ROWS = [
     WrongCall(
         "allreduce_grads",
         on_two_devices,
-        *(ValueError, "all gradients of a tower must lie on its device; got "),
+        *(ValueError, "all gradients of a tower must be on its device; got "),
     ),
     *map(packs, ("pack", "unpack", "pack_all", "unpack_all")),
     WrongCall(

@@ -1,4 +1,4 @@
-"""Reducers: callables that give every tower the sum over all towers' gradients.
+"""Reducers: callables that give every tower the sums of all towers' gradients.
 
 Importing this package does not import TensorFlow: the names that ``__init__.pyi`` lists
 are loaded when they are first used (PEP 562).

@@ -1,6 +1,6 @@
 """Checks that all reducers share: of lists of gradients, their results and devices.
 
-All errors have one form, and list every tower and position.
+All errors have the same form, and list every tower and position.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,13 +27,13 @@ ADDABLE = (
 
 
 def check_tower_tensors(grads: TowerTensors) -> None:
-    """Refuses what no reducer can add, naming every tower and position.
+    """Refuses gradients that no reducer can add, naming every tower and position.
 
-    Dimensions that only the run knows are not checked here; this package's reducers
-    compare them in the run.
+    Dimensions that are known only at run time are not checked here; this package's
+    reducers compare them then.
 
     Args:
-      grads: [K][N]; what the user passed.
+      grads: [K][N]; the user's argument.
 
     Raises:
       ValueError: no tower, towers of unequal length, a gradient that is None or
@@ -48,8 +48,8 @@ def check_reduced(reduced: Sequence[Sequence[Tensorlike]], grads: TowerTensors) 
     """Refuses the result of a reducer that changed the shape of the list.
 
     Args:
-      reduced: what the reducer returned.
-      grads: [K][N]; what it was given.
+      reduced: the reducer's result.
+      grads: [K][N]; its argument.
 
     Raises:
       ValueError: ``reduced`` is not [K][N].
@@ -178,7 +178,6 @@ def _check_lengths(
     if got != expected:
         found = type(reduced).__name__ if got is None else f"lists of lengths {got}"
         raise ValueError(
-            "The reducer must return a list per tower, as long as the one that it was "
-            f"given, of lengths {expected}; got {found}. A reducer is [K][N] -> [K][N] "
-            "tensors."
+            "The reducer must return one list per tower, as long as those passed, of "
+            f"lengths {expected}; got {found}. A reducer is [K][N] -> [K][N] tensors."
         )

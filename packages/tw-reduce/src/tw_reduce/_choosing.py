@@ -1,4 +1,4 @@
-"""Choosing a reducer: for each gradient by a plan, or by an older name.
+"""Choosing a reducer: for each gradient by a plan, or by an older mode name.
 
 Source of the mode names: tensorpack 0.11, ``SyncMultiGPUReplicatedBuilder``.
 """
@@ -48,9 +48,9 @@ def auto(
 
     Args:
       devices: [K] the towers' devices, tower 0 first.
-      below_bytes: dense gradients of fewer bytes travel packed; None for the threshold
-        in ``measured``, else for those of fewer than 4,096 elements, or where all
-        devices are GPUs of fewer than 262,144 bytes.
+      below_bytes: dense gradients of fewer bytes are packed; None for the threshold in
+        ``measured`` or, without it, for fewer than 4,096 elements (262,144 bytes if all
+        devices are GPUs).
       measured: the file that ``tw-doctor --json`` wrote on this machine for these
         devices, or its content: dense gradients are added in the way that was fastest
         for gradients of their mean size. None chooses by the kind of devices.
@@ -70,7 +70,7 @@ def auto(
       OSError: the file cannot be read.
 
     Warns:
-      UserWarning: ``measured`` is of another machine or version of TensorFlow.
+      UserWarning: ``measured`` is from another machine or version of TensorFlow.
     """
     return _chosen(KEPT, devices, below_bytes, measured, keys, explain)
 
@@ -86,7 +86,7 @@ def all_reduce(
     """Makes the reducer for replicated training: every tower gets the sums.
 
     Gradients are added by the plan of ``auto``, and the sums are copied to each tower's
-    own device: a pack as one, which is cut up there.
+    own device: a pack as one tensor, which is unpacked there.
 
     Args:
       devices: [K] the towers' devices, tower 0 first.
@@ -150,7 +150,7 @@ def reducer_for_mode(
     if mode == "hierarchical":
         if len(own) != 8:
             raise ValueError(
-                f"mode 'hierarchical' means eight towers; got {len(own)}. For other "
+                f"mode 'hierarchical' needs eight towers; got {len(own)}. For other "
                 "numbers pass hierarchical(groups), e.g. hierarchical([[0, 1], [2, "
                 "3]])."
             )
@@ -200,7 +200,7 @@ def _chosen(
         below_bytes=below_bytes,
         measured=times,
         copies=copies,
-        # Logical GPUs. Where no GPU is visible, the graph is for another machine.
+        # Logical GPUs. If no GPU is visible, the graph is for another machine.
         share_gpus=0 < len(tf.config.get_visible_devices("GPU")) < len(settled),
     )
     reduce = partial(_reduce_by_plan, name, plan, settled, explain)
@@ -208,7 +208,7 @@ def _chosen(
 
 
 def reducers_on(devices: Sequence[str], keys: CollectiveKeys) -> dict[str, Reducer]:
-    """Returns every algorithm that measurements may name, bound to devices."""
+    """Returns every algorithm that measurements can name, bound to devices."""
     return {
         **_unmeasured(devices, keys),
         "sum_round_robin": partial(sum_round_robin, devices=devices),

@@ -3,7 +3,7 @@
 The doctor times whole reducers on three lists of gradients: many small ones, a mixture,
 a few large ones. A user's list falls between them by the mean size of its gradients.
 Each strategy's loss, its time / the fastest time, is interpolated there, and the
-strategy with the least loss is taken. On the three lists themselves that is the
+strategy with the least loss is chosen. On the three lists themselves that is the
 fastest one, or one within 2 % of it. ``docs/design/doctor.md`` has the reasons.
 """
 
@@ -27,7 +27,7 @@ ALGORITHMS = (
     *("sum_on_device", "sum_balanced", "sum_round_robin"),
     *("hierarchical", "sum_collective", "sum_nccl"),
 )
-# Where the timed sums end up: left where they were added, or copied to every tower.
+# Where the timed sums are: left where they were added, or copied to every tower.
 KEPT, COPIED = "auto", "all_reduce"
 _AS_GOOD = 1.02
 _AGAIN = "Write it again with `tw-doctor --json FILE`"
@@ -76,7 +76,7 @@ class MeasuredProfile:
     """The times of strategies on one list of gradients.
 
     Attributes:
-      name: of the list, as shown.
+      name: of the list, as displayed.
       num_bytes: of each gradient of one tower, dense; at least one, above 0.
       times: ``"auto"`` (sums stay where they were added) or ``"all_reduce"`` (a copy
         for every tower) -> strategy -> its time / that of one reference strategy.
@@ -98,7 +98,7 @@ class Measurements:
 
     Attributes:
       devices: [K] the towers' devices, canonically spelt.
-      made_on: what the figures depend on: ``"tensorflow"``, ``"tw-reduce"``,
+      made_on: the environment of the figures: ``"tensorflow"``, ``"tw-reduce"``,
         ``"processor"``, ``"cores"`` and ``"gpus"``, each as a string.
       profiles: at least one; some strategy has times on all of them.
     """
@@ -163,7 +163,7 @@ def as_measurements(measured: Measured) -> Measurements:
         return _parse(measured, "measured")
     if not isinstance(measured, str | os.PathLike):
         raise TypeError(
-            "measured must be a path, or what tw-doctor wrote there; got "
+            "measured must be a path, or the content of tw-doctor's file; got "
             f"{type(measured).__name__}."
         )
     path = Path(measured)
@@ -172,7 +172,7 @@ def as_measurements(measured: Measured) -> Measurements:
     except (RecursionError, ValueError) as error:
         raise ValueError(f"{path} is not JSON ({error}). {_AGAIN}.") from None
     if not isinstance(content, Mapping):
-        raise ValueError(f"{path} holds no JSON object. {_AGAIN}.")
+        raise ValueError(f"{path} is not a JSON object. {_AGAIN}.")
     return _parse(content, f"{path}")
 
 
@@ -181,7 +181,7 @@ def choose_strategy(
 ) -> Strategy:
     """Returns the strategy with the least loss on a tower's list of dense gradients.
 
-    Among those within 2 % of the least, which no measurement separates, the first in
+    Among those within 2 % of the least, which no measurement can separate, the first in
     the file wins: the doctor begins with ``auto``'s own. Without sizes, or if all are
     0, the list counts as the one of the smallest gradients.
     """
@@ -201,7 +201,7 @@ def choose_strategy(
 
 
 def described_here(tensorflow: str, gpus: Sequence[str]) -> dict[str, str]:
-    """Describes what times depend on here; ``gpus`` are the names of physical ones."""
+    """Describes this environment; ``gpus`` are the names of physical GPUs."""
     return {
         "tensorflow": tensorflow,
         "tw-reduce": version_of("tw-reduce"),
@@ -244,7 +244,7 @@ def check_made_for(
     ]
     if others:
         warnings.warn(
-            f"measured was taken elsewhere: {'; '.join(others)}. The choice may not be "
+            f"measured was taken elsewhere: {'; '.join(others)}. Its choice may not be "
             f"the fastest here. {_AGAIN}.",
             stacklevel=4,
         )
@@ -274,8 +274,8 @@ def _parse(content: Mapping[str, Any], who: str) -> Measurements:
         )
     if not content.get("reducers"):
         raise ValueError(
-            f"{who} holds no times of reducers: tw-doctor was not asked for them, or "
-            f"had no time left. {_AGAIN}, without --checks-only."
+            f"{who} has no times of reducers: tw-doctor was not asked for them, or had "
+            f"no time left. {_AGAIN}, without --checks-only."
         )
     try:
         return Measurements(

@@ -1,4 +1,4 @@
-"""Which algorithm adds which gradient, and where: the plan of ``auto``, as data.
+"""The plan of ``auto``, as data: the algorithm and device that add each gradient.
 
 It can be printed, and is based on measurements (``docs/design/reduce.md``). CPU
 devices of one process share one memory and one pool of threads, so one device adds all:
@@ -46,8 +46,8 @@ class Choice:
         measurements also ``"sum_round_robin"``, ``"hierarchical"`` or
         ``"sum_collective"``.
       devices: where it is added.
-      packed_with: number of gradients that travel in its pack, itself included;
-        1 if it travels alone.
+      packed_with: number of gradients in its pack, itself included; 1 if it is not
+        packed.
       why: the reason, in words.
     """
 
@@ -173,7 +173,7 @@ def make_plan(
 def _follow(
     strategy: Strategy, below_bytes: int, info: TensorInfo, devices: Sequence[str]
 ) -> tuple[str, str]:
-    """Chooses the measured algorithm if it can carry the gradient."""
+    """Chooses the measured algorithm if it supports the gradient."""
     algorithm = strategy.small if is_small(info, below_bytes) else strategy.large
     carried = {"sum_nccl": NCCL_DTYPES, "sum_collective": COLLECTIVE_DTYPES}
     if info.is_sparse or info.dtype not in carried.get(algorithm, [info.dtype]):

@@ -1,4 +1,4 @@
-"""The input and output of a reducer, K lists of N tensors, and how they travel.
+"""The input and output of a reducer, K lists of N tensors, and functions on them.
 
 A reducer is any callable ``[K][N] -> [K][N]``.
 """
@@ -19,15 +19,15 @@ TowerTensors: TypeAlias = Sequence[Sequence[Tensorlike]]
 Reducer: TypeAlias = Callable[[TowerTensors], list[list[Tensorlike]]]
 """Adds over all towers; every tower gets the sums, with the same bits.
 
-Towers whose sums were added in different orders would train apart: each updates by its
-own, and decides by them whether an update is finite or skipped.
+Towers whose sums were added in different orders would diverge: each applies its own
+sums, and decides from them whether an update is finite or skipped.
 """
 
 HALF_DTYPES = (tf.float16, tf.bfloat16)
 
 
 def is_stateful(reducer: Any) -> bool:
-    """Returns whether a reducer has memory, which a ``ReducerState`` is to keep."""
+    """Returns whether a reducer has memory, which a ``ReducerState`` must keep."""
     methods = (getattr(reducer, name, None) for name in ("init", "update"))
     return not isinstance(reducer, type) and all(map(callable, methods))
 
@@ -62,7 +62,7 @@ def map_results(
     results: TowerTensors,
     grads: TowerTensors,
 ) -> list[list[Tensorlike]]:
-    """Applies ``fn(result, gradient)`` to [K][N] results; to a shared one, once."""
+    """Applies ``fn(result, gradient)`` to [K][N] results, once to a shared one."""
     changed: dict[int, Tensorlike] = {}
     for row, tower in zip(results, grads, strict=True):
         for result, grad in zip(row, tower, strict=True):

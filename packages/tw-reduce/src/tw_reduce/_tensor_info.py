@@ -99,7 +99,7 @@ def num_bytes_of_columns(grads: TowerTensors) -> list[int | None]:
 
 
 def below_on(devices: Sequence[str], below_bytes: int | None) -> int | None:
-    """Returns the threshold of packs: on GPUs that of float32, where none is given."""
+    """Returns the threshold of packs: on GPUs that of float32, if none is given."""
     elements = packed_below(devices)
     if below_bytes is not None or elements == PACKED_BELOW:
         return below_bytes

@@ -1,7 +1,7 @@
-"""Reducers that send less, and remember what they did not send.
+"""Reducers that send less, and remember the parts that they did not send.
 
 ``error_feedback`` around ``top_k``, ``sign``, ``int8`` or a compressor of your own, and
-``power_sgd``. A ``tw_reduce.ReducerState`` keeps what they remember.
+``power_sgd``. A ``tw_reduce.ReducerState`` keeps their memory.
 """
 
 from tw_reduce._memory.error_feedback import error_feedback

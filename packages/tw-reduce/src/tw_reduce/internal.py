@@ -1,6 +1,6 @@
-"""What siblings need of tw-reduce: what was measured here, reducers and packs by size.
+"""Names that siblings need: measurements, reducers of any kind, thresholds of packs.
 
-For the packages of this repository alone: any of it may change in a minor version.
+For the packages of this repository only: any name may change in a minor version.
 """
 
 import lazy_loader

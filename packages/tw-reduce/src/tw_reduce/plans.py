@@ -1,6 +1,6 @@
 """The reducers' decisions as data, and the pure functions that make them.
 
-The planners take no tensors: ``describe`` extracts what they need to know.
+The planners take no tensors: ``describe`` extracts the facts that they need.
 """
 
 from tw_core.internal import PackPlan

@@ -1,7 +1,7 @@
 """Types, checks and keys for code that writes reducers or shares collectives.
 
 A reducer adds: it takes [K][N] tensors, a list per tower, and returns [K][N] sums.
-``mean(reducer)`` turns them into means.
+``mean(reducer)`` returns means instead.
 """
 
 from tw_core.internal import check_weights, elementwise, shares_of, unit_of

@@ -24,12 +24,12 @@ from tw_reduce._reducer import (
 
 
 def compress(reducer: Reducer, dtype: tf.DType) -> Reducer:
-    """Makes a reducer whose gradients travel as ``dtype`` and are added in their own.
+    """Makes a reducer that sends gradients as ``dtype`` and adds them in their own.
 
     Each gradient is rounded to ``dtype`` on its tower's device and widened
     where it is added: by the one-device, round-robin, balanced and hierarchical
     sums (within groups). Around reducers that add while they send, values are
-    rounded too, but nothing travels narrower. ``packed`` may be outside or
+    rounded too, but no fewer bytes are sent. ``packed`` may be outside or
     inside. float16 overflows above 65,504; bfloat16 does not, but has only 8
     significant bits.
 

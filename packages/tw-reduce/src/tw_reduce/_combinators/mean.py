@@ -1,11 +1,11 @@
-"""Means over towers, plain or weighted, and the classes of reducers around reducers.
+"""Means over towers, plain or weighted, and the classes of reducers that wrap others.
 
 The multiplication costs a pass over every gradient. Where the loss or the learning
 rate can take the factor 1/K instead, the plain sum is the faster mean.
 
-A weighted mean multiplies each tower's gradients by its weight in a unit, and the sums
-by 1/total. If the weights are equal, they are exactly 1 and the total K, and the result
-has the plain mean's bits.
+A weighted mean multiplies each tower's gradients by its weight in a common unit, and
+the sums by 1/total. If the weights are equal, they are exactly 1 and the total K, and
+the result has the plain mean's bits.
 
 A combinator that only joins, cuts, copies or rounds beforehand commutes with the
 multiplication by 1/K afterwards. ``Combinator`` shows its inner reducer, so that
@@ -78,7 +78,7 @@ class Combinator:
 
 @dataclass(frozen=True, eq=False)
 class Dealer:
-    """A reducer that deals the gradients out to other reducers."""
+    """A reducer that distributes the gradients among other reducers."""
 
     name: str  # the public function that made it
     reducers: Mapping[str, Reducer]
@@ -108,28 +108,28 @@ def mean(reducer: Reducer, *, weights: Sequence[Any] | None = None) -> Reducer:
       weights: [K] the weight of each tower's gradients, such as its number of rows or
         tokens or its sum of sample weights: numbers or scalar tensors of any real
         dtype, 0 or more. If each gradient is the mean over that many rows, the result
-        is the mean over all rows. A tower of weight 0 does not count, whatever its
-        gradients (those of an empty batch are NaN); if all weights are 0, so are the
-        means. None for equal weights.
+        is the mean over all rows. A tower of weight 0 does not count, even if its
+        gradients are NaN, as those of an empty batch are; if all weights are 0, so are
+        the means. None for equal weights.
 
     Returns:
       A reducer that multiplies each sum by 1/K once, on the device where it
-      is, however many towers share it; inside ``packed``, ``broadcast``,
+      is, even if several towers share it; inside ``packed``, ``broadcast``,
       ``partition``, ``auto`` and ``all_reduce``, so that a pack is multiplied as
-      one. Of a sparse sum the values are multiplied. A single tower's results are
+      one. For a sparse sum the values are multiplied. A single tower's results are
       returned unchanged.
 
       float16 and bfloat16 gradients are widened, added and multiplied in
       float32, and rounded once, to the mean: their sum may be out of range
-      where the mean is not. They travel narrow to where they are added;
-      collectives and NCCL, which add while they send, carry float32. Around
+      when the mean is not. They are sent narrow to the device that adds them;
+      collectives and NCCL, which add while they send, send float32. Around
       ``accumulate_as(reducer, tf.float16)`` the gradients are divided first.
 
       With weights, each tower's gradients are multiplied on its device, a pack as
-      one; float16 gradients then travel as float32. The unit of weight is a power of
+      one; float16 gradients are then sent as float32. The unit of weight is a power of
       two, so that whole numbers stay exact; if all weights are equal it is their
       value, which gives the same bits as None. If weights are tensors of a graph or
-      ``tf.function``, the reducer belongs there too.
+      ``tf.function``, make the reducer there too.
 
       Its attribute ``averages`` is True, as is that of combinators around it.
 
@@ -188,7 +188,7 @@ def _of_weighted_means(
         return replace(reducer, reducers=weighted)
     joins_shares = getattr(reducer, "takes_shares", False)
     if joins_shares or (isinstance(reducer, Combinator) and reducer.mean_move):
-        # It adds in a dtype that cannot hold the sums, or keeps what it does not send.
+        # It adds in a dtype that cannot hold the sums, or remembers unsent parts.
         divided = [own * factor for own in shares]
         return _around(reducer, partial(_reduce_weighted, divided, reducer))
     inner = _of_means(reducer, factor)
@@ -209,7 +209,7 @@ def _reduce_weighted(
 
 def _of_means(reducer: Reducer, factor: tf.Tensor | None = None) -> Reducer:
     """Multiplies sums by ``factor``, or 1/K, as far inside as possible."""
-    if isinstance(reducer, Dealer):  # Each widens float16: they may be dealt by dtype.
+    if isinstance(reducer, Dealer):  # Each widens float16: it may deal by dtype.
         means = {
             name: _of_means(inner, factor) for name, inner in reducer.reducers.items()
         }
@@ -228,7 +228,7 @@ def _of_means(reducer: Reducer, factor: tf.Tensor | None = None) -> Reducer:
 def _reduce_shares(
     reducer: Reducer, factor: tf.Tensor | None, grads: Gradients
 ) -> list[list[Tensorlike]]:
-    """Multiplies before: what a reducer keeps for later is part of a mean."""
+    """Multiplies first, so that the parts that a reducer remembers are of the mean."""
     if len(grads) == 1 and factor is None:
         return reduced_by(reducer, grads)
     own = 1.0 / len(grads) if factor is None else factor
@@ -238,7 +238,7 @@ def _reduce_shares(
 
 
 def _around(reducer: Reducer, made: Reducer) -> Reducer:
-    """Marks a reducer that multiplies, as the one in it is marked."""
+    """Marks ``made``, which multiplies, as elementwise if the reducer inside is."""
     return elementwise(made) if is_elementwise(reducer) else made
 
 
@@ -255,7 +255,7 @@ def _reduce_to_means(
 
 
 def _widened(grads: Gradients) -> Gradients:
-    """Casts float16 and bfloat16 to float32, which reducers undo for the transfer."""
+    """Casts float16 and bfloat16 to float32; reducers undo that for the transfer."""
     with tf.name_scope("mean"):
         wide = [[_widen(tensor) for tensor in tower] for tower in grads]
     return Gradients(wide, tests=grads.tests)

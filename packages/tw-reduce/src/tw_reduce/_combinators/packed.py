@@ -1,9 +1,9 @@
 """Fewer transfers: small gradients joined before the sum, each sum copied once.
 
-A small tensor costs its dispatch, not its bytes. Packed, K transfers and one
-addition serve all of them; a large tensor would only be copied twice more.
-``packed(broadcast(...))`` sends each tower a pack back, which is cut up there, instead
-of every small gradient by itself.
+The cost of a small tensor is its dispatch, not its bytes. Packed, K transfers and one
+addition serve all small tensors; a large one would only be copied twice more.
+``packed(broadcast(...))`` sends each tower a pack, which is unpacked there, instead of
+many small sums.
 """
 
 from collections.abc import Sequence
@@ -67,16 +67,16 @@ def packed(reducer: Reducer, *, below_bytes: int | None = None) -> Reducer:
 
     Args:
       reducer: [K][N] -> [K][N]; gets the packs first, one flat tensor each, then the
-        gradients that stay alone. One that is not marked as
-        ``tw_reduce.reducers.elementwise`` looks at whole gradients: it gets them as
-        they are.
-      below_bytes: dense gradients of fewer bytes travel packed, by dtype; None for
-        those of fewer than 4,096 elements. Sparse ones and those of unknown size
-        stay alone. Under ``mean``, float16 counts as the float32 that it is added in.
+        gradients that stay alone. A reducer that is not marked as
+        ``tw_reduce.reducers.elementwise`` may need whole gradients, and gets all of
+        them unpacked.
+      below_bytes: dense gradients of fewer bytes are packed, by dtype; None for those
+        of fewer than 4,096 elements. Sparse ones and those of unknown size stay alone.
+        Under ``mean``, float16 counts as float32, in which it is added.
 
     Returns:
-      A reducer. Packing happens on the device of the pack's first gradient,
-      unpacking on that of the reduced pack; once, if all towers share it.
+      A reducer. It packs on the device of the pack's first gradient, and unpacks on
+      that of the reduced pack; only once if all towers share it.
 
     Raises:
       TypeError: ``reducer`` is not a function, ``below_bytes`` not a whole number.
@@ -97,7 +97,7 @@ def broadcast(reducer: Reducer) -> Reducer:
     variables.
 
     Args:
-      reducer: [K][N] -> [K][N]; may give several towers the same tensor.
+      reducer: [K][N] -> [K][N]; may return the same tensor for several towers.
 
     Returns:
       A reducer; result n of tower k is on the device of ``grads[k][n]``, and

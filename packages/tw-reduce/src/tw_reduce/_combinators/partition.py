@@ -18,7 +18,7 @@ _SCOPE = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")
 def partition(
     route: Callable[[TensorInfo], str], reducers: Mapping[str, Reducer]
 ) -> Reducer:
-    """Makes a reducer that deals the gradients out among several others.
+    """Makes a reducer that distributes the gradients among several others.
 
     For example sparse gradients to ``sum_balanced`` and dense ones to
     ``sum_collective``::
@@ -29,9 +29,9 @@ def partition(
         )
 
     Args:
-      route: looks at a gradient (sparse if any tower's is) and names its
-        reducer.
-      reducers: by name; each sees only its own gradients, in their order.
+      route: takes a gradient's info (sparse if any tower's is) and returns the name of
+        its reducer.
+      reducers: by name; each gets only its own gradients, in their order.
 
     Returns:
       A reducer.

@@ -1,1 +1,1 @@
-"""Reducers that remember: what they keep, and those that are ready to use."""
+"""Reducers with memory: ready-made ones, their protocol, and the memory itself."""

@@ -1,4 +1,4 @@
-"""What goes beside a reducer's tensors in its first sum, and what that counts."""
+"""Tensors added to the first sum of a reducer with memory, and a count of bytes."""
 
 from collections.abc import Sequence
 
@@ -16,14 +16,14 @@ class Sent:
         self._num_bytes = self._num_unknown = self._num_sums = 0
 
     def note(self, tensors: Sequence[Tensorlike]) -> None:
-        """Counts what one sum takes."""
+        """Counts the tensors of one sum."""
         self._num_sums += 1
         sizes = [_num_bytes(leaf) for leaf in _leaves(tensors)]
         self._num_unknown += sizes.count(None)
         self._num_bytes += sum(size or 0 for size in sizes)
 
     def describe(self) -> str:
-        """Returns it in words."""
+        """Returns the counts in words."""
         unknown = self._num_unknown
         more = f" and {unknown} tensors of unknown size" if unknown else ""
         return (
@@ -33,7 +33,7 @@ class Sent:
 
 
 class Carried:
-    """Has the first sum of a step carry sparse gradients and whether all are finite."""
+    """Adds sparse gradients and a count of non-finite ones to a step's first sum."""
 
     def __init__(
         self, add: Reducer, dense: TowerTensors, beside: TowerTensors, sent: Sent
@@ -46,7 +46,7 @@ class Carried:
         self._sums: list[list[Tensorlike]] | None = None
 
     def add(self, tensors: TowerTensors) -> list[list[Tensorlike]]:
-        """Adds what a reducer sends."""
+        """Adds a reducer's tensors over towers."""
         if self._sums is not None:
             return self._added(tensors) if tensors[0] else [[] for _ in tensors]
         count = len(tensors[0])
@@ -56,7 +56,7 @@ class Carried:
         return [list(row[:count]) for row in sums]
 
     def finish(self) -> tuple[list[list[Tensorlike]], tf.Tensor]:
-        """Returns the sums of sparse gradients, and if all towers' are finite."""
+        """Returns the sums of sparse gradients, and whether all towers' are finite."""
         if self._sums is None:
             self._sums = self._added(self._beside)
         count = self._sums[0][-1]
@@ -88,7 +88,7 @@ def _number_of_nonfinite(grads: Sequence[Tensorlike]) -> tf.Tensor:
             continue
         with tf.device(grad.device):
             wide = tf.cast(grad, tf.float32) if grad.dtype in HALF_DTYPES else grad
-            total = tf.abs(tf.reduce_sum(wide))  # which is real
+            total = tf.abs(tf.reduce_sum(wide))  # real, even for complex gradients
             flags.append(tf.cast(tf.logical_not(tf.math.is_finite(total)), tf.float32))
     with tf.device(flags[-1].device):
         return tf.add_n(flags)

@@ -1,4 +1,4 @@
-"""Compression that loses nothing for good: what was not sent is added to the next.
+"""Compression with error feedback: unsent parts are added to the next gradient.
 
 Source: Karimireddy, Rebjock, Stich and Jaggi, "Error Feedback Fixes SignSGD and other
 Gradient Compression Schemes", ICML 2019.
@@ -18,23 +18,23 @@ from tw_reduce._reducer import Reducer
 def error_feedback(
     compressor: Compressor, *, min_elements: int = 4096
 ) -> StatefulReducer:
-    """Makes a reducer that sends what a compressor makes of each gradient.
+    """Makes a reducer that compresses each gradient by a compressor.
 
     Every tower keeps the error, gradient minus approximation, and adds it to its next
     gradient. Matrices and tensors of more dimensions are compressed; biases, scales and
-    whatever is small or sparse travel as they are.
+    other small or sparse gradients are sent unchanged.
 
     Args:
-      compressor: a function such as ``top_k()``, ``sign()``, ``int8()`` or your own: of
-        a dense float32 or float64 tensor of known shape, that returns what travels, a
-        list of tensors and ``tf.IndexedSlices``, and a function of the sums of these
-        over towers that returns the sum of the towers' approximations.
+      compressor: ``top_k()``, ``sign()``, ``int8()`` or a function of your own. It
+        takes a dense float32 or float64 tensor of known shape; it returns a list of
+        tensors and ``tf.IndexedSlices`` to send, and a function of their sums over
+        towers that returns the sum of the towers' approximations.
       min_elements: tensors of fewer elements are not compressed.
 
     Returns:
-      A reducer with memory: of the size of the variables, in their dtype; in float32
-      of narrower ones. Sums of what was sent and of what is remembered are those of
-      the gradients.
+      A reducer with memory: of the size of the variables and in their dtype, or in
+      float32 if theirs is narrower. Sums of sent and remembered parts are those of the
+      gradients.
 
     Raises:
       TypeError: ``compressor`` is not a function, ``min_elements`` not a whole number.
@@ -65,10 +65,10 @@ class _ErrorFeedback:
     def update(
         self, grads: Sequence[Sequence[tf.Tensor]], states: States, add: Reducer
     ) -> tuple[list[list[tf.Tensor]], States]:
-        """Sends approximations, and keeps errors."""
+        """Sends approximations, and returns errors."""
         sent: list[list[Any]] = [[] for _ in grads]
         errors: list[list[Any]] = [[] for _ in grads]
-        decoders: list[tuple[int, Any]] = []  # of tower 0: how many are sent, and how
+        decoders: list[tuple[int, Any]] = []  # of tower 0: number sent, and decode
         for k, (tower, own) in enumerate(zip(grads, states, strict=True)):
             for grad, state in zip(tower, own, strict=True):
                 with tf.device(grad.device):
@@ -83,7 +83,7 @@ class _ErrorFeedback:
         ], errors
 
     def resize(self, states: Sequence[Any], count: int) -> list[Any]:
-        """Divides the errors of all towers between others."""
+        """Divides the errors of all towers among ``count`` towers."""
         return resized_errors(states, count)
 
     def _send(self, grad: tf.Tensor, state: Any) -> tuple[list[Any], Any, Any]:
@@ -117,7 +117,7 @@ def state_dtype(dtype: tf.DType) -> tf.DType:
 
 
 def resized_errors(states: Sequence[Any], count: int) -> list[Any]:
-    """Divides errors, and takes what else is remembered from tower 0."""
+    """Divides errors, and copies the rest of the memory from tower 0."""
     total = tf.add_n([own["error"] for own in states])
     return [{**states[0], "error": total / count} for _ in range(count)]
 
@@ -135,7 +135,7 @@ def _read(
 
 
 def _add_joined(sent: Sequence[Sequence[Any]], add: Reducer) -> list[list[Any]]:
-    """Adds, with the rows of all variables joined to one: an exchange, not dozens."""
+    """Adds, with the rows of all variables joined into one: a single exchange."""
     rows = [m for m, own in enumerate(sent[0]) if is_row(own)]
     if len(rows) < 2:
         return add(sent)

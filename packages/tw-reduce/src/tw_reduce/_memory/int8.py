@@ -15,9 +15,9 @@ from tw_reduce._memory.rows import from_rows, to_row
 def int8() -> Compressor:
     """Makes a compressor to whole numbers from -127 to 127 times a scale.
 
-    The scale is the largest magnitude by 127. Elements are rounded to the nearest
-    number, halves to the even one. A quarter of float32 travels, from every tower to
-    every other: with more than eight, a sum in float32 sends less.
+    The scale is the largest magnitude / 127. Elements are rounded to the nearest
+    number, halves to the even one. Every tower sends every other a quarter of float32's
+    bytes: with more than eight towers, a sum in float32 sends less.
 
     Returns:
       A compressor for ``error_feedback``.

@@ -1,4 +1,4 @@
-"""What the towers remember of one variable, in variables that any K can restore."""
+"""The towers' memory of one variable, in variables that any K can restore."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ _LOG = logging.getLogger("tw_reduce")
 class Kept(
     tf.Module,  # type: ignore[misc] # TensorFlow is untyped
 ):
-    """What all towers remember of one variable; a checkpoint has it as one."""
+    """All towers' memory of one variable, which is a single object in a checkpoint."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class Kept(
         tell: Callable[[int, int], None],
     ) -> None:
         super().__init__(name="memory")
-        self._tell = tell  # that it starts from zero: the towers that were, and are
+        self._tell = tell  # of a start from zero, by the old and new number of towers
         self._resize: Callable[..., Any] | None = getattr(reducer, "resize", None)
         self.towers = [tf.nest.flatten(own) for own in nests]  # [K][leaves]
         # Bound, since TensorFlow wraps the dictionaries among a module's attributes.
@@ -32,7 +32,7 @@ class Kept(
         self._same_nest = partial(tf.nest.assert_same_structure, nests[0])
 
     def read(self, tower: int) -> Any:
-        """Returns what a tower remembers, in its nest."""
+        """Returns a tower's memory, in its nest."""
         return self._as_nest(list(map(_read, self.towers[tower])))
 
     def pairs(self, nests: Sequence[Any]) -> list[tuple[tf.Variable, Any]]:
@@ -42,7 +42,7 @@ class Kept(
                 self._same_nest(nest)
             except (TypeError, ValueError) as error:
                 raise ValueError(
-                    "update must return states in the nests of init; those of tower "
+                    "update must return states nested as those of init; those of tower "
                     f"{k} differ: {error}"
                 ) from None
         return [
@@ -67,7 +67,7 @@ class Kept(
         total: int | None = None,
         first: int = 0,
     ) -> tf.Operation:
-        """Takes stacked leaves, divided into ``total``: K, from ``first`` on."""
+        """Restores stacked leaves, divided among ``total``; takes K from ``first``."""
         own = [leaves[f"leaf_{i}"] for i in range(len(self.towers[0]))]
         wanted = total or len(self.towers)
         if own[0].shape.rank is None:  # in a session graph
@@ -90,7 +90,7 @@ class Kept(
     def _divided_in_run(
         self, leaves: Sequence[tf.Tensor], wanted: int
     ) -> list[tf.Tensor]:
-        """Returns [wanted, ...] leaves of a number of towers that the run knows."""
+        """Returns [wanted, ...] leaves; the number restored is known at run time."""
         dtypes, resize = [own.dtype for own in leaves], self._resize
 
         def divide(*leaves: tf.Tensor) -> list[tf.Tensor]:
@@ -119,14 +119,14 @@ class Kept(
 
 
 def _read(variable: tf.Variable) -> tf.Tensor:
-    with tf.device(variable.device):  # which the copy that is read would else leave
+    with tf.device(variable.device):  # The copy that is read would be elsewhere.
         return variable.read_value()
 
 
 def tell_of_new_memory(count: int, wanted: int) -> None:
-    """Logs that memory of other towers is lost."""
+    """Logs that the memory of another number of towers is lost."""
     _LOG.warning(
-        "A reducer's memory of %d towers cannot become one of %d: it starts from zero. "
-        "A method resize(states, count) would divide it.",
+        "A reducer's memory of %d towers does not fit %d towers: it starts from zero. "
+        "Give the reducer a method resize(states, count) to divide it.",
         *(count, wanted),
     )

@@ -1,4 +1,4 @@
-"""Matrices of low rank: two thin factors travel in place of a matrix.
+"""Matrices of low rank: two thin factors are sent in place of a matrix.
 
 Source: Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient
 Compression for Distributed Optimization", NeurIPS 2019.
@@ -24,19 +24,19 @@ def power_sgd(
 ) -> StatefulReducer:
     """Makes a reducer that sends every matrix as the product of two thin ones.
 
-    A tensor of more dimensions is a matrix of its last dimension's columns. One step of
-    a power iteration, which goes on where that of the step before ended, makes the
-    factors; what they leave out, every tower adds to its next gradient.
+    A tensor of more dimensions is treated as a matrix with its last dimension as
+    columns. One step of power iteration, which starts from the last step's factor,
+    computes the factors; every tower adds the error to its next gradient.
 
     Args:
-      rank: the factors' columns.
+      rank: the factors' number of columns.
       min_rate: how many times smaller the factors must be for a matrix to be
-        compressed; others, biases and sparse gradients travel as they are.
+        compressed; others, biases and sparse gradients are sent unchanged.
       seed: of the first factors, the same for all towers and processes.
 
     Returns:
       A reducer with memory: an error of the variable's size, and one factor. All
-      towers make the same sums from the same factors, on devices of one kind.
+      towers compute the same sums from the same factors, on devices of one kind.
 
     Raises:
       TypeError: an argument of another type.
@@ -49,7 +49,7 @@ def power_sgd(
 
 
 class _PowerSgd:
-    """A reducer with memory: errors, and the right factors of the step before."""
+    """A reducer with memory: errors, and the right factors of the last step."""
 
     def __init__(self, rank: int, min_rate: float, seed: int) -> None:
         self._rank, self._min_rate, self._seed = rank, min_rate, seed
@@ -95,7 +95,7 @@ class _PowerSgd:
         return sums, new
 
     def resize(self, states: Sequence[Any], count: int) -> list[Any]:
-        """Divides the errors of all towers between others; factors are equal."""
+        """Divides the errors of all towers among ``count``; factors are equal."""
         return resized_errors(states, count)
 
     def _start(self, place: int, variable: tf.Variable) -> Any:
@@ -109,7 +109,7 @@ class _PowerSgd:
         return {"error": tf.zeros(variable.shape, dtype), "factor": start}
 
     def _rank_of(self, variable: tf.Variable) -> int | None:
-        """Returns the columns of the factors; None for what is not compressed."""
+        """Returns the factors' number of columns; None if not compressed."""
         if not is_compressible(variable, min_elements=1):
             return None
         columns, size = variable.shape[-1], variable.shape.num_elements()
@@ -131,7 +131,7 @@ def _map(fn: Any, *towers: Any) -> list[list[Any]]:
 
 
 def _full(grad: tf.Tensor, state: Any) -> tf.Tensor:
-    """Returns a matrix of a gradient and the error before; or the gradient."""
+    """Returns gradient plus last error as a matrix; the gradient if uncompressed."""
     if state == ():
         return grad
     full = tf.cast(grad, state["error"].dtype) + state["error"]

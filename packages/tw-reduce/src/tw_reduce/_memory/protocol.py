@@ -1,4 +1,4 @@
-"""What a reducer with memory is, and what it takes to be one."""
+"""The interfaces of reducers with memory, and of compressors."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
@@ -8,29 +8,29 @@ import tensorflow as tf
 from tw_reduce._reducer import Reducer, Tensorlike, is_stateful
 
 States: TypeAlias = Sequence[Sequence[Any]]
-"""[K][N]: what tower k remembers of variable n, a nest of tensors; () for nothing."""
+"""[K][N]: tower k's memory of variable n, a nest of tensors; () for none."""
 
 Compressor: TypeAlias = Callable[
     [tf.Tensor], tuple[Sequence[Tensorlike], Callable[..., tf.Tensor]]
 ]
-"""Makes what travels of a tensor, and the function that reads it, or a sum of it.
+"""Compresses a tensor, and returns the function that decodes it, or a sum.
 
 Takes a dense floating tensor of known shape. Returns a list of tensors and
-``tf.IndexedSlices``, and a function of as many that returns a tensor of the same shape
-and dtype: of what travels itself, the approximation of the tensor; of what ``add`` made
-of several towers', the sum of their approximations.
+``tf.IndexedSlices`` to send, and a function of as many arguments that returns a tensor
+of the same shape and dtype: for the list itself, the approximation of the tensor; for
+sums of several towers' lists by ``add``, the sum of their approximations.
 """
 
 
 class StatefulReducer(Protocol):
-    """A reducer with memory, which holds none itself.
+    """A reducer with memory, which does not hold the memory itself.
 
-    Its functions change nothing. Its caller keeps the state, one per tower
+    Its methods have no side effects. Its caller keeps the state, one per tower
     and variable, and replaces it where the update is made (``ReducerState``).
     """
 
     def init(self, variables: Sequence[Any]) -> Sequence[Any]:
-        """Returns what a tower remembers before its first step.
+        """Returns a tower's memory before its first step.
 
         Args:
           variables: [N] the tower's variables; it is called once per tower, on the
@@ -38,7 +38,7 @@ class StatefulReducer(Protocol):
 
         Returns:
           [N] nests of tensors, such as ``{"error": tf.zeros(...)}``; () for a variable
-          of which nothing is remembered. Equal in all towers, but for zeros.
+          without memory. Equal in all towers.
         """
 
     def update(
@@ -47,16 +47,16 @@ class StatefulReducer(Protocol):
         """Reduces gradients.
 
         Args:
-          grads: [K][M] dense gradients after unscaling, in their variables' shapes, of
-            variables in the order of ``init``: those that have one in this step. For a
+          grads: [K][M] dense gradients after unscaling, in their variables' shapes, in
+            the order of ``init``: those of variables that have one in this step. For a
             mean, each tower's share of it, so that sums are the mean.
-          states: [K][M] what the towers remember of these.
+          states: [K][M] the towers' memory of these variables.
           add: [K][L] -> [K][L], adds tensors of any shapes, and ``tf.IndexedSlices``,
-            whose rows it keeps, those of tower 0 first; over all towers, and over
-            other processes' if there are any. Every tower gets the same bits.
+            whose rows it keeps, those of tower 0 first; over all towers, those of
+            other processes included. Every tower gets the same bits.
 
         Returns:
-          [K][M] sums, equal in all towers, and [K][M] new states in the old nests.
+          [K][M] sums, equal in all towers, and [K][M] new states, nested as the old.
         """
 
 

@@ -1,4 +1,4 @@
-"""Tensors that travel as they are: a row per tower, which no sum mixes."""
+"""Tensors that sums keep separate: sent as one sparse row per tower."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,11 +15,11 @@ def to_row(tensors: Sequence[tf.Tensor]) -> tf.IndexedSlices:
       tensors: of known shapes, and dtypes of 1, 2 or 4 bytes.
 
     Returns:
-      A row of int32 with index 0. Sums over towers have a row of each.
+      A row of int32 with index 0. Sums over towers have one row per tower.
 
     Raises:
       TypeError: something that is not a list of tensors.
-      ValueError: a tensor of unknown shape, or of a dtype of other size.
+      ValueError: a tensor of unknown shape, or of a dtype of another size.
     """
     check_items(tf.Tensor, "tensors", "hold dense tensors", tensors=tensors)
     unfit = [
@@ -39,10 +39,10 @@ def to_row(tensors: Sequence[tf.Tensor]) -> tf.IndexedSlices:
 def from_rows(
     rows: tf.IndexedSlices, specs: Sequence[tf.TensorSpec]
 ) -> list[tf.Tensor]:
-    """Returns the tensors of all towers' rows.
+    """Returns the tensors in all towers' rows.
 
     Args:
-      rows: of ``to_row``, or their sum: those of T towers.
+      rows: a result of ``to_row``, or a sum of these over T towers.
       specs: shapes and dtypes of the tensors that each row was made of.
 
     Returns:
@@ -60,19 +60,19 @@ def from_rows(
 
 
 def is_row(part: Any) -> bool:
-    """Returns whether something is a row of ``to_row``."""
+    """Returns whether something is a row that ``to_row`` made."""
     is_sparse = isinstance(part, tf.IndexedSlices) and part.values.dtype == tf.int32
     return is_sparse and part.values.shape.rank == 2 and part.values.shape[0] == 1
 
 
 def join_rows(rows: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """Makes one row of several, on the device of the first."""
+    """Joins several rows into one, on the device of the first."""
     with tf.device(rows[0].values.device):
         return _as_row(tf.concat([own.values for own in rows], 1))
 
 
 def cut_row(rows: tf.IndexedSlices, widths: Sequence[int]) -> list[tf.IndexedSlices]:
-    """Cuts joined rows, of any number of towers, up again."""
+    """Splits joined rows, of any number of towers."""
     with tf.device(rows.values.device):
         parts = tf.split(rows.values, widths, axis=1)
     return [tf.IndexedSlices(own, rows.indices) for own in parts]

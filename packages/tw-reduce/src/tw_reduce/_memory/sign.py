@@ -18,8 +18,7 @@ _SIGNS = [[1.0 if octet & bit else -1.0 for bit in _BITS] for octet in range(256
 def sign() -> Compressor:
     """Makes a compressor to the sign of each element times the mean magnitude.
 
-    Zero counts as positive. A thirty-second of float32 travels, from every tower to
-    every other.
+    Zero counts as positive. Every tower sends every other 1/32 of float32's bytes.
 
     Returns:
       A compressor for ``error_feedback``, without which it does not converge.
@@ -34,7 +33,7 @@ def _compress(
     scale = tf.cast(tf.reduce_mean(tf.abs(tensor)), tf.float32)
     positive = tf.cast(tf.reshape(tensor, [-1]) >= 0, tf.float32)
     bits = tf.reshape(tf.pad(positive, [[0, -count % 8]]), [-1, 8])
-    # A product of matrices; shifts and sums of rows of eight take four times as long.
+    # A matrix product; shifts and sums of rows of eight take four times as long.
     octets = tf.cast(tf.linalg.matvec(bits, tf.constant(_BITS, tf.float32)), tf.uint8)
     specs = [tf.TensorSpec([], tf.float32), tf.TensorSpec(octets.shape, tf.uint8)]
 

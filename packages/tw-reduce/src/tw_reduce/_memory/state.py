@@ -30,7 +30,7 @@ from tw_reduce._reducer import Reducer, TowerTensors, is_stateful
 
 @dataclass(frozen=True)
 class Reduced:
-    """The sums of one step, and what is remembered if its update is made."""
+    """The sums of one step, and the memory if its update is made."""
 
     sums: list[list[Any]]  # [K][N]; None where no tower has a gradient
     is_finite: tf.Tensor  # bool scalar: whether all towers' gradients were
@@ -41,12 +41,12 @@ class Reduced:
 class ReducerState(
     tf.Module,  # type: ignore[misc] # TensorFlow is untyped
 ):
-    """Keeps what a reducer remembers, for every tower and variable.
+    """Keeps a reducer's memory, for every tower and variable.
 
-    It is a reducer itself, of means where ``mean`` is around it: called with gradients
-    it returns their sums, and remembers unless one of them is infinite or NaN, in which
-    case a sum is NaN. ``tf.train.Checkpoint`` saves it, and savers of session graphs.
-    Restored for another number of towers, by ``tf.train.Checkpoint``, the memory is
+    It is a reducer itself, of means inside ``mean``: called with gradients, it returns
+    their sums and updates its memory, unless a gradient is infinite or NaN, in which
+    case a sum is NaN. ``tf.train.Checkpoint`` and savers of session graphs save it.
+    When ``tf.train.Checkpoint`` restores another number of towers, the memory is
     divided by the reducer's method ``resize(states, count)``, or starts from zero with
     a line in the log. Savers of session graphs restore the same number of towers only.
 
@@ -59,8 +59,8 @@ class ReducerState(
     3.0
 
     Attributes:
-      takes_shares: True: for a mean, gradients are multiplied before.
-      elementwise: False: it is given gradients in their variables' shapes.
+      takes_shares: True: for a mean, gradients are multiplied first.
+      elementwise: False: it gets gradients in their variables' shapes.
     """
 
     takes_shares = True
@@ -82,8 +82,8 @@ class ReducerState(
           variables: [K][N] trainable variables of K towers, in one order.
           add: adds over the towers, as ``all_reduce`` does, or over those of other
             processes too, as ``tw_ranks.sum_across`` does with a group bound; keeps
-            ``tf.IndexedSlices`` as such. None for ``all_reduce(devices)``.
-          devices: [K] where the towers remember; None for their first variables'.
+            ``tf.IndexedSlices`` sparse. None for ``all_reduce(devices)``.
+          devices: [K] of the towers' memory; None for their first variables' devices.
           name: of the variables' scope.
 
         Raises:
@@ -98,8 +98,8 @@ class ReducerState(
         check_text(name=name)
         self._add = add or all_reduce(self._towers.devices)
         self._scope = name
-        self._memories: dict[str, Kept] = {}  # by place; those with state
-        self._made: frozenset[int] = frozenset()  # the others have none
+        self._memories: dict[str, Kept] = {}  # by place; only those with state
+        self._made: frozenset[int] = frozenset()  # places, also without state
         self._sent = Sent()
         self._tell = cache(tell_of_new_memory)  # once for all variables
 
@@ -115,11 +115,11 @@ class ReducerState(
 
     @without_autograph
     def __call__(self, grads: TowerTensors, *, if_: Any = True) -> list[list[Any]]:
-        """Reduces, and remembers.
+        """Reduces, and updates the memory.
 
         Args:
-          grads: [K][N] gradients, of which those of a variable may all be None.
-          if_: a bool scalar, whether to remember, where all gradients are finite.
+          grads: [K][N] gradients; those of a variable may be None in all towers.
+          if_: a bool scalar, whether to update the memory if all gradients are finite.
 
         Returns:
           [K][N] sums; None for a variable without gradients.
@@ -146,15 +146,15 @@ class ReducerState(
 
     @without_autograph
     def update(self, grads: TowerTensors, *, add: Reducer | None = None) -> Reduced:
-        """Reduces, and returns what is to be remembered, for ``commit``.
+        """Reduces, and returns the new memory, for ``commit``.
 
         Args:
           grads: [K][N], as for a call.
           add: adds in this step, in place of the holder's.
 
         Returns:
-          Sums, and new states. Sparse gradients are added as they are; nothing is
-          remembered of them.
+          Sums, and new states. Sparse gradients are added unchanged, and have no
+          memory.
 
         Raises:
           ValueError: other numbers of towers or gradients than of variables, a gradient
@@ -195,23 +195,23 @@ class ReducerState(
 
     @without_autograph
     def commit(self, reduced: Reduced, *, if_: Any = None) -> list[Any]:
-        """Remembers, where the update is made.
+        """Updates the memory; call it where the update is made.
 
         Args:
-          reduced: of ``update``.
-          if_: a bool scalar, whether to; None for whether all gradients were finite,
-            True in a branch that decides that.
+          reduced: the result of ``update``.
+          if_: a bool scalar, whether to update it; None to do so if all gradients were
+            finite, True in a branch that decides that.
 
         Returns:
-          What is known once it has happened, for a session graph to depend on.
+          Tensors that depend on the update, for use in a session graph.
 
         Raises:
-          TypeError: ``reduced`` is not of ``update``.
-          ValueError: the reducer's new states are not in the nests of its first.
+          TypeError: ``reduced`` is not a result of ``update``.
+          ValueError: the reducer's new states are not nested as its first ones.
         """
         if not isinstance(reduced, Reduced):
             raise TypeError(
-                f"reduced must be what update(grads) returned; got {reduced!r:.80}."
+                f"reduced must be a result of update(grads); got {reduced!r:.80}."
             )
         pairs = [
             pair
@@ -236,8 +236,8 @@ class ReducerState(
         """Returns the reducer for gradients of some variables.
 
         Args:
-          variables: [M] of tower 0's, in any order; a step in which the others have
-            no gradient has none for them.
+          variables: [M] of tower 0's, in any order; the other variables have no
+            gradient in such a step.
 
         Returns:
           A reducer of [K][M] gradients, which takes ``if_`` as a call does.
@@ -254,21 +254,21 @@ class ReducerState(
         return _Part(self, tuple(known[id(own)] for own in wanted))
 
     def reset(self) -> None:
-        """Starts from zero, outside of session graphs."""
+        """Resets the memory to its initial values, outside of session graphs."""
         firsts = self._towers.call(self._reducer.init)
         for n, memory in self._memories.items():
             for variable, value in memory.pairs([own[int(n)] for own in firsts]):
                 variable.assign(value)
 
     def build(self) -> None:
-        """Makes its variables now, those of variables with sparse gradients as well."""
+        """Makes its variables now, including those for sparse gradients."""
         self._make([n for n in range(self.num_variables) if n not in self._made])
 
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Stores what is remembered as arrays, outside of session graphs.
+        """Stores the memory as arrays, outside of session graphs.
 
         Args:
-          store: gets [K, ...] arrays by names of its own.
+          store: gets [K, ...] arrays by name.
 
         Raises:
           TypeError: ``store`` is not a dictionary.
@@ -285,13 +285,13 @@ class ReducerState(
         total: int | None = None,
         first: int = 0,
     ) -> None:
-        """Takes what ``save_own_variables`` stored, outside of session graphs.
+        """Loads arrays that ``save_own_variables`` stored, outside of session graphs.
 
         Args:
-          store: of as many towers as it may be; their memory is divided, or starts from
-            zero with a line in the log.
-          total: the number of memories between which it is divided; None for K.
-          first: which of these is tower 0's, as those of other processes are before.
+          store: from any number of towers; their memory is divided, or starts from zero
+            with a line in the log.
+          total: the number of memories that it is divided among; None for K.
+          first: the number of tower 0's memory, after those of other processes.
 
         Raises:
           TypeError: an argument of another type.
@@ -314,9 +314,9 @@ class ReducerState(
             self._memories[str(n)].restore(own, total=total, first=first)
 
     def describe(self) -> str:
-        """Says what a tower sends in a step, as the last one was traced.
+        """Describes what a tower sends per step, as last traced.
 
-        Of tensors whose size only the run knows, the number is given.
+        Tensors whose size is known only at run time are counted, not measured.
         """
         return self._sent.describe()
 
@@ -356,7 +356,7 @@ class ReducerState(
 
 @dataclass(frozen=True, eq=False)
 class _Towers:
-    """The towers' variables, where no checkpoint takes them for the holder's own."""
+    """The towers' variables, held so that checkpoints do not track them."""
 
     variables: Sequence[Sequence[tf.Variable]]
     devices: Sequence[str]
@@ -391,7 +391,7 @@ class _Towers:
         wanted = [len(own) for own in self.variables]
         if [len(tower) for tower in grads] != wanted:
             raise ValueError(
-                f"grads must hold, for each tower, one for each variable: lists of "
+                f"grads must hold, for each tower, one gradient per variable: lists of "
                 f"lengths {wanted}; got {[len(tower) for tower in grads]}."
             )
         columns = zip(*grads, strict=True)
@@ -409,7 +409,7 @@ class _Towers:
         ]:
             raise ValueError(
                 "grads must be in their variables' shapes; got others at positions "
-                f"{', '.join(others)}. Give this reducer no packs."
+                f"{', '.join(others)}. Do not pass this reducer packs."
             )
         return [
             [
@@ -429,7 +429,7 @@ class _Part:
     takes_shares = True
 
     def __call__(self, grads: TowerTensors, *, if_: Any = True) -> list[list[Any]]:
-        """Reduces, and remembers."""
+        """Reduces, and updates the memory."""
         every = range(self.state.num_variables)
         rows = [dict(zip(self.places, own, strict=True)) for own in grads]
         sums = self.state([[own.get(n) for n in every] for own in rows], if_=if_)

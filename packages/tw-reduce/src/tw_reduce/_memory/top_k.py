@@ -1,4 +1,4 @@
-"""The largest elements, and where they are.
+"""The largest elements, and their positions.
 
 Sources: Aji and Heafield, "Sparse Communication for Distributed Gradient Descent",
 EMNLP 2017; the sampled threshold of Lin, Han, Mao, Wang and Dally, "Deep Gradient
@@ -19,8 +19,8 @@ from tw_core.internal import (
 from tw_reduce._memory.protocol import Compressor
 from tw_reduce._memory.rows import from_rows, to_row
 
-_STRIDE = 61  # from one element of a sample to the next; prime, to meet all columns
-_FEWEST = 8  # elements of a sample that are to reach the threshold
+_STRIDE = 61  # from one element of a sample to the next; prime, to reach all columns
+_FEWEST = 8  # elements of a sample that should reach the threshold
 
 
 def top_k(
@@ -28,10 +28,10 @@ def top_k(
 ) -> Compressor:
     """Makes a compressor to a tensor's elements of largest magnitude.
 
-    Each travels with its place, in 8 bytes, from every tower to every other.
+    Every tower sends each of them to every other, with its position, in 8 bytes.
 
     Args:
-      share: of each tensor's elements, above 0 and up to 1; at least one.
+      share: of each tensor's elements, above 0 and up to 1; at least one element.
       count: their number in each tensor, in place of ``share``.
       sampled: whether the smallest magnitude that is sent is estimated from evenly
         spaced elements, which takes a fraction of the time: about as many are sent,
@@ -76,9 +76,9 @@ def top_k(
 
 
 def _largest(magnitudes: tf.Tensor, k: int) -> tf.Tensor:
-    """Returns the places of the k largest, as ``tf.math.top_k``, and sorts few.
+    """Returns the places of the k largest, as ``tf.math.top_k`` does, but sorts few.
 
-    A threshold for more than k, by four standard deviations, mostly leaves enough.
+    A threshold for four standard deviations more than k mostly leaves enough.
     """
     size = magnitudes.shape[0]
     count = k + math.isqrt(16 * _STRIDE * k)
@@ -90,7 +90,7 @@ def _largest(magnitudes: tf.Tensor, k: int) -> tf.Tensor:
         return of_all()
     found = tf.where(magnitudes >= _find_threshold(magnitudes, count))[:, 0]
 
-    def of_found() -> tf.Tensor:  # Of equal ones the first, as before.
+    def of_found() -> tf.Tensor:  # Of equal ones the first, as in ``of_all``.
         largest = tf.math.top_k(tf.gather(magnitudes, found), k, sorted=False)
         return tf.cast(tf.gather(found, largest.indices), tf.int32)
 
@@ -98,7 +98,7 @@ def _largest(magnitudes: tf.Tensor, k: int) -> tf.Tensor:
 
 
 def _find_threshold(magnitudes: tf.Tensor, count: int) -> tf.Tensor:
-    """Returns what about ``count`` of the magnitudes reach, by a sample of them."""
+    """Estimates the threshold that ``count`` magnitudes reach, from a sample."""
     sample = magnitudes[::_STRIDE]
     wanted = count * sample.shape[0] // magnitudes.shape[0]
     return tf.reduce_min(tf.math.top_k(sample, wanted, sorted=False).values)

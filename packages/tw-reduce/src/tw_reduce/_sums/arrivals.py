@@ -1,18 +1,18 @@
 """Notes which towers reach a reduction, and ends calls in which one does not.
 
-A hanging call cannot report where it is. So each reduction has an op that notes when a
-tower's gradients are ready, and one for the sums; the notes are not read until a call
-misses its deadline. On a GPU gradients are "ready" when their kernels are launched.
+A hanging call cannot report where it is. So each reduction has an op per tower that
+notes when its gradients are ready, and one for the sums; the notes are read only if a
+call misses its deadline. On a GPU gradients are "ready" when kernels are launched.
 
     tower k ── gradients ──▶ note k ─┐
     sums ────────────────▶ note K    │ on the first tower's host
     a call takes too long ── read ◀──┘ eagerly, or in the session that runs it
 
     session graph   a table that needs no initialiser, of times
-    tf.function     counters with a handle each: other ops with side effects, such as
-                    those on one table, TensorFlow would run in the order of building
+    tf.function     counters with a handle each: TensorFlow would run other ops with
+                    side effects, such as those on one table, in build order
 
-The call is made in a thread, and left behind at the deadline.
+The call is made in a thread, and abandoned at the deadline.
 """
 
 import functools
@@ -38,10 +38,10 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _READ_S = 0.5
 _SLACK_S = 0.01
-"""How far the clocks of a step and of its call may differ."""
+"""Tolerance between the clocks of a step and of its call."""
 _THE_SUM = "the sum"
 _FIRST_TIME = 1e9
-"""Counts are below, times above."""
+"""Marks below it are counts, above it times."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Reduction:
     counters: tuple[tf.Tensor, ...] = ()
 
     def read(self, session: Any) -> list[float]:
-        """Returns [K + 1] marks, the sums' last; a tower with a higher one waits.
+        """Returns [K + 1] marks, the sums' last; a tower with a higher mark waits.
 
         They are times, by ``time.time``, in session graphs, and counts in functions.
         """
@@ -116,7 +116,7 @@ def note_all(
     columns: Sequence[Sequence[tf.Tensor]],
     sums: Sequence[Sequence[tf.Tensor]],
 ) -> list[tf.Operation]:
-    """Builds the ops that note when [N][K] gradients, and sums, are there."""
+    """Builds the ops that note when [N][K] gradients, and sums, are ready."""
     towers = range(len(reduction.devices))
     arrivals = [_note(reduction, k, [column[k] for column in columns]) for k in towers]
     noted = [op for ops in arrivals for op in ops]
@@ -125,7 +125,7 @@ def note_all(
 
 
 class BoundedCalls:
-    """Makes calls in a thread, and leaves behind one that takes too long."""
+    """Makes calls in a thread, and abandons one that takes too long."""
 
     def __init__(
         self,
@@ -153,8 +153,8 @@ class BoundedCalls:
             if self._thread is not None and self._thread.is_abandoned:
                 raise RuntimeError(
                     f"CollectiveKeys.bounded: an earlier call of {self._name} did not "
-                    "return and was left behind; towers of another would meet its. "
-                    "Start the program again."
+                    "return and was abandoned; a new call would mix with its towers. "
+                    "Restart the program."
                 )
             if self._thread is None:
                 self._thread = CallThread("tw-reduce-call")
@@ -189,20 +189,20 @@ class BoundedCalls:
             waits = [_describe(*one, now) for one in waiting]
             wait = min(waits, key=lambda wait: _THE_SUM in wait.missing)
             come, others = ", ".join(wait.arrived), ", ".join(wait.missing)
-            told = f"In {wait.what} {come} arrived, and not {others}."
+            told = f"In {wait.what} {come} arrived, but not {others}."
         else:
             wait = Wait("", "the end of the call", 0.0, 0.0)
             is_known = any(marks for _, marks in found)
             told = "Towers have not reached any reduction."
             if not is_known:
                 told = (
-                    "Which towers have arrived is not known: make CollectiveKeys("
+                    "The towers that have arrived are unknown: make CollectiveKeys("
                     "note_arrivals=True) before a session's graph, and pass session=."
                 )
         error = DeadlineError(
             f"CollectiveKeys.bounded: {self._name} has taken {now - began:.1f} s "
-            f"(timeout_s is {self._timeout_s:g}) and is left behind. {told} Look at "
-            "what those that have not arrived wait for: their input, or an op that "
+            f"(timeout_s is {self._timeout_s:g}) and was abandoned. {told} Check what "
+            "the towers that have not arrived are waiting for: input, or an op that "
             "hangs."
         )
         wait = replace(
@@ -242,7 +242,7 @@ def _is_waiting(marks: Sequence[float], began: float) -> bool:
 
 
 def _describe(reduction: Reduction, marks: Sequence[float], now: float) -> Wait:
-    """Returns which towers have arrived, which are missing, and where each one is."""
+    """Returns the towers that have arrived and are missing, and where each one is."""
     *towers, sums = marks
     arrived, missing, states = [], {}, {}
     for k, (device, mark) in enumerate(zip(reduction.devices, towers, strict=True)):
@@ -252,11 +252,11 @@ def _describe(reduction: Reduction, marks: Sequence[float], now: float) -> Wait:
             arrived.append(name)
             states[name] = f"waits in {reduction.what}" + (age and f" for {age}")
         else:
-            last = age and f"; it last came {age} ago"
-            states[name] = f"is before {reduction.what}{last}"
-            missing[name] = "has not passed its gradients"
+            last = age and f"; last arrival {age} ago"
+            states[name] = f"has not reached {reduction.what}{last}"
+            missing[name] = "its gradients have not arrived"
     if not missing:
-        missing[_THE_SUM] = "does not end, though all towers have arrived"
+        missing[_THE_SUM] = "has not ended, though all towers have arrived"
     return Wait("", reduction.what, 0.0, 0.0, arrived, missing, states)
 
 

@@ -73,9 +73,9 @@ def sum_collective(
     refuses collectives: in a session until it is closed, in a ``tf.function`` until the
     process ends.
 
-    In a ``tf.function`` whose towers each have a GPU of their own, TensorFlow carries
-    the dtypes that NCCL can add by NCCL; in session graphs it never does, where it has
-    returned wrong sums (tensorflow#62493).
+    In a ``tf.function`` whose towers each have their own GPU, TensorFlow uses NCCL for
+    the dtypes that it can add; never in session graphs, where NCCL has returned wrong
+    sums (tensorflow#62493).
 
     Several threads may run the step at the same time: they reduce one at a time,
     each once all of its gradients are ready.
@@ -86,9 +86,9 @@ def sum_collective(
       devices: [K] the towers' devices, all distinct.
       keys: the caller's; one object for all reducers of the process.
       timeout_s: seconds that one reduction may take, once all gradients are ready,
-        before the step fails; None for no bound. With a bound TensorFlow keeps a
-        sleeping thread per tower and reduction until the bound has passed, even after
-        the reduction; so pack, and choose a few seconds.
+        before the step fails; None for no bound. TensorFlow then keeps a sleeping
+        thread per tower and reduction until the bound has passed, even after the
+        reduction; so pack, and choose a few seconds.
 
     Returns:
       [K][N] sums, not means, each tower's on its device. A single tower's
@@ -122,7 +122,7 @@ def sum_collective(
     check_distinct(devices)
     with tf.name_scope("sum_collective"):
         dense = _dense_columns(grads, devices)
-        # An empty sum is known already; sending it crashes TensorFlow.
+        # An empty sum is known without sending, which would crash TensorFlow.
         sent = [n for n, own in enumerate(dense) if own[0].shape.num_elements() != 0]
         sums = _reduce_in_turn([dense[n] for n in sent], devices, keys, timeout_s or 0)
     results = dict(enumerate(dense)) | dict(zip(sent, sums, strict=True))
@@ -219,7 +219,7 @@ def _dense_columns(grads: Gradients, devices: Sequence[str]) -> list[list[tf.Ten
     dense = [densify_column(column) for column in columns(grads)]
     if not grads.tests:
         return dense
-    # A step that fails midway takes TensorFlow's collectives down with it.
+    # A step that fails midway breaks TensorFlow's collectives.
     return [after(column, devices, grads.tests) for column in dense]
 
 
@@ -267,7 +267,7 @@ def _reduce(
     sums = []
     for tensor, device in zip(dense, devices, strict=True):
         with tf.device(device):
-            # A tensor that may be empty is sent with one more element.
+            # A tensor that may be empty is sent with one extra element.
             sent = (
                 tensor
                 if is_filled
@@ -292,7 +292,7 @@ def _reduce(
 
 
 def _hint(dtype: tf.DType, devices: Sequence[str]) -> str:
-    """Returns what carries sums of a dtype: "nccl" where it can, else "auto"."""
+    """Returns the communication hint for a dtype: "nccl" where it works, or "auto"."""
     can = (
         dtype.name in NCCL_DTYPES
         and orders_effects()

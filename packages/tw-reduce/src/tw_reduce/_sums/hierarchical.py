@@ -3,7 +3,7 @@
 The device that adds changes from variable to variable, so that all devices and
 links share the work. Two groups of four give the layout that tensorpack's
 ``allreduce_grads_hierarchical`` uses for eight GPUs; any groups that hold every
-tower once will do.
+tower once are accepted.
 """
 
 from collections import Counter
@@ -69,8 +69,8 @@ def plan_hierarchy(groups: Groups, index: int) -> HierarchyPlan:
     check_whole_number(index=index, at_least=0)
     if not groups or not all(groups):
         raise ValueError(
-            f"plan_hierarchy: groups must hold towers, none be empty; got {groups}. "
-            "Pass e.g. ((0, 1), (2, 3))."
+            "plan_hierarchy: groups must hold towers, and none may be empty; got "
+            f"{groups}. Pass e.g. ((0, 1), (2, 3))."
         )
     return _plan(groups, index)
 

@@ -2,16 +2,16 @@
 
 A sum must have the same bits in every run. TensorFlow's memory pass would
 rewrite an ``AddN`` of three or more inputs into one accumulation per input,
-in whatever order they finish, wherever it believes a device's memory to be
-four fifths used; a CPU device claims 256 MB, so that every large model is hit,
+in the order in which they finish, if it believes that four fifths of a device's
+memory are used; a CPU device claims 256 MB, so this happens to every large model,
 and takes twice the time. The pass skips tensors whose shape it cannot infer. So
-the tensors are added in a shape that only the run knows: flat, by a ``[-1]`` that
-no pass folds. ``docs/design/reduce.md`` has the measurements.
+the tensors are added in a shape that is known only at run time: flat, by a ``[-1]``
+that no pass folds. ``docs/design/reduce.md`` has the measurements.
 
 The sum of sparse gradients is the list of all their rows: an index may occur
 twice, and in any order, unless it is known to occur once in each tower
 (``tw_core.internal.add_rows``). ``tw_core.gradients.sum_duplicate_rows`` adds rows for
-whatever needs one per index, as ten of Keras 3's optimizers do.
+code that needs one per index, as ten of Keras 3's optimizers do.
 
 ``sum_balanced`` places the largest gradient first, each on the device with the fewest
 bytes so far (longest processing time first): the largest load <= 4/3 of the optimum.
@@ -42,7 +42,7 @@ from tw_reduce._tensor_info import num_bytes_of_columns
 
 @dataclass(frozen=True)
 class BalancePlan:
-    """Which device adds which gradient.
+    """The device that adds each gradient.
 
     Attributes:
       devices: as given.
@@ -176,8 +176,8 @@ def add_columns(
 ) -> list[Tensorlike]:
     """Adds the K tensors of column n on ``devices[n]``; None for the caller's scope.
 
-    Tensors that were widened (float16 cast to float32, say) travel narrow. A sum of
-    sparse tensors has all of their rows, duplicates too; a mixed sum is dense.
+    Widened tensors (float16 cast to float32, say) are sent narrow. A sum of sparse
+    tensors has all of their rows, including duplicates; a mixed sum is dense.
     """
     hosts = {device: host_of(device) for device in dict.fromkeys(devices)}
     flat_shapes: dict[str, tf.Tensor | None] = {}
@@ -250,7 +250,7 @@ def _add_dense(tensors: Sequence[tf.Tensor], flat_shape: tf.Tensor) -> tf.Tensor
     if shape.is_fully_defined():
         flat = [tf.reshape(tensor, flat_shape) for tensor in tensors]
         return tf.reshape(tf.raw_ops.AddN(inputs=flat), shape)
-    # Not flat: AddN itself must detect shapes that differ only in the run.
+    # Not flat: AddN itself must detect shapes that differ only at run time.
     hidden = [
         tf.reshape(tensor, tf.slice(tf.shape(tensor), [0], flat_shape))
         for tensor in tensors
@@ -286,5 +286,5 @@ def _num_dense_rows(column: Sequence[Tensorlike]) -> int | tf.Tensor:
             return tensor.dense_shape[0]
     raise ValueError(
         "An IndexedSlices must become dense here, but no tower's has a dense_shape. "
-        "Give it one, or take a reducer that keeps it sparse, such as sum_balanced."
+        "Give it one, or use a reducer that keeps it sparse, such as sum_balanced."
     )

@@ -2,8 +2,8 @@
 
 They find each other by keys. A key that was used must not be used for another
 reduction, in this graph or any later one of the process: TensorFlow remembers its
-shape. Only the caller knows what belongs together, so the caller owns the object
-that counts.
+shape. Only the caller knows which reducers run together, so the caller owns the object
+that counts keys.
 
 A reduction waits until every device has joined, but TensorFlow, in a session as in a
 ``tf.function``, runs only ops that lead to a result in use. So each tower's result is
@@ -37,7 +37,7 @@ _R = TypeVar("_R")
 _LOWEST = 1 << 20
 _HIGHEST = 1 << 30
 _REMEMBERED = 100
-"""How many of the last reductions built are searched for a call that hangs."""
+"""Number of reductions, the last ones built, that are searched when a call hangs."""
 
 
 class CollectiveKeys:
@@ -45,7 +45,7 @@ class CollectiveKeys:
 
     Args:
       start: the first key. None draws one at random, so that independent
-        objects do not collide; processes that build one graph together must give
+        objects do not collide; processes that build one graph together must pass
         the same number.
       note_arrivals: whether reductions note which towers have reached them, for
         ``bounded``; once that has been called, they always do. Only session graphs,
@@ -104,10 +104,10 @@ class CollectiveKeys:
     ) -> Callable[_P, _R]:
         """Makes calls that reduce with these keys time out, naming the missing towers.
 
-        Calls are made one at a time, in a thread of their own, so that Ctrl-C ends the
-        wait too; state of the caller's thread, such as a gradient tape or a default
-        session, does not reach them. At the deadline a call is left behind, as nothing
-        can end it, and the function refuses further calls::
+        Calls are made one at a time, in a separate thread, so that Ctrl-C ends the wait
+        too; state of the caller's thread, such as a gradient tape or a default session,
+        does not reach them. At the deadline a call is abandoned, since nothing can end
+        it, and the function refuses further calls::
 
             keys = CollectiveKeys()
             step = keys.bounded(tf.function(train), timeout_s=60)
@@ -123,7 +123,7 @@ class CollectiveKeys:
         Returns:
           The function, which raises ``tw_core.DeadlineError`` instead of
           waiting longer. That is a ``TimeoutError``; its ``report`` names the
-          reduction and the towers that have arrived there, and since when.
+          reduction, the towers that have arrived there, and for how long.
 
         Raises:
           TypeError: ``function`` is not a function, or ``timeout_s`` not a number.
@@ -138,7 +138,7 @@ class CollectiveKeys:
             session=session,
             reductions=lambda: list(self._reductions),
         )
-        # Any callable will do: wraps() skips attributes that it lacks.
+        # Works for any callable: wraps() skips attributes that it lacks.
         return functools.wraps(function)(lambda *a, **k: calls.call(*a, **k))
 
     def _take(self) -> int:
@@ -183,9 +183,9 @@ def in_turn(
 ) -> list[list[tf.Tensor]]:
     """Reduces column n by ``reduce(n, column)``; steps in several threads take turns.
 
-    They share the graph's keys. In functions the towers of one call would meet those of
-    another, and TensorFlow would end all collectives of the process; it keeps the runs
-    of a session apart, but not while their devices meet for the first time.
+    Steps share the graph's keys. In functions the towers of one call would mix with
+    those of another, and TensorFlow would end all collectives of the process; it keeps
+    the runs of a session separate, but not while their devices first join.
     """
     inputs = [tensor for column in columns for tensor in column]
     with tf.device(host_of(devices[0])):

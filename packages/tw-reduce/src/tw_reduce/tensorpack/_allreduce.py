@@ -70,7 +70,7 @@ def allreduce_grads(
     if mode not in list(reducers):
         raise ValueError(
             f"allreduce_grads: mode must be one of {sorted(reducers)}; got {mode!r}. "
-            "For other ways take a reducer, such as sum_balanced."
+            "For other algorithms use a reducer, such as sum_balanced."
         )
     all_grads = read_gradients(all_grads)
     if len(all_grads) == 1 or not all_grads[0]:
@@ -183,7 +183,7 @@ def aggregate_grads_colocate(
     if average:
         check_divisible(grads)
     names = {home: f"device{i}" for i, home in enumerate(dict.fromkeys(homes))}
-    # A pack per tower and device travels faster than each small gradient alone.
+    # A pack per tower and device is faster than sending each small gradient alone.
     reducers = {}
     for home, name in names.items():
         below = below_on([home] if home else [], None)
@@ -216,7 +216,7 @@ def _own_devices(grads: TowerTensors) -> list[str]:
     by_tower = [sorted({tensor.device for tensor in tower}) for tower in grads]
     if any(len(devices) > 1 for devices in by_tower):
         raise ValueError(
-            "allreduce_grads: all gradients of a tower must lie on its device; got "
+            "allreduce_grads: all gradients of a tower must be on its device; got "
             f"{by_tower} (tower 0 first). Compute them under tf.device, or pass the "
             "devices to sum_collective."
         )

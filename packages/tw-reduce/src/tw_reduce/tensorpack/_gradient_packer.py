@@ -2,8 +2,8 @@
 
 The successor of ``GradientPacker`` of tensorpack 0.11
 (``tensorpack/graph_builder/utils.py``). Its pieces cross the boundaries of
-variables, so that none can travel before all gradients are ready; ``packed``
-does not wait. Beyond the original: gradients of several dtypes.
+variables, so that none can be sent before all gradients are ready; ``packed``
+does not wait. Unlike the original, it packs gradients of several dtypes.
 """
 
 import logging
@@ -125,7 +125,7 @@ class GradientPacker:
 
         Args:
           grads: [N] dense, of the shapes and dtypes that ``compute_strategy``
-            saw. Unknown dimensions are compared in the run.
+            saw. Unknown dimensions are compared at run time.
 
         Returns:
           The pieces: ``num_split`` of rank 1 for each dtype.
@@ -197,7 +197,7 @@ class GradientPacker:
     def _check_ready(self) -> list[_Spec]:
         if self._specs is None or not self._plans:
             raise RuntimeError(
-                "There is no plan to pack by. Call compute_strategy first, and pack "
+                "There is no plan for packing. Call compute_strategy first, and pack "
                 "only if it returns True."
             )
         return self._specs
@@ -228,7 +228,7 @@ def _cut_evenly(total: int, num_split: int) -> tuple[int, ...]:
 def _settled(
     method: str, tensors: Sequence[tf.Tensor], specs: Sequence[_Spec]
 ) -> list[tf.Tensor]:
-    """Refuses tensors other than planned; unknown dimensions, in the run."""
+    """Refuses tensors other than planned; checks unknown dimensions at run time."""
     check_items(tf.Tensor, "dense tensors", "be dense", tensors=tensors)
     problems = [
         f"{n} is {tensor.dtype.name} {tensor.shape} instead of {dtype.name} {shape}"
