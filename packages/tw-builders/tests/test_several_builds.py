@@ -90,6 +90,19 @@ def test_two_builds_train_as_each_does_alone(builder, optimizer):
                 expect_equal(train(session, grads, op), want)
 
 
+def test_the_sync_op_of_a_build_that_waits_for_another_does_not_train_it():
+    with tf.Graph().as_default():
+        grads, op = build_on_two("replicated", tower_fn("generator"))
+        builder = SyncMultiGPUReplicatedBuilder(TWO)
+        with tf.control_dependencies([op]):
+            others = builder.call_for_each_tower(tower_fn("discriminator"))
+            _, sync_op = builder.build(others, OPTIMIZERS["momentum"])
+        with new_session() as session:
+            session.run(sync_op)
+            values = session.run([v for own in grads for _, v in own])
+    assert all((value == 5.0).all() for value in values)
+
+
 @each_builder
 def test_a_build_in_a_graph_with_another_names_its_variables_as_alone(builder):
     def names():

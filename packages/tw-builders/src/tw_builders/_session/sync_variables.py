@@ -110,7 +110,8 @@ def build_sync_op(replicas: Sequence[Sequence[Any]] = ()) -> tf.Operation:
     _report([variables[i] for i in unmatched])
     values: dict[int, tf.Tensor] = {}
     assigns = []
-    with tf.name_scope("sync_variables"):
+    # A build that waits for another's update must not make the copying wait for it.
+    with tf.control_dependencies(None), tf.name_scope("sync_variables"):
         for source, target in copies:
             if source not in values:
                 with tf.device(variables[source].device):
