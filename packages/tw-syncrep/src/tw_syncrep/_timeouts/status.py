@@ -31,7 +31,7 @@ class Status:
       arrived: replicas whose gradients for this round have all arrived.
       missing: replicas with gradients yet to arrive, except those that have left or
         were evicted.
-      left: replicas that have left this run in order.
+      left: replicas that have ended normally and so left this run.
       evicted: replicas that this run does not wait for until they return.
       joined: replicas that have started in this run, except those that left or were
         evicted.
