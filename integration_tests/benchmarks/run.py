@@ -25,7 +25,7 @@ HELP = {
     "groups": "groups of contenders, or numbers of micro-batches per update",
     "keep": "folder for the doctor's files",
     "lists": "words in the names of gradient lists",
-    "device": "kind of the towers' devices: GPUs where there are some (auto)",
+    "device": "kind of the towers' devices: GPUs if there are any (auto)",
     "models": "models to train",
     "parts": "parts to run",
     "only": "only this group, or contenders whose names contain these words",

@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument(
         "--processes", action="store_true", help="run a process group, without servers"
     )
-    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--minutes", type=float, default=30.0, help="30 by default")
     parser.add_argument(
         "--kill-every",
         type=float,

@@ -17,7 +17,7 @@ parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--steps", type=int, default=300)
 parser.add_argument("--batch", type=int, default=64, help="rows per replica and step")
 parser.add_argument("--checkpoints", help="a directory that all tasks share")
-parser.add_argument("--wait-timeout", type=float, default=60.0, help="seconds")
+parser.add_argument("--wait-timeout", type=float, default=60.0, help="seconds to wait")
 if __name__ == "__main__":  # --help and wrong options need no TensorFlow.
     parser.parse_args()
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--towers", type=int, default=2)
+parser.add_argument("--towers", type=int, default=2, help="number of towers")
 parser.add_argument("--epochs", type=int, help="default: the program's own")
-parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--seed", type=int, default=0, help="of all random numbers")
 parser.add_argument("--float64", action="store_true", help="compute in float64")
 parser.add_argument("--plain", action="store_true", help="one device, plain Keras")
 if Path(sys.argv[0]).resolve().parent == Path(__file__).resolve().parent:
