@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 if __name__ == "__main__":  # Help and wrong options do not wait for TensorFlow.
     argparse.ArgumentParser(description=__doc__).parse_args()
@@ -58,12 +59,32 @@ def programs(dtype: str = "float32") -> Iterator[None]:
 
 def train(name, towers, dtype="float32", **settings):
     """Returns the history over towers, or with ``towers=None`` that of plain Keras."""
-    with programs(dtype):
+    return train_model(name, towers, dtype, **settings)[0]
+
+
+def train_model(name, towers, dtype="float32", **settings):
+    """Returns the history as ``train`` does, and the trained weights, in one row."""
+    with programs(dtype), fitted_models() as models:
         program = importlib.import_module(name)
         if towers is not None:
-            return program.main(towers, **settings)
-        plain = importlib.import_module("gallery").plain_main(FOLDER / f"{name}.py")
-        return plain(**settings)
+            history = program.main(towers, **settings)
+        else:
+            gallery = importlib.import_module("gallery")
+            history = gallery.plain_main(FOLDER / f"{name}.py")(**settings)
+    return history, np.concatenate([w.ravel() for w in models[-1].get_weights()])
+
+
+@contextmanager
+def fitted_models():
+    """Lists the models whose ``fit`` is called, which the programs do not return."""
+    models, fit = [], keras.Model.fit
+
+    def listed(model, *args, **kwargs):
+        models.append(model)
+        return fit(model, *args, **kwargs)
+
+    with mock.patch.object(keras.Model, "fit", listed):
+        yield models
 
 
 def losses(history):
@@ -77,6 +98,11 @@ def difference(many, one):
     return float(np.max(np.abs(losses(many) / losses(one) - 1)))
 
 
+def distance(many, one):
+    """Returns the norm of the difference of weights over the norm of ``one``."""
+    return float(np.linalg.norm(many - one) / np.linalg.norm(one))
+
+
 def last_losses(name, towers, **settings):
     """[seeds] the last loss of training."""
     seeds = [train(name, towers, seed=seed, **settings) for seed in SEEDS]
@@ -85,15 +111,10 @@ def last_losses(name, towers, **settings):
 
 def main():
     numbers = " | ".join(f"K = {k}" for k in TOWERS)
-    print(f"| program | {numbers} | K = {TOWERS[-1]}, float32 |")
-    print("|---" * (len(TOWERS) + 2) + "|")
+    print(f"| program | {numbers} | K = {TOWERS[-1]}, float32 | weights |")
+    print("|---" * (len(TOWERS) + 3) + "|")
     for name in DETERMINISTIC:
-        one = train(name, None, "float64")
-        own = [difference(train(name, k, "float64"), one) for k in TOWERS]
-        one = train(name, None)
-        single = difference(train(name, TOWERS[-1]), one)
-        row = [f"`{name}.py`", *(f"{value:.0e}" for value in (*own, single))]
-        print("| " + " | ".join(row) + " |", flush=True)
+        print("| " + " | ".join([f"`{name}.py`", *compare(name)]) + " |", flush=True)
     print(f"| program | one device | {numbers} |")
     print("|---" * (len(TOWERS) + 2) + "|")
     for name in RANDOM:
@@ -101,6 +122,17 @@ def main():
         own = [f"{last_losses(name, k).mean():.4f}" for k in TOWERS]
         spread = f"{one.min():.4f} to {one.max():.4f}"
         print("| " + " | ".join([f"`{name}.py`", spread, *own]) + " |", flush=True)
+
+
+def compare(name):
+    """Returns a row: differences of losses for each K, and the largest of weights."""
+    one, weights = train_model(name, None, "float64")
+    many = [train_model(name, k, "float64") for k in TOWERS]
+    losses_differ = [difference(history, one) for history, _ in many]
+    single = difference(train(name, TOWERS[-1]), train(name, None))
+    weights_differ = max(distance(trained, weights) for _, trained in many)
+    row = (*losses_differ, single, weights_differ)
+    return [f"{value:.0e}" for value in row]
 
 
 if __name__ == "__main__":

@@ -19,10 +19,12 @@ from keras_gallery import (
     RANDOM,
     TOWERS,
     difference,
+    distance,
     last_losses,
     losses,
     programs,
     train,
+    train_model,
 )
 
 from tw_keras import TowerModel
@@ -38,7 +40,7 @@ def settings(name):
 
 @cache
 def on_one_device(name):
-    return train(name, None, "float64", **settings(name))
+    return train_model(name, None, "float64", **settings(name))
 
 
 DRAWING = {"gan", "vae"}  # XLA draws other random numbers in a step.
@@ -53,9 +55,16 @@ TRAINED = [
 
 @pytest.mark.full("digits-2", "transformer-4", "vae-3")
 @pytest.mark.parametrize(("name", "towers"), TRAINED)
-def test_the_losses_are_those_of_one_device(name, towers):
-    many = train(name, towers, "float64", **settings(name))
-    assert difference(many, on_one_device(name)) < SAME
+def test_losses_and_weights_are_those_of_one_device(name, towers, capsys):
+    many, trained = train_model(name, towers, "float64", **settings(name))
+    one, weights = on_one_device(name)
+    of_losses, of_weights = difference(many, one), distance(trained, weights)
+    with capsys.disabled():
+        if FULL:
+            own = f"losses {of_losses:.1e}, weights {of_weights:.1e}"
+            print(f"\n{name}.py, {towers} towers: {own}")
+    assert of_losses < SAME
+    assert of_weights < SAME
 
 
 @pytest.mark.full("digits")
@@ -64,7 +73,7 @@ def test_compiled_by_xla_the_losses_are_those_of_one_device(name, monkeypatch):
     compiled = partialmethod(TowerModel.compile, jit_compile=True)
     monkeypatch.setattr(TowerModel, "compile", compiled)
     many = train(name, 2, "float64", **settings(name))
-    assert difference(many, on_one_device(name)) < SAME
+    assert difference(many, on_one_device(name)[0]) < SAME
 
 
 @pytest.mark.skipif(FULL, reason="the session gallery compares five seeds")
