@@ -1,8 +1,8 @@
 """What the site's search finds besides the words of its pages.
 
-``SUBJECTS`` are words that people search for and the page that answers: entries of the
-index, which come first. Messages of errors are written into ``_static/messages.js``;
-``find_error.js`` leads from one that is pasted to its heading.
+``SUBJECTS`` are words that people search for and the page or section that answers:
+entries of the index, which come first. Messages of errors are written into
+``_static/messages.js``; ``find_error.js`` leads from one that is pasted to its heading.
 """
 
 import json
@@ -26,12 +26,12 @@ SUBJECTS = {
         "loss scaling, gradient accumulation, micro-batches, nan, inf"
     ),
     "howto/core": "slow first step, first step, tracing, slow start",
-    "howto/keras": "savedmodel, export savedmodel, export, save model, tflite",
-    "howto/reduce": "all-reduce, allreduce, nccl",
-    "howto/builders": (
-        "parameter server, sharded, fsdp, checkpoint, save checkpoint resume, "
-        "resume training"
+    "howto/keras#save-load-and-resume": (
+        "savedmodel, export savedmodel, export, save model, load model, tflite, "
+        "checkpoint, save checkpoint resume, resume training"
     ),
+    "howto/reduce": "all-reduce, allreduce, nccl",
+    "howto/builders": "parameter server, sharded, fsdp",
     "howto/fit-over-processes": (
         "multiple machines, several machines, multi-node, zero, zero-1, deepspeed"
     ),
@@ -60,9 +60,13 @@ SUBJECTS = {
 
 def add_subjects(app, doctree):
     """Adds a page's subjects to the index that the search reads."""
-    subjects = SUBJECTS.get(app.env.docname)
-    if subjects:
-        entries = [("single", one, "", "main", None) for one in subjects.split(", ")]
+    entries = []
+    for place, subjects in SUBJECTS.items():
+        page, _, section = place.partition("#")
+        if page == app.env.docname:
+            each = subjects.split(", ")
+            entries += [("single", one, section, "main", None) for one in each]
+    if entries:
         doctree.insert(0, addnodes.index(entries=entries))
 
 
