@@ -25,6 +25,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.doctest",
     "sphinx.ext.napoleon",
+    "sphinx_copybutton",
     "sphinx_reredirects",
     "twins",
 ]
@@ -69,6 +70,9 @@ from tw_syncrep import *
 """
 doctest_default_flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+
 html_theme = "furo"
 html_title = "towers"
 html_favicon = "_static/favicon.svg"
@@ -105,12 +109,17 @@ def setup(app):
 
 
 def link_pictures(app, doctree, docname):
-    """Has each picture lead to itself in full size."""
+    """Links each picture to its full size; a phone shows the narrow one, if any."""
     if app.builder.format != "html":
         return
     for image in list(doctree.findall(nodes.image)):
         name = app.env.images[image["uri"]][1]
-        address = "../" * docname.count("/") + f"_images/{name}"
-        link = nodes.reference("", "", refuri=address)
+        root = "../" * docname.count("/")
+        link = nodes.reference("", "", refuri=f"{root}_images/{name}")
         image.replace_self(link)
         link += image
+        if (app.srcdir / "_static" / "phone" / name).exists():
+            narrow = f'media="(max-width: 46em)" srcset="{root}_static/phone/{name}"'
+            begin = f"<picture><source {narrow}>"
+            link.insert(0, nodes.raw("", begin, format="html"))
+            link += nodes.raw("", "</picture>", format="html")

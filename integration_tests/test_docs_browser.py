@@ -177,7 +177,7 @@ def test_every_picture_is_shown_and_has_a_text_alternative(page, address):
             width = picture.evaluate("p => p.decode().then(() => p.naturalWidth)")
             source = picture.get_attribute("src")
             assert width > 0, f"{name}: {source} does not load"
-            link = picture.locator("xpath=..").get_attribute("href")
+            link = picture.locator("xpath=ancestor::a[1]").get_attribute("href")
             assert link == source, f"{name}: {source} has no link to its full size"
             text = picture.get_attribute("alt") or ""
             assert len(text.split()) > 3, f"{name}: {picture.get_attribute('src')}"

@@ -1,17 +1,27 @@
 // On a phone, stacks the rows of tables that are too wide: each cell below its column's name.
+// A table of one row, such as the start page's figures, is always stacked. On a desk, makes
+// tables that are too wide dense.
 (() => {
   const phone = matchMedia("(max-width: 46em)"); // as in towers.css
   const tables = [...document.querySelectorAll("article table.docutils")];
   for (const table of tables) {
     const names = [...table.querySelectorAll("thead th")].map((head) => head.textContent);
     for (const row of table.tBodies[0].rows)
-      [...row.cells].forEach((cell, place) => (cell.dataset.column = names[place] ?? ""));
+      [...row.cells].forEach((cell, place) => {
+        cell.dataset.column = names[place] ?? "";
+        cell.classList.toggle("blank", !cell.textContent.trim());
+      });
   }
   const layOut = () => {
     for (const table of tables) {
-      table.classList.remove("stacked");
+      table.classList.remove("dense", "stacked", "one-row");
       const { scrollWidth, clientWidth } = table.parentElement;
-      table.classList.toggle("stacked", phone.matches && scrollWidth > clientWidth);
+      const oneRow = table.tBodies[0].rows.length === 1;
+      const tooWide = scrollWidth > clientWidth;
+      table.classList.toggle("dense", !phone.matches && tooWide);
+      const stacked = phone.matches && (oneRow || tooWide);
+      table.classList.toggle("stacked", stacked);
+      table.classList.toggle("one-row", stacked && oneRow);
     }
   };
   layOut();
