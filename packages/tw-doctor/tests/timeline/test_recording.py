@@ -301,13 +301,9 @@ def test_a_picture_is_drawn(recorded, tmp_path):
         recorded.draw(tmp_path / "x.png", step=2)
 
 
-def test_a_picture_cuts_no_text_and_names_every_colour(recorded, tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(
-        Figure, "savefig", lambda figure, *_, **__: drawn.append(figure)
-    )
-    recorded.draw(tmp_path / "x.png")
-    figure = drawn[0]
+@pytest.mark.parametrize("wide", [8.4, 4.6])
+def test_a_picture_cuts_no_text_and_names_every_colour(recorded, wide):
+    figure = drawing.figure_of(recorded.steps[0], wide=wide)
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw(renderer)
     [axes], [key] = figure.axes, figure.legends

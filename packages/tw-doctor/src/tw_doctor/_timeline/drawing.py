@@ -35,7 +35,15 @@ _HEIGHT = 0.55  # of a band; bands are 1 apart, with their text between
 _SMALL = 8.5  # points
 _WIDE, _BAND, _LINE = 8.4, 0.78, 0.17  # inches: the picture, a band, a line of text
 _SIDE = 0.15  # inches, left and right
-_ROOM = 72 * (_WIDE - 2 * _SIDE)  # points
+_COLUMN = 1.9  # inches: a column of the key
+_DPI = 180
+_PLAIN_KEY: dict[str, Any] = {
+    "frameon": False,
+    "borderpad": 0,
+    "borderaxespad": 0,
+    "handlelength": 1.2,
+    "columnspacing": 1.6,
+}
 
 
 def draw_step(step: RecordedStep, path: str | Path, sent: Sequence[str] = ()) -> None:
@@ -43,6 +51,11 @@ def draw_step(step: RecordedStep, path: str | Path, sent: Sequence[str] = ()) ->
 
     ``sent`` are sentences about what reducers send, below the notes.
     """
+    figure_of(step, sent).savefig(path, dpi=_DPI)
+
+
+def figure_of(step: RecordedStep, sent: Sequence[str] = (), wide: float = _WIDE) -> Any:
+    """Draws a step into a figure of matplotlib's, ``wide`` inches wide."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -51,8 +64,8 @@ def draw_step(step: RecordedStep, path: str | Path, sent: Sequence[str] = ()) ->
             "matplotlib. The extra `draw` of tw-doctor installs it."
         ) from error
     devices = step.devices
-    figure = Figure()
-    picture = _Picture(figure.subplots(), step)
+    figure = Figure(dpi=_DPI)
+    picture = _Picture(figure.subplots(), step, 72 * (wide - 2 * _SIDE))
     picture.draw_program(len(devices))
     for row, device in enumerate(devices):
         picture.draw_device(device, len(devices) - 1 - row)
@@ -64,22 +77,33 @@ def draw_step(step: RecordedStep, path: str | Path, sent: Sequence[str] = ()) ->
     axes.tick_params(labelsize=_SMALL)
     axes.spines[["top", "right", "left"]].set_visible(False)
     notes = [f"{n}: {text}" for n, text in enumerate(picture.notes, 1)]
-    _lay_out(figure, axes, step, len(devices) + 1, [*notes, *sent])
-    figure.savefig(path, dpi=180)
+    _lay_out(figure, axes, step, wide, [*notes, *sent])
+    return figure
 
 
 def _lay_out(
-    figure: Any, axes: Any, step: RecordedStep, bands: int, notes: list[str]
+    figure: Any, axes: Any, step: RecordedStep, wide: float, notes: list[str]
 ) -> None:
     """Gives the bands their size, with title and key above and notes below."""
-    above, below = 0.8, 0.5 + _LINE * len(notes)
+    handles = _key(step)
+    columns = int(wide / _COLUMN)
+    above = 0.46 + _LINE * max(2, -(-len(handles) // columns))
+    below = 0.5 + _LINE * len(notes)
+    bands = len(step.devices) + 1
     tall = above + _BAND * (bands + 0.1) + below
-    figure.set_size_inches(_WIDE, tall)
-    left, width = _SIDE / _WIDE, 1 - 2 * _SIDE / _WIDE
+    figure.set_size_inches(wide, tall)
+    left, width = _SIDE / wide, 1 - 2 * _SIDE / wide
     axes.set_position((left, below / tall, width, 1 - (above + below) / tall))
     title = f"One step, {1e3 * step.seconds:.2f} ms"
     figure.text(left, 1 - 0.1 / tall, title, va="top", fontsize=12)
-    _draw_key(figure, step, (left, 1 - 0.33 / tall))
+    figure.legend(
+        handles=handles,
+        loc="upper left",
+        bbox_to_anchor=(left, 1 - 0.33 / tall),
+        ncols=columns,
+        fontsize=_SMALL,
+        **_PLAIN_KEY,
+    )
     low = 0.06 / tall
     lines = "\n".join(notes)
     figure.text(left, low, lines, va="bottom", fontsize=_SMALL, linespacing=1.3)
@@ -91,8 +115,8 @@ class _Picture:
     ``notes`` are the texts of waits too narrow for them, by number from 1.
     """
 
-    def __init__(self, axes: Any, step: RecordedStep) -> None:
-        self.axes, self._step = axes, step
+    def __init__(self, axes: Any, step: RecordedStep, room: float) -> None:
+        self.axes, self._step, self._room = axes, step, room  # in points
         self.notes: list[str] = []
 
     def draw_device(self, device: str, row: int) -> None:
@@ -118,13 +142,19 @@ class _Picture:
                 self._label(f"tower {one.tower}", span, row, noted=False)
         told = "".join(f"tower {tower}, " for tower in towers)
         busy = length([(one.start, one.end) for one in own]) / step.seconds
-        facts = [
-            f"{short_device(device)}: {told}{busy:.0%} busy",
-            *_taken(step, device),
-        ]
-        while len(facts) > 1 and _width("; ".join(facts)) > _ROOM:
-            facts.pop()
-        self._head("; ".join(facts), row)
+        head = f"{short_device(device)}: {told}{busy:.0%} busy"
+        for source, cargo in _taken(step, device).items():
+            facts = [
+                f"takes {', '.join(cargo[:most])} from {source}"
+                for most in range(len(cargo), 0, -1)
+            ]
+            line = head.splitlines()[-1]
+            fitting = [own for own in facts if _width(own) <= self._room]
+            if _width(f"{line}; {facts[0]}") <= self._room:
+                head += f"; {facts[0]}"
+            elif line == head and fitting:
+                head += f";\n{fitting[0]}"
+        self._head(head, row)
 
     def draw_program(self, row: int) -> None:
         """Draws the step's call, and the time before it."""
@@ -141,7 +171,8 @@ class _Picture:
     def _head(self, text: str, row: int) -> None:
         """Writes a line above a band."""
         high = row + _HEIGHT / 2 + 0.06
-        self.axes.text(0, high, text, va="bottom", fontsize=_SMALL)
+        style = {"va": "bottom", "fontsize": _SMALL, "linespacing": 1.0}
+        self.axes.text(0, high, text, **style)
 
     def _bars(self, color: str, boxes: list[_Box], row: int) -> None:
         from matplotlib.collections import PolyCollection
@@ -170,7 +201,7 @@ class _Picture:
         share = (span[1] - span[0]) / self._step.seconds
         if share < _LEAST_NOTED:  # most are, and measuring a text is slow
             return
-        if _width(text) > share * _ROOM - 4:
+        if _width(text) > share * self._room - 4:
             if not noted:
                 return
             if text not in self.notes:
@@ -244,8 +275,8 @@ def _towers_on(own: list[Interval]) -> list[int]:
     return sorted(tower for tower, took in seconds.items() if took >= least)
 
 
-def _taken(step: RecordedStep, device: str) -> list[str]:
-    """Describes the three largest transfers to a device, by source."""
+def _taken(step: RecordedStep, device: str) -> dict[str, list[str]]:
+    """Source -> the largest transfers from it to a device, three over all sources."""
     sizes: Counter[tuple[str, str]] = Counter()
     for arrival in step.arrivals:
         if arrival.device == device and arrival.num_bytes and arrival.source:
@@ -255,10 +286,10 @@ def _taken(step: RecordedStep, device: str) -> list[str]:
     for (cargo, source), size in sizes.most_common(3):
         if size >= _LEAST_SHOWN:
             taken.setdefault(source, []).append(f"{size / 1e6:.1f} MB {cargo}")
-    return [f"takes {', '.join(own)} from {source}" for source, own in taken.items()]
+    return taken
 
 
-def _draw_key(figure: Any, step: RecordedStep, place: tuple[float, float]) -> None:
+def _key(step: RecordedStep) -> list[Any]:
     """Names every colour, and counts operations: small ones cost by their number."""
     from matplotlib.patches import Patch
 
@@ -269,19 +300,6 @@ def _draw_key(figure: Any, step: RecordedStep, place: tuple[float, float]) -> No
         for part in PARTS
         if (n := counts[part])
     ]
-    grey: dict[str, Any] = {
-        "facecolor": _COLORS[WAIT],
-        "hatch": "////",
-        "edgecolor": "#bbbbbb",
-    }
-    handles.append(Patch(**grey, label="waits"))
-    style: dict[str, Any] = {
-        "frameon": False,
-        "fontsize": _SMALL,
-        "borderpad": 0,
-        "borderaxespad": 0,
-    }
-    columns = {"ncols": 4, "handlelength": 1.2, "columnspacing": 1.6}
-    figure.legend(
-        handles=handles, loc="upper left", bbox_to_anchor=place, **style, **columns
-    )
+    hatched = Patch(facecolor=_COLORS[WAIT], hatch="////", edgecolor="#bbbbbb")
+    hatched.set_label("waits")
+    return [*handles, hatched]
