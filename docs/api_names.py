@@ -23,10 +23,10 @@ def find_names(interface: str) -> dict[str, list[str]]:
     return {module: names for module, names in modules.items() if names}
 
 
-def render(interface: str) -> str:
-    """Returns the tables of a package."""
+def render(interface: str, page: str) -> str:
+    """Returns the tables of a package; ``page`` describes its values."""
     (package, own), *rest = find_names(interface).items()
-    rows = [(_link(package, name), _first_line(package, name)) for name in own]
+    rows = [(_link(package, name), _first_line(package, name, page)) for name in own]
     tables = [_table(("name", "what it is"), rows)]
     if rest:
         rows = [
@@ -46,12 +46,14 @@ def _link(module: str, name: str) -> str:
     return f"{{py:obj}}`{name} <{module}.{name}>`"
 
 
-def _first_line(module: str, name: str) -> str:
-    """Returns a docstring's first sentence; nothing for values, which have none."""
+def _first_line(module: str, name: str, page: str) -> str:
+    """Returns a docstring's first sentence; of a value, that on the page."""
     found = getattr(importlib.import_module(module), name)
-    if not (inspect.isclass(found) or inspect.isroutine(found)):
-        return ""
-    paragraph = (inspect.getdoc(found) or "").partition("\n\n")[0]
+    if inspect.isclass(found) or inspect.isroutine(found):
+        text = inspect.getdoc(found) or ""
+    else:
+        text = page.partition(f":: {name}\n")[2].partition("\n\n")[2]
+    paragraph = text.partition("\n\n")[0]
     return " ".join(paragraph.split()).replace("``", "`").replace("|", "\\|")
 
 
@@ -66,7 +68,7 @@ def add_names(app, docname, source):
     if docname.startswith("api/") and interface.is_file():
         app.env.note_dependency(str(interface))
         title, rest = source[0].split("\n", 1)
-        source[0] = f"{title}\n\n{render(interface.read_text('utf-8'))}{rest}"
+        source[0] = f"{title}\n\n{render(interface.read_text('utf-8'), rest)}{rest}"
 
 
 def setup(app):

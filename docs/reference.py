@@ -60,8 +60,13 @@ def show_arguments(app, what, name, obj, options, signature, returns):
 
 
 def name_types(app, domain, objtype, content):
-    """Writes the names of types, before autodoc writes types into the page."""
+    """Writes the names of types, before autodoc writes types into the page.
+
+    Keras has no types: a result of any type says nothing.
+    """
     for types in app.env.current_document.autodoc_annotations.values():
+        if types.get("return", "").endswith("typing.Any"):
+            del types["return"]
         for argument, written in types.items():
             for expanded, name in _WRITTEN.items():
                 written = written.replace(expanded, name)

@@ -144,6 +144,7 @@ def test_types_have_names_and_arguments_are_described_in_place():
     for name, text in entries.items():
         sent = set(re.findall(r"\) . as for ([\w.]+?)\.?\n", text)) - {*elsewhere}
         assert not sent, f"{name}: say what {sent} say"
+        assert "Return type:\nAny" not in text, name
 
 
 def test_a_method_that_hands_its_arguments_to_keras_shows_them():

@@ -12,6 +12,11 @@
         cell.classList.toggle("blank", !cell.textContent.trim());
       });
   }
+  const partEnd = /(?<=[(_.,=/])|(?<=[a-z])(?=[A-Z])/;
+  for (const code of document.querySelectorAll("article table.docutils code .pre")) {
+    const parts = code.textContent.split(partEnd);
+    code.replaceChildren(...parts.flatMap((part) => [part, document.createElement("wbr")]));
+  }
   const layOut = () => {
     for (const table of tables) {
       table.classList.remove("dense", "stacked", "one-row");
@@ -24,6 +29,19 @@
       table.classList.toggle("one-row", stacked && oneRow);
     }
   };
+  // Diagrams of text do not wrap: they are as small as they must be.
+  const isDiagram = ({ textContent }) => /[│─▶▼]|^ +\|$/m.test(textContent);
+  const diagrams = [...document.querySelectorAll("article pre")].filter(isDiagram);
+  const fit = () => {
+    for (const { style } of diagrams) [style.fontSize, style.whiteSpace] = ["", "pre"];
+    for (const pre of diagrams) {
+      const { paddingLeft, paddingRight, fontSize } = getComputedStyle(pre);
+      const padding = parseFloat(paddingLeft) + parseFloat(paddingRight);
+      const share = (pre.clientWidth - padding) / (pre.scrollWidth - padding);
+      if (share < 1) pre.style.fontSize = `${Math.floor(parseFloat(fontSize) * share * 20) / 20}px`;
+    }
+  };
   layOut();
-  addEventListener("resize", layOut);
+  fit();
+  addEventListener("resize", () => (layOut(), fit()));
 })();
