@@ -53,6 +53,7 @@ def _first_line(module: str, name: str, page: str) -> str:
         text = inspect.getdoc(found) or ""
     else:
         text = page.partition(f":: {name}\n")[2].partition("\n\n")[2]
+        text = text.partition("\n```")[0]
     paragraph = text.partition("\n\n")[0]
     return " ".join(paragraph.split()).replace("``", "`").replace("|", "\\|")
 
