@@ -137,8 +137,7 @@ def test_types_have_names_and_arguments_are_described_in_place():
     assert "devices (Devices)" in entries["tw_keras.TowerModel"]
     assert "measured (Measured | None)" in entries["tw_reduce.auto"]
     assert (
-        "dense gradients of fewer bytes travel packed"
-        in entries["tw_reduce.all_reduce"]
+        "dense gradients of fewer bytes are packed" in entries["tw_reduce.all_reduce"]
     )
     elsewhere = ("get_variable", "session.run")  # TensorFlow's
     for name, text in entries.items():
