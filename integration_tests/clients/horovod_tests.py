@@ -25,12 +25,10 @@ from typing import Any
 from harness.ports import find_free_ports
 from harness.processes import make_template
 
-import tw_syncrep
 from tw_launch._launcher.messages import Start
 from tw_launch._launcher.plan import Share, find_horovod, plan_tasks
 
 FILE = "test/parallel/test_tensorflow.py"
-NAMES = Path(tw_syncrep.__file__).parent / "horovod" / "_unmodified" / "_python_path"
 DEVIATIONS = Path(__file__).with_suffix(".toml")
 RANKS = 2
 DEADLINE_S = 600
@@ -112,7 +110,7 @@ def run_rank(test: str, variables: dict[str, str], path: Path) -> None:
     os.setsid()
     os.environ.update(variables)
     # What a fresh Python reads of the environment, a forked one has to be told.
-    sys.path.insert(0, str(NAMES))
+    sys.path.insert(0, find_horovod())
     import horovod.tensorflow as hvd
     import pytest
 
