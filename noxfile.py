@@ -157,7 +157,8 @@ def tests(session: nox.Session) -> None:
 def build(session: nox.Session) -> None:
     """Builds each package's sdist, and its wheel from that, into dist/."""
     install(session, *group("build"))
-    shutil.rmtree(DIST, ignore_errors=True)
+    # Where --no-install skips the builds, the archives stay.
+    session.run_install("rm", "-rf", str(DIST), external=True, silent=True)
     for package in PACKAGES:
         build_archives(session, package, DIST)
 
@@ -166,7 +167,8 @@ def build_archives(session: nox.Session, package: str, into: Path) -> None:
     """Builds a package's sdist, and its wheel from that."""
     python = str(Path(session.bin) / "python")
     here = ("--no-build-isolation", "--python", python, "--no-create-gitignore")
-    session.run(
+    # Other sessions install the wheels: --install-only must not skip this.
+    session.run_install(
         *("python", "-m", "uv", "build", *here),
         *("--out-dir", str(into), f"packages/{package}"),
         silent=True,
