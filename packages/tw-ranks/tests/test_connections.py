@@ -24,7 +24,9 @@ from tw_ranks._side_channel._coordinator import Coordinator
 from tw_ranks._side_channel._introduction import Introduction
 from tw_ranks._side_channel._member import Member
 
-LIMITS = Deadlines(timeout_s=2.0, first_timeout_s=30.0)
+LIMITS = Deadlines(timeout_s=5.0, first_timeout_s=30.0)
+OUTAGE_S = 3.0
+"""What is sent in it arrives, on its old connection, after the deadline."""
 ON_LINUX = pytest.mark.skipif(
     not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux alone"
 )
@@ -102,11 +104,11 @@ def ranks(size, addresses=None, limits=LIMITS, ports=None):
     assert not [t for t in threading.enumerate() if t.name.startswith("tw-syncrep")]
 
 
-def test_an_outage_of_almost_the_deadline_is_borne():
+def test_an_outage_within_the_deadline_is_borne():
     with ranks(2) as (members, [network]):
         time.sleep(0.3)
         network.cut()
-        time.sleep(LIMITS.timeout_s - 1.0)
+        time.sleep(OUTAGE_S)
         network.heal()
         time.sleep(LIMITS.timeout_s)
         assert [member.missing for member in members] == [{}, {}]
@@ -131,7 +133,7 @@ def test_what_is_said_in_an_outage_comes_once():
 def test_a_longer_outage_is_told_on_both_sides():
     with ranks(3) as (members, [network, _]):
         network.cut()
-        missing = [member.wait_for_missing(20.0) for member in members]
+        missing = [member.wait_for_missing(60.0) for member in members]
         network.heal()
     assert [sorted(one) for one in missing] == [[1], [0], [1]]
     assert missing[0][1].startswith("has been silent for ")
@@ -145,7 +147,7 @@ def test_of_a_rank_that_gave_up_in_an_outage_this_is_told():
         time.sleep(1.0)
         members[1]._give_up_rank_0(1.0)
         network.heal()
-        told = members[0].wait_for_missing(20.0)[1]
+        told = members[0].wait_for_missing(60.0)[1]
     assert "has given up, as rank 0 sent nothing for 1.0 s" in told
     assert "before that it was silent for " in told
 
@@ -162,7 +164,7 @@ def test_a_stranger_does_not_knock_for_a_rank():
             line.send(said, timeout_s=5.0)
             assert not line.wait(0.3) or line.receive() is None
             line.close()
-        assert sorted(members[0].wait_for_missing(20.0)) == [1]
+        assert sorted(members[0].wait_for_missing(60.0)) == [1]
 
 
 @contextlib.contextmanager
@@ -264,7 +266,7 @@ def fail_between_ranks(monkeypatch, faults):
         # It fails as soon as it is inside, which no beat has told yet.
         members[2]._read_report = lambda: Report(entered=1)
         members[2].tell_failure()
-        return [member.wait_for_missing(20.0) for member in members]
+        return [member.wait_for_missing(60.0) for member in members]
 
 
 def test_a_failed_collective_names_the_two_that_do_not_reach_each_other(monkeypatch):

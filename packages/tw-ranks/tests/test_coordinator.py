@@ -18,13 +18,13 @@ from harness.rank_faults import NOISES, send_raw
 
 from tw_launch._channel import LineSocket
 from tw_ranks._agreement import Exchange
-from tw_ranks._side_channel import _member
+from tw_ranks._side_channel import _coordinator, _member
 from tw_ranks._side_channel._attendance import Attendance, Deadlines, Report
 from tw_ranks._side_channel._coordinator import _FIRST_KEY, Coordinator
 from tw_ranks._side_channel._introduction import Introduction
 from tw_ranks._side_channel._member import Member
 
-LIMITS = Deadlines(timeout_s=1.5, first_timeout_s=30.0, warning_s=0.3)
+LIMITS = Deadlines(timeout_s=6.0, first_timeout_s=30.0, warning_s=0.3)
 SIZE = 4
 
 
@@ -38,6 +38,13 @@ class HandDriven:
     def beat(self, *counts):
         report = asdict(Report(*counts))
         self.line.send({"do": "beat", "report": report}, timeout_s=10)
+
+    def wait_for(self, what):
+        """Reads messages up to one of a kind."""
+        told = []
+        while what not in told:
+            assert self.line.wait(20)
+            told += [message["do"] for message in self.line.receive()]
 
 
 def introduction(rank):
@@ -72,7 +79,7 @@ def channel():
 
 
 def missing_by(living):
-    return [sorted(member.wait_for_missing(20.0)) for member in living]
+    return [sorted(member.wait_for_missing(60.0)) for member in living]
 
 
 def test_ranks_that_fall_silent_together_are_named_together(channel):
@@ -83,7 +90,10 @@ def test_ranks_that_fall_silent_together_are_named_together(channel):
     assert missing_by(living) == [[2, 3], [2, 3]]
 
 
-def test_ranks_whose_connections_close_together_are_named_together(channel):
+def test_ranks_whose_connections_close_together_are_named_together(
+    channel, monkeypatch
+):
+    monkeypatch.setattr(_coordinator, "_ANSWER_S", 5.0)
     living, (two, three) = channel
     two.line.close()
     time.sleep(0.3)  # The kernel is slow in ending this one.
@@ -126,12 +136,13 @@ def test_a_rank_among_thousands_is_sent_to():
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_who_answers_is_not_named(channel):
+def test_who_answers_is_not_named(channel, monkeypatch):
+    monkeypatch.setattr(_coordinator, "_ANSWER_S", 60.0)
     living, (two, three) = channel
     two.line.close()
-    time.sleep(0.15)  # Until rank 0 asks.
+    three.wait_for("report")
     three.beat()
-    time.sleep(0.05)
+    three.wait_for("missing")
     three.line.close()
     assert missing_by(living) == [[2], [2]]
 
@@ -353,7 +364,7 @@ def assert_lost_by(member, rank, fail):
     line = fail.__code__.co_firstlineno + 1
     says = "has lost its side-channel thread (LookupError: of nothing; "
     where = f"test_coordinator.py, line {line}, in fail)"
-    assert member.wait_for_missing(20.0) == {rank: f"{says}{where}"}
+    assert member.wait_for_missing(60.0) == {rank: f"{says}{where}"}
 
 
 def test_an_error_in_the_thread_of_a_rank_is_named_by_all(channel):
@@ -380,7 +391,7 @@ def test_an_error_in_the_thread_of_rank_0_is_named_by_all(channel, monkeypatch):
 
 def test_an_agreement_has_a_deadline_though_rank_0_only_beats(channel, caplog):
     living, driven = channel
-    living[1]._limits = Deadlines(1.5, first_timeout_s=0.5)
+    living[1]._limits = Deadlines(6.0, first_timeout_s=0.5)
     with ThreadPoolExecutor(1) as pool:
         agreement = pool.submit(living[1].agree, Exchange("a sum", ()))
         while not agreement.done():

@@ -15,7 +15,8 @@ from harness.ranks import ENGINE, Raised
 from harness.task_faults import why_no_links
 from harness.tasks import Task
 
-TIMEOUT_S = 2.0
+SLOW_S = 8.0
+TIMEOUT_S = 5.0  # a busy machine silences living ranks for seconds
 
 
 @pytest.mark.full(
@@ -67,7 +68,7 @@ def test_sessions_say_who_is_missing(make_ranks, mode):
     ranks.all[1].send(signal.SIGKILL)
     for number in (0, 2):
         with pytest.raises(Raised) as raised:
-            ranks.all[number].hear(20)
+            ranks.all[number].hear()
         assert raised.value.kind == "UnknownError"
         assert f"rank {number} of 3 cannot continue: rank 1 (" in raised.value.text
         assert "has closed its connection" in raised.value.text
@@ -83,7 +84,7 @@ def test_two_ranks_that_do_not_reach_each_other_are_named(make_ranks, mode):
         rank.say("step_until", None, mode)
     for rank in ranks.all:
         with pytest.raises(Raised) as raised:
-            rank.hear(30)
+            rank.hear()
         assert raised.value.kind == (
             "UnknownError" if mode == "session" else "RankTimeoutError"
         )
@@ -98,7 +99,9 @@ def test_two_ranks_that_do_not_reach_each_other_are_named(make_ranks, mode):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("slow_part", [(5.0, 0.0), (0.0, 5.0)], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "slow_part", [(SLOW_S, 0.0), (0.0, SLOW_S)], ids=["before", "after"]
+)
 def test_who_traces_for_longer_than_the_deadline_is_not_missing(make_ranks, slow_part):
     ranks = make_ranks(2, timeout_s=TIMEOUT_S).joined()
     assert ranks.call_each("trace_for", [(0.0, 0.0), slow_part]) == [2, 2]
@@ -110,7 +113,7 @@ def test_who_never_comes_is_missing_after_the_first_steps_deadline(make_ranks):
     began_s = time.monotonic()
     ranks.all[0].say("trace_for", 0.0, 0.0)
     with pytest.raises(Raised, match=r"rank 1 \(.* has not reached 'the sum") as raised:
-        ranks.all[0].hear(30)
+        ranks.all[0].hear()
     assert raised.value.missing == [1]
     assert raised.value.at_s - began_s >= first_s
     assert "waits for agreement on 'the sum" in raised.value.report
@@ -126,7 +129,7 @@ def test_who_is_lost_while_others_trace_is_named(make_ranks, number):
     ranks.all[2].send(number)
     for rank in ranks.all[:2]:
         with pytest.raises(Raised) as raised:
-            rank.hear(20)
+            rank.hear()
         assert raised.value.kind == "RankTimeoutError"
         assert raised.value.missing == [2]
 
@@ -140,12 +143,12 @@ def test_who_stops_when_all_have_come_is_named(make_ranks):
         rank.say("step_until")
     for rank in living:
         with pytest.raises(Raised) as raised:
-            rank.hear(20)
+            rank.hear()
         assert raised.value.missing == [1]
 
 
 def test_who_takes_long_to_start_its_runtime_is_not_missing(make_ranks):
-    ranks = make_ranks(3, timeout_s=TIMEOUT_S, starts_in_s={0: 2.5, 2: 3.5}).joined()
+    ranks = make_ranks(3, timeout_s=TIMEOUT_S, starts_in_s={0: 6.0, 2: SLOW_S}).joined()
     assert ranks.call("step_until", 2) == [6, 6, 6]
 
 
@@ -159,7 +162,7 @@ def test_a_rank_that_does_not_come_to_the_collective_is_named(make_ranks):
         with pytest.raises(
             Raised, match=r"rank 2 \(.* has not entered collective 4"
         ) as raised:
-            rank.hear(20)
+            rank.hear()
         report = raised.value.report
         assert "waits for collective 4 (traced last: 'the sum" in report
         assert "arrived   rank 0, rank 1\n" in report
@@ -186,10 +189,10 @@ def test_a_rank_that_is_busy_and_answers_is_waited_for_with_a_warning(make_ranks
                 r"Ranks wait up to 600 s for a rank that answers\.$",
                 warning,
             )
-    ranks.all[0].say("finish_beside_busy", 2, "held", 30.0)
+    ranks.all[0].say("finish_beside_busy", 2, "held", 60.0)
     ranks.all[1].say("finish_beside_busy", 2, "beside others", 0.0)
     with pytest.raises(Raised, match=r"rank 0 \(.* has been silent for") as raised:
-        ranks.all[1].hear(20)
+        ranks.all[1].hear()
     assert raised.value.missing == [0]
 
 
@@ -209,24 +212,24 @@ def test_a_program_that_ends_before_the_first_collective_is_named_at_once(
     living = [rank for rank in ranks.all if rank.rank != victim]
     living[0].say("step_until", 1)  # Waits to agree, the other comes to it later.
     ranks.all[victim].say("end_program", source)
-    ranks.all[victim].process.join(20)
+    ranks.all[victim].process.join(60)
     living[1].say("step_until", 1)
     told = f"has ended {fault}" if fault else "has ended, but others wait for it"
     for rank in living:
         with pytest.raises(Raised, match=rf"rank {victim} \(.*\) {told}") as raised:
-            rank.hear(20)
+            rank.hear()
         assert raised.value.missing == [victim]
 
 
 def test_rank_0_may_leave_first(make_ranks):
-    ranks = make_ranks(2, timeout_s=2.0).joined()
+    ranks = make_ranks(2, timeout_s=TIMEOUT_S).joined()
     assert ranks.call("step_until", 3) == [6, 6]
     ranks.all[0].say("leave")
     ranks.all[0].hear()
     ranks.all[0].kill()
-    time.sleep(2.5)  # Longer than the deadline: nobody waits for anything.
+    time.sleep(TIMEOUT_S + 0.5)  # Longer than the deadline: nobody waits for anything.
     ranks.all[1].say("place")
     assert ranks.all[1].hear()["rank"] == 1
     ranks.all[1].say("step_until", 1)
     with pytest.raises(Raised, match=r"rank 0 \(.* has ended"):
-        ranks.all[1].hear(20)
+        ranks.all[1].hear()
