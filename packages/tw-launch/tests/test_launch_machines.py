@@ -39,14 +39,17 @@ def start_waiting(launches, *arguments, nodes=(0, 1)):
     return started, [int(one.wait_for(PID)[1]) for one in started]
 
 
-def test_machines_make_one_cluster_in_the_order_of_their_ranks(launches):
-    program = """
+def test_machines_make_one_cluster_in_the_order_of_their_ranks(launches, tmp_path):
+    program = f"""
+    os.chdir({str(tmp_path)!r})
     names = "LOCAL_RANK", "LOCAL_SIZE", "NODE_RANK", "NUM_NODES", "START"
-    print(json.dumps([config, [os.environ.get(f"TW_{name}") for name in names]]))
+    print(json.dumps([config, [os.environ.get(f"TW_{{name}}") for name in names]]))
     sys.stdout.flush()
+    open(f"{{job}} {{index}}", "w").close()
     if job == "ps":
-        time.sleep(60)
-    time.sleep(0.3)
+        time.sleep(600)
+    while len(os.listdir()) < 7:
+        time.sleep(0.02)
     """
     more = ("--ps", "1", "--evaluators", "1", "--workers")
     # The last comes first, and node 0 second.
@@ -110,15 +113,18 @@ def test_a_failed_task_of_another_machine_is_restarted_there(launches, tmp_path)
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_all_tasks_of_all_machines_are_restarted_on_fresh_ports(launches, failing):
+def test_all_tasks_of_all_machines_are_restarted_on_fresh_ports(
+    launches, tmp_path, failing
+):
     program = f"""
+    os.chdir({str(tmp_path)!r})
     print("start", start, os.getpid(), json.dumps(config["cluster"]), flush=True)
     print("run", os.environ["TW_RUN_ID"], flush=True)
     if start == 0:
-        if index == {failing}:
-            time.sleep(1)
-            sys.exit(4)
-        time.sleep(60)
+        open(str(index), "w").close()
+        while index != {failing} or len(os.listdir()) < 2:
+            time.sleep(0.02)
+        sys.exit(4)
     """
     options = ("--restart", "group", "--restart-delay", "0", "--max-restarts", "1")
     processes = [launches.start(node, program, *options) for node in (0, 1)]
@@ -159,7 +165,7 @@ def test_a_launcher_that_is_killed_ends_all_machines_at_once(launches, hit):
 
 @pytest.mark.parametrize("hit", [0, 1])
 def test_a_launcher_that_is_stopped_ends_the_others_in_time(launches, hit):
-    processes, pids = start_waiting(launches, "--node-timeout", "2", nodes=(0, 1, 2))
+    processes, pids = start_waiting(launches, "--node-timeout", "6", nodes=(0, 1, 2))
     processes[hit].send_signal(signal.SIGSTOP)
     others = [process for process in processes if process is not processes[hit]]
     assert launches.finish(*others) == [1, 1]
@@ -177,9 +183,9 @@ def test_a_launcher_whose_output_is_not_read_is_not_taken_for_lost(launches, tmp
     if index == 1 and not os.path.exists("again"):
         open("again", "w").close()
         sys.exit(4)
-    time.sleep(4 * (1 - index))
+    time.sleep(8 * (1 - index))
     """
-    options = ("--max-restarts", "1", "--node-timeout", "1")
+    options = ("--max-restarts", "1", "--node-timeout", "4")
     settings = {"cwd": tmp_path}
     launches.start(0, program, *options, **settings)
     taken, given = os.pipe()
@@ -191,7 +197,7 @@ def test_a_launcher_whose_output_is_not_read_is_not_taken_for_lost(launches, tmp
     node_1 = launches.start(1, program, *options, **settings, stderr=given)
     os.close(given)
     wait_until(lambda: (tmp_path / "again").exists())
-    time.sleep(3)  # It is to say that it restarts the task, and cannot.
+    time.sleep(6)  # It is to say that it restarts the task, and cannot.
     assert node_1.poll() is None
     with open(taken, "rb") as pipe:
         said = pipe.read()
