@@ -20,7 +20,7 @@ from rank_training import dense, seeded
 from tw_core.testing import CPUS
 from tw_keras import TowerModel
 
-EPOCHS, ROWS, BUSY_S = 60, 24, 10.0
+EPOCHS, ROWS, BUSY_S = 60, 24, 23.0
 PLACES = (
     *("step", "validation", "epoch's end", "idle", "idle itself", "evaluate"),
     *("alone", "sharded"),

@@ -51,8 +51,8 @@ class UpdateExchange(_Update):
 
 
 @dataclass(frozen=True)
-class ShardedExchange(UpdateExchange):
-    """An update whose dense gradients are sent to the ranks with their shards."""
+class _OfShards(_Update):
+    """An update of variables whose state is in shards over the ranks."""
 
     shards: RankShards
 
@@ -60,6 +60,11 @@ class ShardedExchange(UpdateExchange):
     def places(self) -> list[int]:
         """The places of its variables among those of the shards."""
         return [self.shards.place_of(own) for own in self.variables]
+
+
+@dataclass(frozen=True)
+class ShardedExchange(_OfShards, UpdateExchange):
+    """An update whose dense gradients are sent to the ranks with their shards."""
 
 
 class AccumulatedExchange(_Update):
@@ -71,15 +76,8 @@ class RememberedExchange(AccumulatedExchange):
 
 
 @dataclass(frozen=True)
-class AccumulatedShardsExchange(AccumulatedExchange):
+class AccumulatedShardsExchange(_OfShards, AccumulatedExchange):
     """An update whose gradients are accumulated, and sent to shards when it is due."""
-
-    shards: RankShards
-
-    @property
-    def places(self) -> list[int]:
-        """The places of its variables among those of the shards."""
-        return [self.shards.place_of(own) for own in self.variables]
 
 
 class OverTowersExchange(AccumulatedExchange):
