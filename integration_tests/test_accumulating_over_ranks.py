@@ -52,6 +52,14 @@ def assert_alike(results, name, towers):
         np.testing.assert_equal(weights, results[0][1])
 
 
+@pytest.mark.parametrize("towers", [1, 2])
+def test_ranks_take_the_state_of_rank_0_as_fit_begins(threads, towers):
+    want = rank_accumulating.resume(None, towers)
+    for state in in_threads(threads, 2, "resume", towers):
+        for own, other in zip(state, want, strict=True):
+            np.testing.assert_allclose(own, other, 2e-6, 2e-6)
+
+
 TOLD, WEIGHTS = 20, 4 * (4 + 1)  # rows, a batch, to stop, more, if finite; the model
 
 

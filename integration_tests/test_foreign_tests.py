@@ -60,7 +60,7 @@ def test_a_run_that_finds_no_test_fails(tmp_path, monkeypatch, capsys):
 
 def test_without_a_checkout_nothing_runs(tmp_path, monkeypatch, capsys):
     assert run_main(tmp_path, monkeypatch, {}, []) == 0
-    assert "Nothing was run: no checkout of Theirs" in capsys.readouterr().out
+    assert "No test ran: give a checkout of Theirs" in capsys.readouterr().out
 
 
 def end(path, how):

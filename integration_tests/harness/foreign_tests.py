@@ -45,10 +45,10 @@ def main(
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("checkout", type=Path, nargs="?")
-    parser.add_argument("--only", default="", help="pattern in the names of tests")
+    parser.add_argument("--only", default="", help="regular expression for test names")
     options = parser.parse_args()
     if options.checkout is None:
-        print(f"Nothing was run: no checkout of {project} was given, after --.")
+        print(f"No test ran: give a checkout of {project} after --.")
         return 0
     known = tomllib.loads(deviations.read_text())["deviations"]
     good = ("passed", "skipped") if may_skip else ("passed",)

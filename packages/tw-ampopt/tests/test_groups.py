@@ -131,3 +131,5 @@ def test_what_is_no_group_is_refused():
         optimizer.apply(of_towers(1.0, 2.0), group=3)
     with pytest.raises(TypeError, match=says):
         optimizer.average_accumulated(3)
+    with pytest.raises(TypeError, match=says):
+        optimizer.copy_to_ranks(3)

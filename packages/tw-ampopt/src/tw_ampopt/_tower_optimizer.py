@@ -253,6 +253,28 @@ class TowerOptimizer(
             none = partial(tf.constant, False)
             tf.cond(own.count > 0, partial(own.average, group), none)
 
+    def copy_to_ranks(self, group: Any) -> None:
+        """Copies scale, counts and slots of rank 0 to all ranks, e.g. after a restore.
+
+        Accumulators and a reducer's memory are left alone: ranks differ in theirs. All
+        towers get the variables and slots of tower 0.
+
+        Args:
+          group: as for ``apply``; all ranks call this.
+
+        Raises:
+          TypeError: ``group`` is not a group.
+        """
+        check_kind(RankGroup, "a tw_core.ranks.RankGroup", group=group)
+        slots = self._updater.wrapped[0].variables()
+        state = [*self._shared.scalars.variables(), *slots]
+        # A broadcast compares names, and Keras numbers them in each process.
+        names = [f"state of the optimizer, {n}" for n in range(len(state))]
+        own = [v.read_value() if group.rank == 0 else tf.zeros_like(v) for v in state]
+        for variable, value in zip(state, group.sum(own, names=names), strict=True):
+            variable.assign(value)
+        self.copy_to_replicas()
+
     @without_autograph
     def nonfinite_gradients(self, grads: Sequence[Any]) -> tf.Tensor:
         """Returns [K, N] bool: which gradients of a micro-batch are not finite.

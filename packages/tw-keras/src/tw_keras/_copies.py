@@ -402,6 +402,9 @@ class Copies:
         if sharded is not None and not had_begun:
             sharded.begin_anew()
         self.make_equal()
+        for optimizer in self.appliers:
+            if isinstance(optimizer, WrappedOptimizer):
+                optimizer.copy_to_ranks(group)
         return number
 
     def take_state_of_ranks(self) -> None:

@@ -53,6 +53,12 @@ class WrappedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc] # unty
         if copy is not None and self.iterations.numpy() > 0:
             copy()
 
+    def copy_to_ranks(self, group: Any) -> None:
+        """Makes the wrapped optimizer copy rank 0's state to all ranks, if it can."""
+        copy = getattr(self.wrapped, "copy_to_ranks", None)
+        if copy is not None:
+            copy(group)
+
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Refuses: one tower's gradients are not enough."""
         raise RuntimeError(
