@@ -16,7 +16,7 @@ unchanged, each test in fresh processes. These names are replaced first:
 
 Tests run in version 1 mode, as most require, with resource variables. A test fails if
 it uses neither replacement. The tests that fail must be in ``tensorflow_tests.toml``,
-with a reason. Without a checkout nothing is run.
+with a reason. Without a checkout no test runs.
 """
 
 import importlib
