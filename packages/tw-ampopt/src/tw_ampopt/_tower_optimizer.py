@@ -250,14 +250,10 @@ class TowerOptimizer(
         check_kind(RankGroup, "a tw_core.ranks.RankGroup", group=group)
         own = self._updater.accumulator
         if own is not None:
-            none = partial(tf.constant, False)
-            tf.cond(own.count > 0, partial(own.average, group), none)
+            tf.cond(own.count > 0, partial(own.average, group), lambda: False)
 
     def copy_to_ranks(self, group: Any) -> None:
-        """Copies scale, counts and slots of rank 0 to all ranks, e.g. after a restore.
-
-        Accumulators and a reducer's memory are left alone: ranks differ in theirs. All
-        towers get the variables and slots of tower 0.
+        """Gives all ranks rank 0's scale, counts and slots, but not its accumulators.
 
         Args:
           group: as for ``apply``; all ranks call this.
@@ -266,12 +262,10 @@ class TowerOptimizer(
           TypeError: ``group`` is not a group.
         """
         check_kind(RankGroup, "a tw_core.ranks.RankGroup", group=group)
-        slots = self._updater.wrapped[0].variables()
-        state = [*self._shared.scalars.variables(), *slots]
-        # A broadcast compares names, and Keras numbers them in each process.
-        names = [f"state of the optimizer, {n}" for n in range(len(state))]
+        state = [*self._saved["shared"], *self._saved["slots"]]
+        # A broadcast would compare names, in which Keras counts models per process.
         own = [v.read_value() if group.rank == 0 else tf.zeros_like(v) for v in state]
-        for variable, value in zip(state, group.sum(own, names=names), strict=True):
+        for variable, value in zip(state, group.sum(own), strict=True):
             variable.assign(value)
         self.copy_to_replicas()
 
@@ -371,9 +365,8 @@ class TowerOptimizer(
     def variables(self) -> list[tf.Variable]:
         """Lists scale, counts, slots and accumulators, as v1 optimizers do."""
         slots = [v for own in self._updater.wrapped for v in own.variables()]
-        scalars = self._shared.scalars.variables()
         memory = [] if self._memory is None else self._memory.variables
-        return [*scalars, *slots, *self._updater.state(), *memory]
+        return [*self._saved["shared"], *slots, *self._saved["own"], *memory]
 
     def __dir__(self) -> list[str]:
         """Lists the attributes, except one that checkpoints would misinterpret.

@@ -395,16 +395,15 @@ class Copies:
         for optimizer in self.appliers:
             if sharded is not None:
                 variables += sharded.state(optimizer)
-            elif optimizer.built and not isinstance(optimizer, WrappedOptimizer):
+            elif isinstance(optimizer, WrappedOptimizer):
+                optimizer.copy_to_ranks(group)
+            elif optimizer.built:
                 variables += optimizer.variables
         had_begun = self.ranks.has_begun
         self.ranks.begin(list({id(v): v for v in variables}.values()))
         if sharded is not None and not had_begun:
             sharded.begin_anew()
         self.make_equal()
-        for optimizer in self.appliers:
-            if isinstance(optimizer, WrappedOptimizer):
-                optimizer.copy_to_ranks(group)
         return number
 
     def take_state_of_ranks(self) -> None:

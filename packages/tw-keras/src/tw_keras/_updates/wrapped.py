@@ -49,15 +49,12 @@ class WrappedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc] # unty
 
     def copy_to_replicas(self) -> None:
         """Makes the wrapped optimizer copy tower 0's state to all, if it can."""
-        copy = getattr(self.wrapped, "copy_to_replicas", None)
-        if copy is not None and self.iterations.numpy() > 0:
-            copy()
+        if hasattr(self.wrapped, "copy_to_replicas") and self.iterations.numpy() > 0:
+            self.wrapped.copy_to_replicas()
 
     def copy_to_ranks(self, group: Any) -> None:
         """Makes the wrapped optimizer copy rank 0's state to all ranks, if it can."""
-        copy = getattr(self.wrapped, "copy_to_ranks", None)
-        if copy is not None:
-            copy(group)
+        getattr(self.wrapped, "copy_to_ranks", lambda group: None)(group)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Refuses: one tower's gradients are not enough."""
