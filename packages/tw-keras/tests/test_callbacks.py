@@ -274,7 +274,7 @@ def test_flat_variables_need_one_elementwise_optimizer():
             own = self.add_variable_from_reference(variables[0], "kept")
             self.kept = {"first": own}
 
-    with pytest.raises(TypeError, match=r"Keeping keeps .*kept neither by itself"):
+    with pytest.raises(TypeError, match=r"Keeping keeps .* neither as an attribute"):
         model.compile(Keeping(0.1), cross_entropy())
 
     class Two(keras.Sequential):

@@ -158,7 +158,7 @@ def test_a_load_that_takes_too_long_names_the_column_and_goes_on():
     first, second = missing_in(caught.value.report)
     assert first.startswith("tower 0: column 'x' for 0.")
     assert second == "tower 1: not started"
-    assert "arrived   nobody" in caught.value.report
+    assert "arrived   none" in caught.value.report
     writer.may_write.set()
     assert buffers.use_next(30).rows_given == 8
     assert current(buffers).report.rows_given == 8
