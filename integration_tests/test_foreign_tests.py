@@ -1,11 +1,9 @@
 """Another project's tests: compared with a list of those that fail, and run apart."""
 
-import os
-import signal
 import sys
-import time
 
 import pytest
+from foreign_endings import end, hang
 from harness import foreign_tests
 from harness.processes import is_alive, wait_until
 
@@ -63,13 +61,6 @@ def test_without_a_checkout_nothing_runs(tmp_path, monkeypatch, capsys):
     assert "No test ran: give a checkout of Theirs" in capsys.readouterr().out
 
 
-def end(path, how):
-    """In a process of its own: ends as told."""
-    if how == "crashed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    path.write_text(f"{how}\nits output")
-
-
 @pytest.mark.parametrize(
     ("hows", "outcome"),
     [
@@ -83,14 +74,6 @@ def test_processes_have_one_outcome(hows, outcome):
     found, output = foreign_tests.run_apart(end, arguments, deadline_s=120)
     assert found == outcome
     assert "its output" in output
-
-
-def hang(path, started):
-    """In a process of its own: starts another, and does not end."""
-    child = os.fork()
-    if child:
-        started.write_text(f"{os.getpid()} {child}")
-    time.sleep(600)
 
 
 def test_processes_that_hang_are_killed_with_their_children(tmp_path):

@@ -6,6 +6,7 @@ also where that is killed. Every wait has a deadline.
 """
 
 import ctypes
+import faulthandler
 import multiprocessing
 import os
 import re
@@ -197,6 +198,7 @@ def _begin() -> None:
 def _run(run: Callable[..., Any], pipe: Any, *arguments: Any) -> None:
     """In a peer's process."""
     _begin()
+    faulthandler.enable(2)  # A crash inside TensorFlow shows where.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     # The process from which this one was forked ends with the test, once none of its
