@@ -36,7 +36,7 @@ class Group(rank_threads.ThreadGroup):
     """Ranks that are threads, and write one file after the other."""
 
     def tell(self, what: str) -> None:
-        self._meeting.barrier.wait()
+        self._meeting.wait()
 
     wait_for = tell
 

@@ -1,7 +1,9 @@
 """Ranks that are threads of one process, and meet in operations of their steps.
 
 The n-th exchange of one rank meets the n-th of the others, and must have its names,
-which Keras numbers in each process.
+which Keras numbers in each process. Ranks take turns, and run one at a time: threads
+that create and assign variables together were seen to get each other's values from
+TensorFlow, and to crash it.
 """
 
 import re
@@ -22,19 +24,30 @@ class Meeting:
     def __init__(self, size: int) -> None:
         self.size = size
         self.barrier = threading.Barrier(size, timeout=DEADLINE_S)
+        self.turn = threading.Lock()
         self._brought: list[Any] = [None] * size
         self._result: Any = None
 
+    def wait(self) -> int:
+        """Waits for all ranks, which run meanwhile; returns a number for each."""
+        if self.size == 1:
+            return 0
+        self.turn.release()
+        try:
+            return self.barrier.wait()
+        finally:
+            self.turn.acquire()
+
     def meet(self, rank: int, names: str, own: Any, combine: Any) -> Any:
         self._brought[rank] = re.sub(r"_\d+", "", names), own
-        if self.barrier.wait() == 0:
+        if self.wait() == 0:
             if len({names for names, _ in self._brought}) == 1:
                 self._result = combine([own for _, own in self._brought])
             else:
                 self._result = RuntimeError(f"ranks part: {self._brought}")
-        self.barrier.wait()
+        self.wait()
         result = self._result
-        self.barrier.wait()  # The next one may replace it.
+        self.wait()  # The next one may replace it.
         if isinstance(result, RuntimeError):
             raise result
         return result
@@ -89,7 +102,8 @@ def call(group: Any, size: int, module: str, name: str, *arguments: Any) -> list
 
     def run(rank: int) -> None:
         try:
-            results[rank] = function(ThreadGroup(rank, meeting), *arguments)
+            with meeting.turn:
+                results[rank] = function(ThreadGroup(rank, meeting), *arguments)
         except BaseException:
             meeting.barrier.abort()
             raise
