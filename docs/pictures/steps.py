@@ -34,7 +34,7 @@ ROUNDS = 12
 RED = "#b3261e"
 BUG = "4.2 MB variables"  # in the line above the second device
 SENTENCE = "The bug: tower 1's last layer lives on CPU:0, so 4.2 MB move at every step."
-MARGIN, LINE, ARROW = 6, 28, 34  # pixels: around words, a line, an arrow
+MARGIN, LINE, ARROW = 6, 28, 34  # pixels: beside words, a line, an arrow
 
 
 def record() -> dict:
@@ -99,7 +99,7 @@ def point(figure, path: Path) -> None:
     room = ARROW + LINE * len(sentence.splitlines())
     strip = np.full_like(picture[:room], 255)
     left, width = bug.x0 - MARGIN, bug.width + 2 * MARGIN
-    upper, height = len(picture) - bug.y1 - MARGIN + room, bug.height + 2 * MARGIN
+    upper, height = len(picture) - bug.y1 - MARGIN // 2 + room, bug.height + MARGIN
     picture = np.concatenate([picture[:gap], strip, picture[gap:]])
     tall, wide = picture.shape[:2]
     pointed = Figure(figsize=(wide / figure.dpi, tall / figure.dpi), dpi=figure.dpi)

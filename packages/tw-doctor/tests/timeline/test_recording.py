@@ -344,6 +344,15 @@ def test_bars_fill_as_much_of_a_band_as_its_percentage_says(
         assert filled / (drawing._HEIGHT * step) == pytest.approx(busy, abs=0.006)
 
 
+def test_an_operation_that_took_no_measurable_time_fills_nothing():
+    spans = {"forward": [(0.0, 4.0)], "apply": [(1.0, 1.0), (6.0, 7.0)]}
+    boxes = list(drawing._boxes(spans, 0.0, 0.01))
+    assert boxes == [
+        ("forward", (0.0, 4.0, 0.0, 1.0)),
+        ("apply", (6.0, 7.0, 0.0, 1.0)),
+    ]
+
+
 def test_drawing_says_what_is_missing(recorded, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="pip install matplotlib"):

@@ -255,6 +255,7 @@ def _stretches(
         change
         for part, each in spans.items()
         for start, end in each
+        if end > start
         for change in ((start, True, part), (end, False, part))
     )
     active: set[str] = set()
