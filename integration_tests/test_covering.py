@@ -80,7 +80,8 @@ def test_a_suite_runs_a_cover_of_its_cases(
     assert result.parseoutcomes().get("passed", 0) == ran
 
 
-def test_a_case_that_is_not_there_cannot_run_by_day(pytester):
+def test_a_case_that_is_not_there_cannot_run_by_day(pytester, monkeypatch):
+    monkeypatch.delenv("TOWERS_TESTS", raising=False)
     pytester.makeconftest("from covering import *")
     pytester.makepyfile(SUITE.replace('"5-2"', '"6-2"'))
     result = pytester.runpytest_inprocess("-p", "no:xdist", "--strict-markers")

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 from importlib.util import find_spec
 
 import keras
@@ -24,13 +25,18 @@ def assert_alike(results, want, rtol=2e-6):
     for got in results:
         for one, other in zip(got, want, strict=True):
             if isinstance(one, dict):
-                assert one.keys() == other.keys()
+                assert _unnumbered(one) == _unnumbered(other)
                 one, other = list(one.values()), list(other.values())
             for a, b in zip(one, other, strict=True):
                 np.testing.assert_allclose(a, b, rtol, rtol / 2)
     for got in results[1:]:
         np.testing.assert_equal(got[0], results[0][0])
         np.testing.assert_equal(got[1], results[0][1])
+
+
+def _unnumbered(history):
+    """Keras numbers metrics of one kind in each process."""
+    return [re.sub(r"_\d+$", "", name) for name in history]
 
 
 @pytest.mark.full(
@@ -206,7 +212,8 @@ def has_rows(of_ranks):
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-@settings(max_examples=50 if os.environ.get("TOWERS_TESTS") == "full" else 5)
+@pytest.mark.timeout(900)
+@settings(max_examples=10 if os.environ.get("TOWERS_TESTS") == "full" else 5)
 @given(data=st.data())
 def test_any_numbers_of_batches_and_rows(threads, is_known, data):
     size, towers = data.draw(st.sampled_from([(1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]))

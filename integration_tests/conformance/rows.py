@@ -62,7 +62,7 @@ class Row:
         if self.optimizer == "Keras 3":
             return True
         if kind == "sparse" and self.optimizer == "v1":
-            return False
+            return self.moves_all_rows(num_towers)
         is_on_one_device = self.run.keywords.get("is_flat") and "float16" in kind
         is_sharded = self.run.args[0] == "sharded"
         return num_towers == 1 or not is_sharded or bool(is_on_one_device)

@@ -401,9 +401,9 @@ class Copies:
                 variables += optimizer.variables
         had_begun = self.ranks.has_begun
         self.ranks.begin(list({id(v): v for v in variables}.values()))
+        self.make_equal()
         if sharded is not None and not had_begun:
             sharded.begin_anew()
-        self.make_equal()
         return number
 
     def take_state_of_ranks(self) -> None:
