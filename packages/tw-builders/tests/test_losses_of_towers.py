@@ -79,7 +79,8 @@ def test_losses_from_outside_of_towers_are_shown_as_without_towers():
             v1.losses.add_loss(w)
             return v1.losses.get_total_loss()
 
-        assert run(builder.call_for_each_tower(tower)) == [9.9, 9.9]
+        losses = run(builder.call_for_each_tower(tower))
+        np.testing.assert_array_equal(losses, np.float32([9.9, 9.9]))
 
 
 def test_builds_of_one_graph_see_their_own_losses_and_what_they_share():

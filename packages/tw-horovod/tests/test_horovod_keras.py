@@ -2,12 +2,14 @@
 
 import horovod_models
 import horovod_ranks
+import keras
 import numpy as np
 import pytest
 from harness.ranks import Raised
 from horovod_ranks import train
 
 SUM = 1
+KERAS = tuple(map(int, keras.__version__.split(".")[:2]))
 
 
 @pytest.fixture(scope="module", params=[1, 2])
@@ -62,8 +64,9 @@ def test_ranks_go_on_from_a_model_that_rank_0_alone_loads(
     for got in results:
         np.testing.assert_allclose(got["weights"], want, rtol=1e-4)
         assert got["iterations"] == 6
-    assert results[0]["path"] == "dense/kernel"
-    assert all(got["path"] != "dense/kernel" for got in results[1:])
+    if KERAS < (3, 16):  # It gave the layers of a loaded Sequential other paths.
+        assert results[0]["path"] == "dense/kernel"
+        assert all(got["path"] != "dense/kernel" for got in results[1:])
 
 
 def test_copies_of_an_optimizer_reduce(ranks):

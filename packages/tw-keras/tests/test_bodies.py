@@ -239,7 +239,7 @@ def test_layers_are_synchronised_in_bodies(step):
     wanted = trained(make(), "SGD", batch_size=17)
     many = trained(TowerModel(make, CPUS[:2]), "SGD", batch_size=17)
     # Two rows alone are divided by their small spread, which rounding changes.
-    check_near(many, wanted, 5e-6)
+    check_near(many, wanted, 3e-5)
 
 
 def test_towers_must_take_the_same_branch():

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from tw_keras import TowerModel
@@ -16,16 +15,13 @@ from tw_keras import TowerModel
 CPUS = ["/cpu:0", "/cpu:1", "/cpu:2", "/cpu:3"]
 ROWS = 33  # three batches of 10, and one of 3: with four towers one part is empty
 KERAS = tuple(map(int, keras.__version__.split(".")[:2]))
-# Steps in one call. Before 3.7 Keras loses batches at the end that are fewer.
-STEPS = 2 if KERAS < (3, 7) else 3
+STEPS = 3  # in one call; an epoch ends with fewer
 OPTIONS = {"dtype": "float64"}
 layers = keras.layers
 
 
 def reducing(kind, reduction="mean_with_sample_weight", **options):
-    """Makes a loss; skips where Keras lacks the reduction, as before 3.7 the means."""
-    if KERAS < (3, 7) and reduction.startswith("mean"):
-        pytest.skip(f"Keras {keras.__version__} has no reduction {reduction!r}")
+    """Makes a loss."""
     return kind(reduction=reduction, **options)
 
 

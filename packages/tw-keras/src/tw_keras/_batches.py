@@ -27,7 +27,7 @@ def after(data: Any) -> AbstractContextManager[Any]:
     still run other effects: a counter of updates, a random generator.
     """
     leaves = tf.nest.flatten(data, expand_composites=True)
-    leaves = [leaf for leaf in leaves if leaf is not None]
+    leaves = [leaf for leaf in leaves if tf.is_tensor(leaf)]
     if tf.executing_eagerly() or not leaves:
         return nullcontext()
     leaf = min(leaves, key=_cost_to_wait_for)

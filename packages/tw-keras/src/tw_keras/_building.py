@@ -93,7 +93,7 @@ def has_metrics_built(model: Any, data: Any) -> bool:
     """Returns whether the state of a compiled model's losses and metrics exists."""
     stateful = list(model.metrics)
     y = data[1] if isinstance(data, tuple) and len(data) in (2, 3) else None
-    outputs = getattr(model, "outputs", None) or ()
+    outputs = (model.built and getattr(model, "outputs", None)) or ()
     if not model.run_eagerly and max(len(outputs), len(tf.nest.flatten(y))) > 1:
         # The loss of a model with several outputs has one metric per output.
         stateful.append(getattr(model, "_compile_loss", None))

@@ -23,8 +23,10 @@ def or_without_xla(run: Callable[[Any], Any], name: str, model: Any) -> Any:
     """
 
     def run_or_fall_back(data: Any) -> Any:
+        taken: list[Any] = []
         try:
-            return run(data)
+            with _keeping(taken, data):
+                return run(data)
         except (tf.errors.OpError, ValueError) as error:
             has_run, may = not isinstance(error, ValueError), model._own.may_fall_back
             if not re.search("(?i)xla" if has_run else r"\bXLA\b", str(error)):
@@ -32,7 +34,8 @@ def or_without_xla(run: Callable[[Any], Any], name: str, model: Any) -> Any:
             found = _NAME.match(str(error))
             what = found[3].rstrip(".") if found else "a step"
             last = model._steps.last.take() if has_run and may else None
-            if not may or (has_run and last is None):
+            batches = [own.get_value() for own in taken] or ([last[1]] if last else [])
+            if not may or (has_run and not batches):
                 error.add_note(
                     f"TowerModel: XLA cannot compile {what}; rewrite it, or use "
                     "compile(jit_compile=False)."
@@ -42,11 +45,30 @@ def or_without_xla(run: Callable[[Any], Any], name: str, model: Any) -> Any:
         model._own.compiled_by_xla = False
         model.train_function = model.test_function = model.predict_function = None
         getattr(model, f"make_{name}")()
-        if last and name != "predict_function":  # Its batch was taken from an iterator.
-            data = itertools.chain([last[1]], data)
+        if name != "predict_function":  # The batch was taken from an iterator.
+            data = itertools.chain(batches, data)
         return getattr(model, name)(data)
 
     return run_or_fall_back
+
+
+@contextmanager
+def _keeping(taken: list[Any], data: Any) -> Iterator[None]:
+    """Keeps the batch that Keras takes from an iterator, from 3.16 on untraced."""
+    if not isinstance(data, tf.data.Iterator):
+        yield
+        return
+    take = data.get_next_as_optional
+
+    def keep() -> Any:
+        taken[:] = [take()]
+        return taken[0]
+
+    data.get_next_as_optional = keep
+    try:
+        yield
+    finally:
+        del data.get_next_as_optional
 
 
 @contextmanager

@@ -63,7 +63,10 @@ def update(step: Step, metric: Any, calls: Sequence[Any]) -> None:
             options["sample_weight"] = tf.nest.map_structure(add, *weights)
         elif step.share is not None and _takes_a_mean(metric, values):
             options["sample_weight"] = step.share()
-        metric.update_state(*values, **options)
+        given = tf.nest.flatten((values, options), expand_composites=True)
+        # An error in a tower, such as XLA's, comes before any part of the update.
+        with tf.control_dependencies(filter(tf.is_tensor, given)):
+            metric.update_state(*values, **options)
 
 
 def merged_logs(step: Step, of_towers: Sequence[Any]) -> Any:
@@ -76,8 +79,7 @@ def merged_logs(step: Step, of_towers: Sequence[Any]) -> Any:
 
 def _log(step: Step, values: Sequence[Any]) -> Any:
     first = values[0]
-    # A learning rate; before Keras 3.7 its class is not ``keras.Variable``.
-    if is_variable(first) and not isinstance(first, tf.Variable):
+    if isinstance(first, keras.Variable):  # a learning rate
         return tf.convert_to_tensor(first)
     if all(value is first for value in values) or not tf.is_tensor(first):
         return first

@@ -24,7 +24,8 @@ def apply_sharded(update: Update, brought: Sequence[Brought]) -> None:
     optimizer = update.optimizer
     columns = [own.variables for own in brought]
     build_for_owners(optimizer, update.towers, columns)
-    optimizer._check_variables_are_known(columns[0])  # else errors name owners
+    inner = _with_inner(optimizer)[-1]
+    inner._check_variables_are_known(columns[0])  # else errors name owners
     kept = with_gradients(brought)
     grads, variables = [own.grads for own in kept], [own.variables for own in kept]
     with _taking_copies(optimizer, columns):
@@ -70,7 +71,7 @@ def build_for_owners(
 
 
 def _move_slots(optimizer: Any, towers: Sequence[Tower]) -> None:
-    variables = optimizer._trainable_variables
+    variables = _with_inner(optimizer)[-1]._trainable_variables
     owners = owners_of(variables, len(towers))
     homes = {
         _key(own): towers[k].device for own, k in zip(variables, owners, strict=True)
