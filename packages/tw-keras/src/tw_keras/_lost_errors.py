@@ -45,7 +45,7 @@ def or_without_xla(run: Callable[[Any], Any], name: str, model: Any) -> Any:
         model._own.compiled_by_xla = False
         model.train_function = model.test_function = model.predict_function = None
         getattr(model, f"make_{name}")()
-        if name != "predict_function":  # The batch was taken from an iterator.
+        if batches and name != "predict_function":  # taken from an iterator
             data = itertools.chain(batches, data)
         return getattr(model, name)(data)
 
