@@ -104,7 +104,7 @@ def test_one_tower_has_the_bits_of_keras(compiled, kind):
         return kind([network(), layers.Dropout(0.2, seed=1)])
 
     options = {"jit_compile": compiled}
-    # It multiplies in another order if the graph around it differs.
+    # The graph optimizer orders products by the graph around them.
     set_options = tf.config.optimizer.set_experimental_options
     set_options({"disable_meta_optimizer": not compiled})
     try:

@@ -16,6 +16,7 @@ from tw_builders import apply_at_owners, apply_sharded_gradients
 from tw_builders.internal import owned, owners_of, place_of
 from tw_core import Tower
 from tw_core.internal import create_slots, tf_variable
+from tw_keras._updates.accumulation import inner_of
 from tw_keras._updates.update import Brought, Update, with_gradients
 
 
@@ -24,8 +25,8 @@ def apply_sharded(update: Update, brought: Sequence[Brought]) -> None:
     optimizer = update.optimizer
     columns = [own.variables for own in brought]
     build_for_owners(optimizer, update.towers, columns)
-    inner = _with_inner(optimizer)[-1]
-    inner._check_variables_are_known(columns[0])  # else errors name owners
+    # Else errors name owners.
+    inner_of(optimizer)._check_variables_are_known(columns[0])
     kept = with_gradients(brought)
     grads, variables = [own.grads for own in kept], [own.variables for own in kept]
     with _taking_copies(optimizer, columns):
@@ -71,7 +72,7 @@ def build_for_owners(
 
 
 def _move_slots(optimizer: Any, towers: Sequence[Tower]) -> None:
-    variables = _with_inner(optimizer)[-1]._trainable_variables
+    variables = inner_of(optimizer)._trainable_variables
     owners = owners_of(variables, len(towers))
     homes = {
         _key(own): towers[k].device for own, k in zip(variables, owners, strict=True)
