@@ -96,9 +96,11 @@ def test_an_optimizer_trains_towers_as_one_device(case, num_towers, variables):
 def test_an_optimizer_trains_compiled_towers_as_one_device(case):
     one, many = trained(case, jit_compile=False), trained(case, 2, jit_compile=True)
     check_near(many[:2], one[:2])
-    # Their step by a mean gradient near 0 is its sign, which rounding decides.
+    # Their step by a mean gradient near 0 is its sign, which rounding decides
+    # (Muon steps so for embeddings; compiled, one device differs as much).
     kind, *options = case.split()
-    is_sign = kind in ("Adam", "AdamW", "Adamax") and "accumulation" in str(options)
+    is_adam = kind in ("Adam", "AdamW", "Adamax", "Muon")
+    is_sign = is_adam and "accumulation" in str(options)
     check_near(many[2], one[2] * 2, TOLERANCE if is_sign else 2e-6)
 
 

@@ -169,8 +169,8 @@ def test_a_server_that_is_back_is_not_lost_while_the_chief_stays_away(make_clust
     tasks.workers[0].kill()
     tasks.servers[0].kill()
     tasks.restart("ps", 0, "serve", {})
-    message, _ = hear_error(worker, "StartTimeoutError", 60)
-    assert "the chief has not initialized the variables" in message
+    message, _ = hear_error(worker, "SyncTimeoutError", 60)
+    assert "of a server that restarted: start the chief." in message
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])

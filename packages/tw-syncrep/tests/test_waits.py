@@ -677,6 +677,11 @@ def test_a_session_that_fails_again_soon_is_still_being_made():
     clock.now += 5.0
     calls.begin_making()  # It has run for long: this is another loss.
     assert calls.remade_since == clock.now
+    for in_a_row in (1, 2):
+        calls.before_run(None)
+        clock.now += 1.0
+        calls.begin_making(in_a_row)  # The replica replaced it: it was not lost.
+        assert calls.remade_since == clock.now
     calls.before_run(None)
     calls.after_run()
     clock.now += 1.0

@@ -44,7 +44,8 @@ class SessionCalls(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     would recreate its session: the replica would have two. So this hook is the first.
 
     TensorFlow recreates a session inside a call whenever it fails. A session that soon
-    fails again does not count as made: the time counts from the first loss.
+    fails again does not count as made: the time counts from the first loss. A session
+    that the replica replaced itself was not lost; its hook bounds how often.
     """
 
     is_left = False
@@ -58,6 +59,7 @@ class SessionCalls(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._clock = clock
         self._lost_at: float | None = None
         self._runs_since: float | None = None
+        self._replaced = 0
 
     @property
     def remade_since(self) -> float | None:
@@ -71,16 +73,19 @@ class SessionCalls(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
                 "training_session: this call was abandoned; its result is not needed."
             )
 
-    def begin_making(self) -> None:
-        """Records that a session is being made; raises like ``check``."""
+    def begin_making(self, replaced: int = 0) -> None:
+        """Records that a session is being made; raises like ``check``.
+
+        ``replaced`` is how many sessions the replica has replaced in a row.
+        """
         self.check()
         ran_since, now = self._runs_since, self._clock()
         has_settled = self._settled_s is None or (
             ran_since is not None and now - ran_since >= self._settled_s
         )
-        if self._lost_at is None or has_settled:
+        if self._lost_at is None or has_settled or replaced > self._replaced:
             self._lost_at = now
-        self._runs_since = None
+        self._runs_since, self._replaced = None, replaced
 
     def before_run(self, run_context: Any) -> None:
         """Records that a session runs; raises like ``check``."""

@@ -172,7 +172,7 @@ def _prepare(
     ours: list[SyncReplicasHook], calls: SessionCalls, addresses: Mapping[str, Any]
 ) -> None:
     """Prepares for making a session, which ends other processes' of this name."""
-    calls.begin_making()
+    calls.begin_making(sum(hook._replaced for hook in ours))
     for hook in ours:
         hook._take_number(addresses, calls.check)
 
