@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tower_models import CPUS, check_near, reducing, seeded, towers_of
+from tower_models import CPUS, check_near, seeded, towers_of
 
 from tw_keras import TowerModel
 
@@ -28,7 +28,7 @@ def dense():
 
 
 def by_weight():
-    return reducing(keras.losses.MeanSquaredError)
+    return keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
 
 
 def two_outputs():

@@ -14,7 +14,6 @@ from tower_models import (
     data_for,
     fit,
     pair,
-    reducing,
     rows_of,
     trained_pair,
 )
@@ -129,8 +128,8 @@ def test_losses_may_be_reduced_as_keras_can(reduction, weighted):
     kind = keras.losses.SparseCategoricalCrossentropy
     for model in (one, many):
         loss = {
-            "a": reducing(kind, first, from_logits=True),
-            "b": reducing(keras.losses.MeanSquaredError, second or first),
+            "a": kind(from_logits=True, reduction=first),
+            "b": keras.losses.MeanSquaredError(reduction=second or first),
         }
         model.compile(keras.optimizers.SGD(0.001), loss, jit_compile=False)
     weights = np.arange(33) % 5 / 2
@@ -161,7 +160,7 @@ def test_tokens_weigh_what_weights_says():
     many = TowerModel(make, CPUS, weights=count)
     many.set_weights(one.get_weights())
     for model in (one, many):
-        loss = reducing(OverTokens, dtype="float64")
+        loss = OverTokens(reduction="mean_with_sample_weight", dtype="float64")
         model.compile(keras.optimizers.SGD(0.1), loss, jit_compile=False)
     options = {"batch_size": 10, "epochs": 3, "shuffle": False, "verbose": 0}
     histories = [

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tower_models import CPUS, layers, reducing
+from tower_models import CPUS, layers
 
 from tw_keras import TowerModel
 
@@ -89,7 +89,9 @@ CASES = {
     "weighted": {"sample_weight": WEIGHTS},
     "means of weights": {
         "sample_weight": WEIGHTS,
-        "loss": lambda: reducing(keras.losses.MeanAbsoluteError),
+        "loss": lambda: keras.losses.MeanAbsoluteError(
+            reduction="mean_with_sample_weight"
+        ),
     },
     "added": {"make": adding, "loss": lambda: None},
     "regularised": {"make": lambda: made(regularizer="l2")},

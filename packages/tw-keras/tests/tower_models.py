@@ -20,11 +20,6 @@ OPTIONS = {"dtype": "float64"}
 layers = keras.layers
 
 
-def reducing(kind, reduction="mean_with_sample_weight", **options):
-    """Makes a loss."""
-    return kind(reduction=reduction, **options)
-
-
 @contextmanager
 def float64():
     """What Keras adds up in losses and metrics is of this dtype, too.
