@@ -242,8 +242,13 @@ def test_an_optimizer_of_another_model_is_refused_as_keras_refuses_it():
     other = net()
     other.compile(adam(), "mse", jit_compile=False)
     train(other, 1)
+    # Keras 3.8 fails to write its own message: it names variables with their values.
+    refusals = NotImplementedError, ValueError
+    kinds = []
     for kind in ("plain", "sharded-2"):
         model = make(kind, lambda: other.optimizer)
-        with pytest.raises(ValueError, match="Unknown variable") as caught:
+        with pytest.raises(refusals, match=r"Unknown variable|numpy\(\)") as caught:
             train(model, 1)
         assert "make_sharded_optimizer" not in str(caught.value), kind
+        kinds.append(caught.type)
+    assert kinds[0] is kinds[1]
