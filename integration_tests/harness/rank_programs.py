@@ -559,14 +559,15 @@ def end_program(group: Any, source: str) -> None:
 
 
 def be_busy(how: str, busy_s: float, told: list[logging.LogRecord]) -> None:
-    """Keeps the main thread busy until it is told so; "held": without others beside."""
+    """Keeps the main thread busy until all are told; "held": without others beside."""
     if how == "held":
         ctypes.PyDLL(None).usleep(int(1e6 * busy_s))
         return
-    end_s = time.monotonic() + busy_s
+    end_s, is_told = time.monotonic() + busy_s, False
     while time.monotonic() < end_s:
-        if any("be_busy" in record.getMessage() for record in list(told)):
-            return
+        if not is_told and any("be_busy" in one.getMessage() for one in list(told)):
+            # Others read the warning later than rank 0, which sends it.
+            end_s, is_told = time.monotonic() + 2.0, True
 
 
 def heed_signal(group: Any, fault: str, busy_s: float) -> None:
