@@ -468,8 +468,9 @@ def release(session: nox.Session) -> None:
         session.run(*towncrier, *folder, "--version", version)
         cite(version)
     titles = [f"{package} {version}" for package, version in named]
-    git = ("git", "commit", "--all", "--message", f"Release {', '.join(titles)}")
-    session.run(*git, external=True)
+    what = titles[0] if len(titles) == 1 else f"{len(titles)} packages"
+    messages = ("--message", f"Release {what}", "--message", "\n".join(titles))
+    session.run("git", "commit", "--all", *messages, external=True)
     for title in titles:
         git = ("git", "tag", "--annotate", "-m", title, title.replace(" ", "-v"))
         session.run(*git, external=True)
