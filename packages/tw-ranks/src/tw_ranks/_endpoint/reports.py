@@ -54,7 +54,8 @@ class Reports:
         """
         self.member = member  # None once it has left, too.
         self.moved_s = time.monotonic()  # When it was last seen to make progress.
-        self._progress, self._interrupts = progress, interrupts
+        self._progress = progress
+        self.hear_interrupt = interrupts.hear if interrupts else lambda: None
         self._rank, self._tasks, self._limits = rank, tasks, limits
         self._aborts = aborts
         self._name = f"rank {rank}"
@@ -103,8 +104,7 @@ class Reports:
             missing = self.find_missing(
                 is_unavailable=isinstance(error, tf.errors.UnavailableError)
             )
-            if self._interrupts is not None:
-                self._interrupts.hear()
+            self.hear_interrupt()
             if missing is None:
                 raise
             raise missing from error

@@ -90,7 +90,10 @@ def run_collectives(
         return _run_on_host(bound, tensors, exchange.name)
     if traces_function():
         return _run_in_function(bound, tensors, is_ordered=not is_named)
-    return bound.run(tensors)
+    try:
+        return bound.run(tensors)
+    finally:
+        endpoint.reports.hear_interrupt()  # MPI defers Ctrl-C until the exchange ends.
 
 
 def _can_use_nccl(endpoint: Endpoint) -> bool:
