@@ -99,7 +99,7 @@ def test_an_optimizer_trains_compiled_towers_as_one_device(case):
     # Their step by a mean gradient near 0 is its sign, which rounding decides
     # (Muon steps so for embeddings; compiled, one device differs as much).
     kind, *options = case.split()
-    is_adam = kind in ("Adam", "AdamW", "Adamax", "Muon")
+    is_adam = kind in ("Adam", "AdamW", "Adamax", "Nadam", "Muon")
     is_sign = is_adam and "accumulation" in str(options)
     check_near(many[2], one[2] * 2, TOLERANCE if is_sign else 2e-6)
 
