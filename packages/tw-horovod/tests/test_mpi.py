@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import horovod_ranks
@@ -125,6 +126,20 @@ def test_a_lost_rank_is_named_and_the_others_end(processes, mode, number):
         for rank in (group.all[0], group.all[2]):  # MPI's end does not wait for it.
             rank.process.join(30)
             assert not rank.process.is_alive()
+    finally:
+        group.end()
+
+
+def test_ctrl_c_in_an_eager_exchange_precedes_the_exchange_s_error(processes):
+    group = Ranks(processes, 2, engine="mpi", timeout_s=120.0).joined()
+    try:
+        one, other = group.all
+        group.call("reduce", "eager", [[np.ones(4, np.float32)]], {}, 2)
+        one.say("reduce_until_interrupted", "eager")  # The other does not come.
+        time.sleep(1)
+        one.send(signal.SIGINT)
+        one.hear(20)
+        assert other.process.is_alive()
     finally:
         group.end()
 
