@@ -59,13 +59,11 @@ def synchronized() -> keras.Model:
     def linear() -> Any:
         return layers.Dense(3, use_bias=False)  # whose gradient would be noise
 
-    # Ranks that made unlike numbers of models before would number these differently.
-    options = {"momentum": 0.5, "synchronized": True}
-    norm = layers.BatchNormalization(**options, name="norm")
-    again = layers.BatchNormalization(**options, name="again")
-    inner = [linear(), norm, layers.Activation("tanh"), linear(), again]
-    inner = [keras.Input([4]), *inner, layers.Dense(1)]
-    return keras.Sequential(inner, name="synchronized")
+    def norm() -> Any:
+        return layers.BatchNormalization(momentum=0.5, synchronized=True)
+
+    inner = [linear(), norm(), layers.Activation("tanh"), linear(), norm()]
+    return keras.Sequential([keras.Input([4]), *inner, layers.Dense(1)])
 
 
 def spectral() -> keras.Model:

@@ -92,9 +92,9 @@ def name_of(variable: Any) -> str:
     return str(getattr(variable, "path", variable.name))
 
 
-def unnumbered_name(variable: Any) -> str:
-    """Returns a variable's name without the numbers that Keras counts per process."""
-    return re.sub(r"_\d+\b", "", name_of(variable))
+def unnumbered(name: str) -> str:
+    """Returns a name without the numbers that Keras and scopes count per process."""
+    return re.sub(r"(_\d+)+\b", "", name)
 
 
 def make_parts(exchange: AccumulatedExchange) -> list[list[tf.Tensor]]:

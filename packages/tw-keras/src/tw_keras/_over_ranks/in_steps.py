@@ -78,6 +78,7 @@ class InSteps:
                 f"TowerModel: {name} sums tensors over ranks, so their shapes must be "
                 f"known; got {', '.join(str(own.shape) for own in tensors)}."
             )
+        name = travel.unnumbered(name)
         self._counts[name] += 1
         place = f"{name}, sum {self._counts[name]}"
         dtypes = [own.dtype for own in tensors]

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tw_core.internal import tf_variable
 from tw_core.ranks import RankGroup
 from tw_keras._over_ranks.agreement import begin_fit
-from tw_keras._over_ranks.exchanges import unnumbered_name
+from tw_keras._over_ranks.exchanges import name_of, unnumbered
 from tw_keras._over_ranks.in_steps import Apply, Collect, InSteps
 from tw_keras._over_ranks.local_steps import Alone, LocalSteps
 from tw_keras._over_ranks.results import Results
@@ -231,7 +231,7 @@ class Ranks:
         values = [tf_variable(v).read_value() for v in variables]
         if self.group.rank != root:
             values = [tf.zeros_like(value) for value in values]
-        names = list(map(unnumbered_name, variables))
+        names = [unnumbered(name_of(own)) for own in variables]
         for variable, value in zip(
             variables, self.group.sum(values, names=names), strict=True
         ):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tw_core.internal import tf_variable
 from tw_core.ranks import RankGroup
-from tw_keras._over_ranks.exchanges import unnumbered_name
+from tw_keras._over_ranks.exchanges import name_of, unnumbered
 
 
 class Results:
@@ -39,7 +39,7 @@ class Results:
         if not variables:
             return
         values = [tf_variable(v).read_value() for v in variables]
-        names = list(map(unnumbered_name, variables))
+        names = [unnumbered(name_of(own)) for own in variables]
         totals = self._group.sum(values, names=names)
         self._parted = list(zip(variables, values, strict=True))
         for variable, total in zip(variables, totals, strict=True):
