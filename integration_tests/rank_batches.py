@@ -90,6 +90,11 @@ OWN: dict[str, dict[str, Any]] = {
         "fits": [[[4, 6], [3]]],
         "optimizer": lambda: optimizers.LossScaleOptimizer(accumulating()),
     },
+    "accumulated, eagerly": {
+        "fits": [[[4, 6, 1, 3, 5], [3]], [[], [4, 2, 1, 3]]],
+        "optimizer": accumulating,
+        "compile": {"run_eagerly": True},
+    },
     # Of updates that are linear in gradients, the mean is that of all ranks' rows.
     "averaged after every step": {
         "fits": [[[4, 6, 1, 2], [3, 5]], [[], [4, 2]]],

@@ -70,6 +70,7 @@ class InSteps:
     def begin_step(self) -> None:
         """Forgets the sums built by the previous step."""
         self._counts.clear()
+        self._is_eager = tf.executing_eagerly()
 
     def sum_layer(self, name: str, tensors: Sequence[Any]) -> list[Any]:
         """Adds a synchronised layer's sums of this rank's towers over the ranks."""
@@ -377,7 +378,9 @@ class InSteps:
             for own, reduced in zip(updates, results, strict=True):
                 apply(own, reduced)
 
-        functions = [tf.function(own, autograph=False) for own in (exchange, update)]
+        functions: list[Callable[..., Any]] = [exchange, update]
+        if not self._is_eager:  # A trace meets the other ranks in branches not taken.
+            functions = [tf.function(own, autograph=False) for own in functions]
         return tuple(map(self.group.bounded, functions))
 
 
