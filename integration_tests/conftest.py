@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from covering import pytest_collection_modifyitems, pytest_configure
-from harness.fixtures import groups, make_cluster, make_ranks, processes, threads
+from harness.fixtures import groups, make_cluster, make_ranks, processes
 from hypothesis import settings
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "processes",
     "pytest_collection_modifyitems",
     "pytest_configure",
-    "threads",
 ]
 
 PACKAGES = Path(__file__).parents[1] / "packages"

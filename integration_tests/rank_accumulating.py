@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 from rank_batches import own_batches
-from rank_local import Counted, Notes, linear
+from rank_groups import Counted
+from rank_local import Notes, linear
 from rank_training import X, dense, made
 
 import tw_ampopt
@@ -151,7 +152,7 @@ def counted(group: Any, options: Any, looks: bool) -> list[list[int]]:
 
     ``options`` are None for an optimizer of Keras whose state is in shards.
     """
-    group._meeting = meeting = Counted(group._meeting)
+    group = Counted(group)
     if options is None:
         model = made(group, linear, 2, variables="sharded")
         optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=4)
@@ -160,7 +161,7 @@ def counted(group: Any, options: Any, looks: bool) -> list[list[int]]:
         model.build([None, 4])
         optimizer = over_towers(model, 4, **options)
     model.compile(optimizer, "mse")
-    notes = Notes(meeting)
+    notes = Notes(group)
     looking = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: None)]
     own = [notes, *(looking if looks and group.rank == 1 else [])]
     model.fit(X[:32], X[:32, :1], 4, 2, verbose=0, callbacks=own)

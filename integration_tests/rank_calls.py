@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from rank_batches import own_batches
-from rank_threads import Meeting, ThreadGroup
+from rank_groups import Alone
 from rank_training import (
     BATCH,
     OWN_ROWS,
@@ -261,11 +261,10 @@ def exchanged(group: Any, looks: bool) -> Any:
     return int(count), [v.numpy() for v in model.optimizer.variables], seen
 
 
-class Counting(ThreadGroup):
+class Counting(Alone):
     """A rank alone that notes what it exchanges outside of steps."""
 
     def __init__(self) -> None:
-        super().__init__(0, Meeting(1))
         self.seen: list[str] = []
 
     def sum(self, tensors: Any, *, names: Any = ()) -> Any:

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from rank_batches import own_batches
+from rank_groups import Counted
 from rank_training import X, made
 
 import tw_ampopt
@@ -172,33 +173,21 @@ def _mean(lists: Any, weights: Sequence[float]) -> list[np.ndarray]:
     ]
 
 
-class Counted:
-    """A ``rank_threads.Meeting`` that notes what this rank brings, in bytes."""
-
-    def __init__(self, meeting: Any) -> None:
-        self.barrier, self._meeting = meeting.barrier, meeting
-        self.seen: list[int] = []
-
-    def meet(self, rank: int, names: str, own: Any, combine: Any) -> Any:
-        self.seen.append(sum(array.nbytes for array in own))
-        return self._meeting.meet(rank, names, own, combine)
-
-
 def counted(group: Any, accumulates: int, local_steps: Any) -> list[list[int]]:
     """Returns the bytes of each exchange in the eight steps of an epoch."""
-    group._meeting = meeting = Counted(group._meeting)
+    group = Counted(group)
     options = {} if local_steps is None else {"local_steps": LocalSteps(*local_steps)}
     model = made(group, linear, 2, **options)
     steps = accumulates if accumulates > 1 else None
     model.compile(optimizers.SGD(0.1, gradient_accumulation_steps=steps), "mse")
-    notes = Notes(meeting)
+    notes = Notes(group)
     model.fit(X[:32], X[:32, :1], 4, 2, verbose=0, callbacks=[notes])
     return notes.found
 
 
 def counted_by_hand(group: Any) -> list[int]:
     """Returns the bytes of each exchange of eight batches of a tower optimizer."""
-    group._meeting = meeting = Counted(group._meeting)
+    group = Counted(group)
     towers = [[tf.Variable(tf.zeros([4, 1]))] for _ in range(2)]
 
     def reduce(grads: Any) -> Any:
@@ -216,15 +205,15 @@ def counted_by_hand(group: Any) -> list[int]:
     step = tf.function(lambda grads: optimizer.apply(grads))
     for _ in range(8):
         step([[tf.ones([4, 1])] for _ in towers])
-    return meeting.seen
+    return group.seen
 
 
 class Notes(keras.callbacks.Callback):
     """Keeps what was exchanged in each epoch."""
 
-    def __init__(self, meeting: Counted) -> None:
+    def __init__(self, group: Counted) -> None:
         super().__init__()
-        self._seen, self.found = meeting.seen, list[list[int]]()
+        self._seen, self.found = group.seen, list[list[int]]()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._seen.clear()

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from harness import keras_optimizers
-from rank_training import BATCH, MAKING, WORDS, X, Y
+from rank_training import BATCH, WORDS, X, Y
 
 from tw_builders import RankShardedOptimizer
 from tw_core import Tower, copy_to_replicas, map_towers, replicate, towers
@@ -55,8 +55,7 @@ class Program:
         self.group, self.weighs = group, weighs
         self.rank, self.size = (0, 1) if group is None else (group.rank, group.size)
         self.towers = towers(CPUS[:num_towers])
-        with MAKING:
-            self.models = replicate(self.towers, make)
+        self.models = replicate(self.towers, make)
         values = np.random.default_rng(2)
         for own in self.models[0].trainable_variables:
             own.assign(values.normal(size=own.shape, scale=0.4))

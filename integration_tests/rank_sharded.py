@@ -5,7 +5,6 @@ from typing import Any
 import keras
 import numpy as np
 import rank_batches
-import rank_threads
 import rank_training
 import tensorflow as tf
 from harness import keras_optimizers
@@ -32,18 +31,7 @@ def layers() -> keras.Model:
     return keras.Sequential([keras.Input([4]), hidden, *last])
 
 
-class Group(rank_threads.ThreadGroup):
-    """Ranks that are threads, and write one file after the other."""
-
-    def tell(self, what: str) -> None:
-        self._meeting.wait()
-
-    wait_for = tell
-
-
 def made(group: Any, optimizer: str, towers: int, **options: Any) -> Any:
-    if isinstance(group, rank_threads.ThreadGroup):
-        group = Group(group.rank, group._meeting)
     options = SHARDED | options if group is not None else {}
     model = rank_training.made(group, layers, towers, **options)
     # Compiled, Keras's own fit begins with momenta of 0 in place of the weights.

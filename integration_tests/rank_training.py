@@ -6,7 +6,6 @@ group one device runs it as it is.
 
 import functools
 import importlib
-import threading
 from typing import Any
 
 import keras
@@ -241,7 +240,6 @@ def compiling(loss: Any = "mse", **options: Any) -> Any:
     return lambda: {"loss": loss, **options}
 
 
-MAKING = threading.Lock()  # for ranks that are threads
 # A program compiles a model and fits it, once or several times.
 SHARED: dict[str, dict[str, Any]] = {
     "metrics": {
@@ -451,13 +449,12 @@ def seeded(make: Any, seed: int) -> Any:
 
 def made(group: Any, make: Any, towers: int, **options: Any) -> Any:
     """Makes a model, on each rank with values and names of its own to begin with."""
-    with MAKING:
-        if group is None:
-            return seeded(make, 0)()
-        make = seeded(make, group.rank)
-        for _ in range(group.rank):
-            dense()  # Keras numbers the names of the next.
-        return TowerModel(make, CPUS[:towers], group=group, **options)
+    if group is None:
+        return seeded(make, 0)()
+    make = seeded(make, group.rank)
+    for _ in range(group.rank):
+        dense()  # Keras numbers the names of the next.
+    return TowerModel(make, CPUS[:towers], group=group, **options)
 
 
 def train(
@@ -470,8 +467,7 @@ def train(
     own = {"data": "own" if name in OWN else "shared", **case.get("towers", {})}
     try:
         model = made(group, case.get("make", dense), towers, **own, **options)
-        with MAKING:
-            keras.utils.set_random_seed(3)
+        keras.utils.set_random_seed(3)
         place = (0, 1) if group is None else (group.rank, group.size)
         return run(model, case, folder, place if name in OWN else None)
     finally:

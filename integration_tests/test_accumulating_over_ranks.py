@@ -8,35 +8,25 @@ import rank_accumulating
 from harness.ranks import Raised
 
 
-def in_threads(threads, size, function, *arguments):
-    [results] = threads.call(
-        "rank_threads:call", size, "rank_accumulating", function, *arguments
-    )
-    return results
-
-
-IN_THREADS = [name for name in rank_accumulating.CASES if name != "memory, rows"]
-
-
 @pytest.mark.full(
     *("2-scaled", "1-dropped", "2-memory", "1-eagerly", "2-three ranks"),
+    "2-memory, rows",
 )
-@pytest.mark.parametrize("name", IN_THREADS)
+@pytest.mark.parametrize("name", rank_accumulating.CASES)
 @pytest.mark.parametrize("towers", [1, 2])
-def test_ranks_train_as_one_device(threads, towers, name):
+def test_ranks_train_as_one_device(groups, towers, name):
     size = len(rank_accumulating.CASES[name]["rows"])
-    assert_alike(in_threads(threads, size, "train", name, towers), name, towers)
+    results = groups(size).call("rank_accumulating:train", name, towers)
+    assert_alike(results, name, towers)
 
 
-@pytest.mark.full("memory, rows-", "scaled-mpi")
-@pytest.mark.parametrize("engine", ["", "mpi"])
+@pytest.mark.skipif(not find_spec("mpi4py"), reason="mpi4py is not installed")
+@pytest.mark.full("scaled")
 @pytest.mark.parametrize(
     "name", ["memory, rows", "scaled", "several steps in one call"]
 )
-def test_processes_train_as_one_device(groups, name, engine):
-    if engine and not find_spec("mpi4py"):
-        pytest.skip("mpi4py is not installed")
-    results = groups(2, engine).call("rank_accumulating:train", name, 2)
+def test_ranks_train_over_mpi_as_one_device(groups, name):
+    results = groups(2, "mpi").call("rank_accumulating:train", name, 2)
     assert_alike(results, name, 2)
 
 
@@ -53,9 +43,9 @@ def assert_alike(results, name, towers):
 
 
 @pytest.mark.parametrize("towers", [1, 2])
-def test_ranks_take_the_state_of_rank_0_as_fit_begins(threads, towers):
+def test_ranks_take_the_state_of_rank_0_as_fit_begins(groups, towers):
     want = rank_accumulating.resume(None, towers)
-    for state in in_threads(threads, 2, "resume", towers):
+    for state in groups(2).call("rank_accumulating:resume", towers):
         for own, other in zip(state, want, strict=True):
             np.testing.assert_allclose(own, other, 2e-6, 2e-6)
 
@@ -79,17 +69,18 @@ TOLD, WEIGHTS = 20, 4 * (4 + 1)  # rows, a batch, to stop, more, if finite; the 
     ],
     ids=["accumulated", "looked at", "dropped together", "shards", "shards looked at"],
 )
-def test_what_an_epoch_of_eight_steps_exchanges(threads, options, looks, wanted):
-    for got in in_threads(threads, 2, "counted", options, looks):
+def test_what_an_epoch_of_eight_steps_exchanges(groups, options, looks, wanted):
+    for got in groups(2).call("rank_accumulating:counted", options, looks):
         for epoch in got:
             # Beside the loss's sum and count, and the rows of a batch.
             assert [own for own in epoch if own != 8] == wanted
 
 
 def test_a_checkpoint_of_rank_0_within_a_group_has_all_ranks_gradients(
-    threads, tmp_path
+    groups, tmp_path
 ):
-    for undisturbed, restored in in_threads(threads, 2, "saved", str(tmp_path)):
+    results = groups(2).call("rank_accumulating:saved", str(tmp_path))
+    for undisturbed, restored in results:
         for one, other in zip(undisturbed, restored, strict=True):
             np.testing.assert_allclose(one, other, 2e-6, 2e-6)
 

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from rank_threads import Meeting, ThreadGroup
+from rank_groups import Alone
 
 import tw_ampopt
 import tw_builders
@@ -173,9 +173,7 @@ TAKERS = {
     "Builder": with_builder,
     "TowerModel": with_tower_model,
     "TowerModel, eager": lambda *own: with_tower_model(*own, run_eagerly=True),
-    "TowerModel, group": lambda *own: with_tower_model(
-        *own, group=ThreadGroup(0, Meeting(1))
-    ),
+    "TowerModel, group": lambda *own: with_tower_model(*own, group=Alone()),
     "EpochFunction": with_epoch_function,
     "LocalSyncParallelOptimizer": with_local_sync_parallel_optimizer,
 }

@@ -19,12 +19,12 @@ ROWS = {
 @pytest.mark.parametrize("state", ["local", "averaged"])
 @pytest.mark.parametrize("optimizer", rank_local.OPTIMIZERS)
 @pytest.mark.parametrize("size", ROWS)
-def test_ranks_train_as_numpy_does(threads, size, optimizer, state, kind):
+def test_ranks_train_as_numpy_does(groups, size, optimizer, state, kind):
     how, rows = (optimizer, state, kind), ROWS[size]
     towers = 2 if size == 2 else 1
     is_known = state == "local"
-    call = ("rank_local", "train", rows, 2, how, towers, is_known)
-    [results] = threads.call("rank_threads:call", size, *call)
+    call = ("rank_local:train", rows, 2, how, towers, is_known)
+    results = groups(size).call(*call)
     want = rank_local.simulate(results[0][-1], rows, 2, how)
     for got in results:
         check(got, want)
@@ -46,9 +46,9 @@ TOLD = 2 * 4 * 8  # of two ranks' reports
     ],
     ids=["each step", "accumulated", "local steps", "with state"],
 )
-def test_what_an_epoch_of_eight_steps_exchanges(threads, accumulates, local, wanted):
-    call = ("rank_local", "counted", accumulates, local)
-    for got in threads.call("rank_threads:call", 2, *call)[0]:
+def test_what_an_epoch_of_eight_steps_exchanges(groups, accumulates, local, wanted):
+    call = ("rank_local:counted", accumulates, local)
+    for got in groups(2).call(*call):
         for epoch in got:
             found = [own for own in epoch if own != 8]  # the loss's sum and count
             if local == (4,):  # the optimizer's state, as an epoch ends
@@ -56,23 +56,22 @@ def test_what_an_epoch_of_eight_steps_exchanges(threads, accumulates, local, wan
             assert found == wanted
 
 
-def test_an_optimizer_over_towers_exchanges_once_per_update(threads):
-    call = ("rank_local", "counted_by_hand")
-    for got in threads.call("rank_threads:call", 2, *call)[0]:
+def test_an_optimizer_over_towers_exchanges_once_per_update(groups):
+    for got in groups(2).call("rank_local:counted_by_hand"):
         assert got == [16, 16]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_all_ranks_stop_at_the_averaging_after_one_asks(threads, rank):
-    call = ("rank_local", "stopped", rank)
-    one, other = threads.call("rank_threads:call", 2, *call)[0]
+def test_all_ranks_stop_at_the_averaging_after_one_asks(groups, rank):
+    call = ("rank_local:stopped", rank)
+    one, other = groups(2).call(*call)
     assert one[0] == other[0] == 4
     np.testing.assert_equal(one[1], other[1])
 
 
-def test_a_restart_ends_with_the_bits_of_an_undisturbed_run(threads, tmp_path):
-    call = ("rank_local", "restarted", str(tmp_path / "backup"))
-    for found, plain, loss, wanted in threads.call("rank_threads:call", 2, *call)[0]:
+def test_a_restart_ends_with_the_bits_of_an_undisturbed_run(groups, tmp_path):
+    call = ("rank_local:restarted", str(tmp_path / "backup"))
+    for found, plain, loss, wanted in groups(2).call(*call):
         (weights, state), again = found
         np.testing.assert_equal(again, [weights, state])
         assert any(np.any(own) for own in state[-2:])  # the outer momentum
@@ -80,8 +79,8 @@ def test_a_restart_ends_with_the_bits_of_an_undisturbed_run(threads, tmp_path):
         assert loss == pytest.approx(wanted, rel=1e-5)
 
 
-def test_batches_by_hand_are_averaged_too(threads):
-    one, other = threads.call("rank_threads:call", 2, "rank_local", "by_hand")[0]
+def test_batches_by_hand_are_averaged_too(groups):
+    one, other = groups(2).call("rank_local:by_hand")
     are_equal = [
         all(np.array_equal(a, b) for a, b in zip(own, its, strict=True))
         for own, its in zip(one, other, strict=True)
@@ -89,9 +88,9 @@ def test_batches_by_hand_are_averaged_too(threads):
     assert are_equal == [False, True, False, True]
 
 
-def test_steps_of_ones_own_are_averaged(threads):
-    call = ("rank_local", "averaged", [5, 2, 0])
-    found = threads.call("rank_threads:call", 3, *call)[0]
+def test_steps_of_ones_own_are_averaged(groups):
+    call = ("rank_local:averaged", [5, 2, 0])
+    found = groups(3).call(*call)
     # Ranks 0 and 1 of the weights 1 and 2 are at 2 and 4, then rank 0 is alone.
     first, second, last = 10 / 3, 10 / 3 + 2, 10 / 3 + 3
     wanted = [[(1, first), (3, second)], [(1, first)], []]

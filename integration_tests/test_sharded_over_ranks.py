@@ -34,13 +34,6 @@ PROGRAMS = [
 UNEVEN = ["compiled again", "no batch at first", "no rows", "until one stops"]
 
 
-def in_threads(threads, size, function, *arguments):
-    [results] = threads.call(
-        "rank_threads:call", size, "rank_sharded", function, *arguments
-    )
-    return results
-
-
 def assert_near(results, want, within=2e-6):
     for got in results:
         assert rank_sharded.near(got, want) < within
@@ -53,9 +46,9 @@ def assert_near(results, want, within=2e-6):
 )
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_an_optimizer_trains_shards_as_one_device(threads, shape, optimizer):
+def test_an_optimizer_trains_shards_as_one_device(groups, shape, optimizer):
     size, towers = SHAPES[shape]
-    results = in_threads(threads, size, "optimized", optimizer, towers)
+    results = groups(size).call("rank_sharded:optimized", optimizer, towers)
     want = rank_sharded.optimized(None, optimizer, 1)
     assert_near([got[:2] for got in results], want[:2])
     # Counts, rates, and a number that stands for no variable.
@@ -106,10 +99,10 @@ def has_rows(of_ranks):
 @pytest.mark.timeout(900)
 @settings(max_examples=10 if os.environ.get("TOWERS_TESTS") == "full" else 3)
 @given(data=st.data())
-def test_any_numbers_of_batches_and_rows(threads, is_known, data):
+def test_any_numbers_of_batches_and_rows(groups, is_known, data):
     size, towers = data.draw(st.sampled_from([(2, 1), (2, 2), (3, 1)]))
     rows = data.draw(st.lists(ROWS, min_size=size, max_size=size).filter(has_rows))
-    results = in_threads(threads, size, "on_any", rows, towers, is_known)
+    results = groups(size).call("rank_sharded:on_any", rows, towers, is_known)
     assert_near(results, rank_batches.on_any(None, rows, 1, is_known))
 
 
@@ -119,13 +112,13 @@ def test_any_numbers_of_batches_and_rows(threads, is_known, data):
 )
 @pytest.mark.parametrize("optimizer", WITH_FILES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_files_are_those_of_one_device(threads, shape, optimizer, tmp_path):
+def test_files_are_those_of_one_device(groups, shape, optimizer, tmp_path):
     size, towers = SHAPES[shape]
     folders = [tmp_path / name for name in ("sharded", "plain")]
     for folder in folders:
         folder.mkdir()
     paths = list(map(str, folders))
-    results = in_threads(threads, size, "saved", optimizer, towers, paths[0])
+    results = groups(size).call("rank_sharded:saved", optimizer, towers, paths[0])
     assert_near(results, rank_sharded.saved(None, optimizer, 1, paths[1]))
     _, end, again, restored = results[0]
     np.testing.assert_equal(again, end)  # after loading
@@ -137,7 +130,7 @@ def test_files_are_those_of_one_device(threads, shape, optimizer, tmp_path):
             np.testing.assert_allclose(own, plain, rtol=2e-6, atol=2e-6)
     # Any other number of ranks and towers goes on from it.
     path = f"{paths[0]}/end.keras"
-    results = in_threads(threads, 5 - size, "loaded", path, 3 - towers)
+    results = groups(5 - size).call("rank_sharded:loaded", path, 3 - towers)
     assert_near(results, rank_sharded.loaded(None, path, 1))
 
 

@@ -18,11 +18,6 @@ OPTIMIZERS = present(
 NEAR = 2e-6
 
 
-def in_threads(threads, size, *call):
-    [results] = threads.call("rank_threads:call", size, "rank_own_steps", *call)
-    return results
-
-
 def check(results, want, near=NEAR):
     for got in results:
         assert rank_sharded.near(got, want) < near
@@ -32,9 +27,9 @@ def check(results, want, near=NEAR):
 @pytest.mark.full("2 x 2-Adam", "3 x 1-LossScaleOptimizer", "2 x 1-Adam use_ema")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_steps_train_as_one_device(threads, shape, optimizer):
+def test_steps_train_as_one_device(groups, shape, optimizer):
     size, towers = SHAPES[shape]
-    results = in_threads(threads, size, "trained", "dense", optimizer, towers)
+    results = groups(size).call("rank_own_steps:trained", "dense", optimizer, towers)
     want, whole = rank_own_steps.trained(None, "dense", optimizer, 1)
     check([weights for weights, _ in results], want)
     if optimizer == "Adam":  # the rest is counts and a number for no variable
@@ -48,8 +43,8 @@ def test_steps_train_as_one_device(threads, shape, optimizer):
         ("narrow", "weighs"),
     ],
 )
-def test_ways_to_make_a_step(threads, kind, setting):
-    results = in_threads(threads, 2, "trained", kind, "Adam", 2, setting)
+def test_ways_to_make_a_step(groups, kind, setting):
+    results = groups(2).call("rank_own_steps:trained", kind, "Adam", 2, setting)
     want, _ = rank_own_steps.trained(None, kind, "Adam", 1)
     # The last place of a weight of 1 in float16 is 1e-3.
     check([got for got, _ in results], want, 2e-3 if kind == "narrow" else NEAR)
@@ -71,18 +66,18 @@ def test_sparse_gradients_over_processes(groups, engine, size, optimizer):
 @pytest.mark.full("2 x 2-Adam")
 @pytest.mark.parametrize("optimizer", ["Adam", "LossScaleOptimizer", "Lamb"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_checkpoints_are_those_of_one_device(threads, tmp_path, shape, optimizer):
+def test_checkpoints_are_those_of_one_device(groups, tmp_path, shape, optimizer):
     size, towers = SHAPES[shape]
     paths = [str(tmp_path / name) for name in ("sharded", "plain")]
-    results = in_threads(threads, size, "restored", optimizer, towers, paths[0])
+    results = groups(size).call("rank_own_steps:restored", optimizer, towers, paths[0])
     want = rank_own_steps.restored(None, optimizer, 1, paths[1])
     check(results, want)
     for end, again in results:
         np.testing.assert_equal(again, end)
     for path in paths:  # each goes on from the other's
         check([rank_own_steps.continued(None, optimizer, 1, path)], want[0])
-        call = ("continued", optimizer, 3 - towers, path)
-        check(in_threads(threads, 5 - size, *call), want[0])
+        call = ("rank_own_steps:continued", optimizer, 3 - towers, path)
+        check(groups(5 - size).call(*call), want[0])
 
 
 @pytest.mark.parametrize("what", ["towers", "shapes", "optimizers"])

@@ -215,11 +215,11 @@ def has_rows(of_ranks):
 @pytest.mark.timeout(900)
 @settings(max_examples=10 if os.environ.get("TOWERS_TESTS") == "full" else 5)
 @given(data=st.data())
-def test_any_numbers_of_batches_and_rows(threads, is_known, data):
+def test_any_numbers_of_batches_and_rows(groups, is_known, data):
     size, towers = data.draw(st.sampled_from([(1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]))
     rows = data.draw(st.lists(ROWS, min_size=size, max_size=size).filter(has_rows))
-    call = ("rank_batches", "on_any", rows, towers, is_known)
-    [results] = threads.call("rank_threads:call", size, *call)
+    call = ("rank_batches:on_any", rows, towers, is_known)
+    results = groups(size).call(*call)
     assert_alike(results, rank_batches.on_any(None, rows, 1, is_known))
 
 

@@ -58,13 +58,3 @@ def groups(processes: Any) -> Iterator[Any]:
             return stack.enter_context(Ranks(processes, size, **options)).joined()
 
         yield of
-
-
-@pytest.fixture(scope="module")
-def threads(processes: Any) -> Iterator[Any]:
-    """A process in which ranks are threads that wait for each other in operations."""
-    from harness.ranks import Ranks
-
-    environment = {0: {"TF_NUM_INTEROP_THREADS": "16"}}
-    with Ranks(processes, 1, towers=8, environment=environment) as group:
-        yield group.joined()
