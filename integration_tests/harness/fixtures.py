@@ -1,7 +1,6 @@
 """Clusters and groups of ranks, whose processes end with the test."""
 
 import contextlib
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,14 +46,21 @@ def make_ranks(processes: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def groups(processes: Any) -> Iterator[Any]:
-    """Starts a group of each size, and over each engine, that a test asks for."""
+    """Starts a group of each size, and over each engine, that a test asks for.
+
+    One that a test's failure has ended is replaced.
+    """
     from harness.ranks import Ranks
 
+    started: dict[tuple[int, str], Ranks] = {}
     with contextlib.ExitStack() as stack:
 
-        @functools.cache
         def of(size: int, engine: str = "") -> Any:
-            options: dict[str, Any] = {"engine": engine, "towers": 8}
-            return stack.enter_context(Ranks(processes, size, **options)).joined()
+            found = started.get((size, engine))
+            if found is None or found.has_ended:
+                options: dict[str, Any] = {"engine": engine, "towers": 8}
+                found = stack.enter_context(Ranks(processes, size, **options))
+                started[size, engine] = found.joined()
+            return found
 
         yield of

@@ -6,6 +6,7 @@ A test names a function of ``rank_programs`` that every rank calls with its grou
 import contextlib
 import os
 import re
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,7 @@ class Ranks:
         self._hub: Task | None = None
         self._shared: set[Path] = set()
         self.all: list[RankProcess] = []  # the ranks that have come
+        self.has_ended = False
         if linked:
             self._hosts = links.task_addresses(len(set(machines)))
             self._hub = Task(context, "hub", "hub", {}, {})
@@ -153,8 +155,8 @@ class Ranks:
                 results.append(rank.hear())
             except Raised as error:
                 results.append(error)
-            except TimeoutError:
-                self.end()  # or the next call would take the late answer
+            except (EOFError, TimeoutError):
+                self._abort()  # or the next call would take the late answer
                 raise
         for result in results:
             if isinstance(result, Raised):
@@ -167,7 +169,17 @@ class Ranks:
     def __exit__(self, *error: object) -> None:
         self.end()
 
+    def _abort(self) -> None:
+        """Ends ranks of which one does not answer; they print their stacks."""
+        for rank in self.all:
+            if rank.process.is_alive():
+                rank.send(signal.SIGABRT)
+        for rank in self.all:
+            rank.process.join(10)
+        self.end()
+
     def end(self) -> None:
+        self.has_ended = True
         try:
             for rank in self.all:
                 rank.kill()
