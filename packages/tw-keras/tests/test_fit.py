@@ -1,5 +1,7 @@
 """``fit`` over towers has the history of one device, whatever the model."""
 
+import gc
+
 import keras
 import numpy as np
 import pytest
@@ -231,6 +233,27 @@ def test_as_many_updates_are_counted_as_batches_of_unknown_length(
     state = model._own.states.known(model._own.appliers[0])
     for own in state[1:]:
         assert int(own.variables[0]) == 9
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate"])
+def test_nothing_is_left_that_iterates_over_data_of_unknown_size(method):
+    # The garbage collector may wait for TensorFlow, in the midst of a later step.
+    model = TowerModel(counting, CPUS[:2])
+    model.compile("sgd", "mse")
+    rows = tf.data.Dataset.from_tensor_slices((np.ones([8, 6]), np.ones([8, 1])))
+    rows = rows.filter(lambda x, y: True).batch(4)
+    gc.collect()
+    gc.disable()
+    try:
+        known = iterators()
+        getattr(model, method)(rows, verbose=0)
+        assert iterators() == known
+    finally:
+        gc.enable()
+
+
+def iterators():
+    return {id(one) for one in gc.get_objects() if isinstance(one, tf.data.Iterator)}
 
 
 def since_reset(*models):

@@ -56,6 +56,7 @@ class TowerModel(AsTower0):
     _fits = _stops = _has_failed = False
     _saves = False  # Whether a callback of rank 0 may, as an epoch ends.
     _epoch_iterator: Any = None
+    _test_iterator: Any = None
 
     def __init__(
         self,
@@ -345,6 +346,7 @@ class TowerModel(AsTower0):
             ):
                 history = super().fit(*bound.args[1:], **bound.kwargs)
         finally:
+            _end_iteration(self._epoch_iterator)
             self._fits, self._epoch_iterator = False, None
         self.copy_to_replicas()  # Averages replace weights when training ends.
         return history
@@ -368,7 +370,8 @@ class TowerModel(AsTower0):
             with self._noting_failure():
                 return super().evaluate(*bound.args[1:], **bound.kwargs)
         finally:
-            self._evaluates = False
+            _end_iteration(self._test_iterator)
+            self._evaluates, self._test_iterator = False, None
 
     @contextmanager
     def _accumulating(self, callbacks: Any) -> Iterator[None]:
@@ -593,6 +596,8 @@ class TowerModel(AsTower0):
         ranks, trains = self._ranks, not self._evaluates
         if trains:
             self._epoch_iterator = iterator
+        else:
+            self._test_iterator = iterator
         if data is not None:
             self._own.prepare(data)
             if ranks is not None and self._fits and trains and not self.run_eagerly:
@@ -600,6 +605,16 @@ class TowerModel(AsTower0):
         is_evaluation = self._evaluates and not self._fits
         if ranks is not None and (is_evaluation or not (self._fits or ranks.has_begun)):
             self._own.take_from_rank_0()
+
+
+def _end_iteration(batches: Any) -> None:
+    """Deletes the data's iterator, to which itself refers if its size is unknown.
+
+    TensorFlow may take up to a minute for an old one, and would do so wherever Python
+    collects garbage: in a step that other ranks wait for.
+    """
+    if batches is not None:
+        batches._epoch_iterator = None
 
 
 def _ranks_of(
