@@ -608,7 +608,7 @@ class TowerModel(AsTower0):
 
 
 def _end_iteration(batches: Any) -> None:
-    """Deletes the data's iterator, to which itself refers if its size is unknown.
+    """Deletes the iterator over the data, which is in a circle if its end is unknown.
 
     TensorFlow may take up to a minute for an old one, and would do so wherever Python
     collects garbage: in a step that other ranks wait for.
