@@ -608,10 +608,10 @@ class TowerModel(AsTower0):
 
 
 def _end_iteration(batches: Any) -> None:
-    """Deletes the iterator over the data, which is in a circle if its end is unknown.
+    """Breaks the reference cycle around an iterator over data of unknown size.
 
-    TensorFlow may take up to a minute for an old one, and would do so wherever Python
-    collects garbage: in a step that other ranks wait for.
+    TensorFlow may take up to a minute to delete an old iterator, and would do so
+    wherever Python collects garbage: in a step that other ranks wait for.
     """
     if batches is not None:
         batches._epoch_iterator = None
