@@ -184,3 +184,15 @@ def parting(group: Any, what: str) -> None:
             variables.append([tf.Variable(tf.zeros([width]))])
     optimizer = (own or keras.optimizers.Adam)(0.1)
     RankShardedOptimizer(ours, variables, optimizer, group=group)
+
+
+def without_gradients(group: Any, *of_ranks: Sequence[str]) -> list[list[float]]:
+    """Steps without the gradients that are named for this rank, of equal lengths."""
+    weights = [tf.Variable(tf.zeros([6]), name=name) for name in "abc"]
+    missing = of_ranks[group.rank]
+    grads = [None if v.name[0] in missing else tf.ones([6]) for v in weights]
+    sharded = RankShardedOptimizer(
+        towers(CPUS[:1]), [weights], keras.optimizers.SGD(1.0), group=group
+    )
+    sharded.apply([grads], average=False)
+    return [own.numpy().tolist() for own in weights]

@@ -85,3 +85,12 @@ def test_ranks_that_differ_are_refused(groups, what):
     says = "All ranks must have the same number.*got rank 0: .*; rank 1: 1 towers"
     with pytest.raises(Raised, match=says):
         groups(2).call("rank_own_steps:parting", what)
+
+
+@pytest.mark.parametrize("of_ranks", ["a b", "ab bc", "a -"])
+def test_ranks_that_lack_different_gradients_are_refused(groups, of_ranks):
+    says = "without variables 0 .a.*rank 0 and gradients, .*float32.*rank 1"
+    with pytest.raises(Raised, match=says):
+        groups(2).call("rank_own_steps:without_gradients", *of_ranks.split())
+    alike = groups(2).call("rank_own_steps:without_gradients", "b", "b")
+    assert alike == [[[-2.0] * 6, [0.0] * 6, [-2.0] * 6]] * 2

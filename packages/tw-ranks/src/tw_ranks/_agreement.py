@@ -111,13 +111,6 @@ def without_paths(exchange: Exchange) -> Exchange:
 def _compare(first: Exchange, other: Exchange, one: str, two: str) -> str:
     if (other.kind, other.name) != (first.kind, first.name):
         return f"{one} is about to do {_title(first)}, {two} {_title(other)}"
-    if other.options != first.options:
-        mine, theirs = dict(first.options), dict(other.options)
-        name = min(key for key in mine | theirs if mine.get(key) != theirs.get(key))
-        return (
-            f"{one} has {name}={mine.get(name)}, {two} has "
-            f"{name}={theirs.get(name)}, for {_title(first)}"
-        )
     pairs = zip(first.tensors, other.tensors, strict=False)
     for place, (mine_, theirs_) in enumerate(pairs):
         if mine_ != theirs_:
@@ -125,6 +118,13 @@ def _compare(first: Exchange, other: Exchange, one: str, two: str) -> str:
                 f"tensor {place} of {_title(first)} is {mine_} on {one} and {theirs_} "
                 f"on {two}"
             )
+    if other.options != first.options:
+        mine, theirs = dict(first.options), dict(other.options)
+        name = min(key for key in mine | theirs if mine.get(key) != theirs.get(key))
+        return (
+            f"{one} has {name}={mine.get(name)}, {two} has "
+            f"{name}={theirs.get(name)}, for {_title(first)}"
+        )
     longer = max(first.tensors, other.tensors, key=len)
     extra = longer[min(len(first.tensors), len(other.tensors))]
     return (

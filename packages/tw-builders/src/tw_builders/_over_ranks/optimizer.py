@@ -4,7 +4,6 @@ The first stage of ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward 
 Trillion Parameter Models", 2020).
 """
 
-import re
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +11,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tw_builders._over_ranks.shards import RankShards, check_holds_none, with_inner
+from tw_builders._over_ranks.shards import (
+    RankShards,
+    check_holds_none,
+    unnumbered,
+    with_inner,
+)
 from tw_builders._over_ranks.state import gather, scatter, shared_state
 from tw_builders._sharded_optimizer import own_variables, read_with_none
 from tw_core import Tower
@@ -141,8 +145,8 @@ class RankShardedOptimizer:
 
         Raises:
           ValueError: numbers other than K or N; a gradient that is None in some of the
-            towers; gradients that differ between towers; weights without ``average``,
-            or as ``tw_reduce.mean``.
+            towers, or on some of the ranks; gradients that differ between towers;
+            weights without ``average``, or as ``tw_reduce.mean``.
           TypeError: something that is not a gradient or a list of them; in a session
             graph.
           RuntimeError: ``jit_compile`` outside of ``tf.function``.
@@ -175,7 +179,7 @@ class RankShardedOptimizer:
         are_rows = [isinstance(own, tf.IndexedSlices) for own in sums]
         pairs = list(zip(sums, places, are_rows, strict=True))
         rows = [own for own, _, is_one in pairs if is_one]
-        names = [_unnumbered(self._columns[0][n]) for _, n, is_one in pairs if is_one]
+        names = [unnumbered(self._columns[0][n]) for _, n, is_one in pairs if is_one]
         left = iter(self._group.sum(rows, names=names) if rows else ())
         return [next(left) if is_one else own for own, _, is_one in pairs]
 
@@ -284,8 +288,3 @@ def _wide(grad: Any) -> Any:
     """Returns a gradient as it is sent: in float16 a sum may overflow."""
     is_narrow = values_of(grad).dtype in _NARROW
     return map_values(lambda v: tf.cast(v, tf.float32), grad) if is_narrow else grad
-
-
-def _unnumbered(variable: Any) -> str:
-    """Returns a variable's name without the numbers that Keras counts per process."""
-    return re.sub(r"_\d+(?=[_/:]|$)", "", getattr(variable, "path", variable.name))

@@ -12,6 +12,7 @@ the copy's values before each update.
 """
 
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -92,6 +93,8 @@ class RankShards:
         ``told``: [T] of float32, whose sum all ranks get, too.
         """
         dense = [None if isinstance(g, tf.IndexedSlices) else g for g in grads]
+        # Ranks compare names: without one of another variable a part may be as long.
+        name += self._without(grads)
         dtypes = list(dict.fromkeys(g.dtype for g in dense if g is not None))
         if told is not None and not dtypes:
             dtypes = [told.dtype]
@@ -105,6 +108,12 @@ class RankShards:
             if isinstance(grads[shard.variable], tf.IndexedSlices):
                 found[shard] = self._rows_of(grads[shard.variable], shard)
         return [found.get(shard) for shard in self.own], total
+
+    def _without(self, grads: Sequence[Any]) -> str:
+        """Names the variables that have no gradient."""
+        none = [n for n, grad in enumerate(grads) if grad is None]
+        listed = [f"{n} ({unnumbered(self.columns[0][n])})" for n in none]
+        return f", without variables {', '.join(listed)}" if none else ""
 
     def _reduce(
         self, grads: Sequence[Any], told: tf.Tensor | None, dtype: tf.DType, name: str
@@ -293,6 +302,12 @@ def with_inner(optimizer: Any) -> list[Any]:
     """Lists an optimizer and the one in it, if it scales the losses of another."""
     inner = getattr(optimizer, "inner_optimizer", None)
     return [optimizer] if inner is None else [optimizer, inner]
+
+
+def unnumbered(variable: Any) -> str:
+    """Returns a variable's name without the numbers that Keras counts per process."""
+    name = getattr(variable, "path", variable.name).partition(":")[0]
+    return re.sub(r"_\d+(?=[_/]|$)", "", name)
 
 
 def check_holds_none(optimizer: Any) -> None:
