@@ -17,6 +17,7 @@ from rank_training import (
     freeze_first,
     made,
     optimizers,
+    recording,
     sgd,
     synchronized,
 )
@@ -58,6 +59,14 @@ OWN: dict[str, dict[str, Any]] = {
         "targets": 2,
         "fits": [[[1, 6, 2], [5, 2]]],
         "compile": {"loss": ["mse", "mse"], "loss_weights": [1.0, 0.5]},
+    },
+    "recorded": {"make": recording, "fits": [[[1, 6, 2], [5]], [[], [4, 2]]]},
+    "recorded, of a sum": {
+        "make": recording,
+        "fits": [[[], [4, 2]], [[1, 6, 2], [5, 2]]],
+        "compile": {"loss": losses.MeanSquaredError("sum")},
+        "loss_reduction": "sum",
+        "optimizer": lambda: optimizers.SGD(0.01),
     },
     "a loss that is summed": {
         "fits": [[[1, 6, 2], [5, 2]]],

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from harness.recording import Recording
 from keras_gallery import RANDOM as RANDOM_PROGRAMS
 from keras_gallery import programs
 
@@ -68,6 +69,11 @@ def synchronized() -> keras.Model:
 def spectral() -> keras.Model:
     inner = layers.SpectralNormalization(layers.Dense(3, "tanh"))
     return keras.Sequential([keras.Input([4]), inner, layers.Dense(1)])
+
+
+def recording() -> keras.Model:
+    own = [layers.Dense(3, "tanh"), Recording(), layers.Dense(1)]
+    return keras.Sequential([keras.Input([4]), Recording(), *own])
 
 
 def amplifying() -> keras.Model:
@@ -387,6 +393,12 @@ OWN: dict[str, dict[str, Any]] = {
         "towers": {"variables": "sharded"},
     },
     "spectral": {"make": spectral},
+    "recorded": {"make": recording, "optimizer": accumulating},
+    "recorded, losses added": {
+        "make": recording,
+        "optimizer": sgd,
+        "compile": compiling(keras.losses.MeanSquaredError("sum")),
+    },
     "counting": {"make": counting, "compile": compiling()},
     "counting, shared variables": {
         "make": counting,

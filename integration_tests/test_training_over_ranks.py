@@ -47,7 +47,12 @@ def _unnumbered(history):
     *("2 x 2-sharded", "2 x 2-losses added", "2 x 2-accumulated, scaled"),
     *("2 x 2-eagerly", "2 x 2-two optimizers", "2 x 2-overflowing losses"),
     *("2 x 1-several steps in one call", "3 x 1-accumulated, shared"),
-    *("3 x 1-flat", "3 x 1-averages, sharded", "2 x 2-averaged after every step"),
+    *(
+        "3 x 1-flat",
+        "2 x 2-recorded",
+        "3 x 1-averages, sharded",
+        "2 x 2-averaged after every step",
+    ),
 )
 @pytest.mark.parametrize("name", rank_training.CASES)
 @pytest.mark.parametrize("shape", SHAPES)

@@ -301,6 +301,12 @@ def test_a_reset_reaches_the_slots_of_towers_that_only_a_sharer_has():
 # Bad input.
 
 
+def recorded(name):
+    made = keras.Variable([0.0], name=name)
+    made.overwrite_with_gradient = True
+    return made
+
+
 def test_in_a_function_or_graph_it_is_refused():
     [variables] = variables_on("/cpu:0")
     optimizer = TowerOptimizer(variables)
@@ -332,6 +338,7 @@ def test_in_a_function_or_graph_it_is_refused():
             lambda a, b: [tf.Variable([1.0], shape=[None], name="loose")],
             *(None, r"known shapes.* got loose:0 \(None,\)"),
         ),
+        (lambda a, b: [a[0], recorded("r")], None, r"the records of float8.*got r"),
     ],
 )
 def test_lists_of_variables_that_do_not_fit_are_refused(lists_of, count, message):

@@ -6,7 +6,10 @@ import pytest
 import tensorflow as tf
 from harness.keras_optimizers import CASES, KINDS, present, unknown_options
 from harness.keras_optimizers import make as optimizer_of
+from harness.recording import Recording
 from tower_models import check_near, seeded, towers_of
+
+from tw_reduce import compression
 
 layers = keras.layers
 RANDOM = np.random.default_rng(0)
@@ -29,6 +32,11 @@ def sparse_and_dense():
             layers.Dense(2, name="out"),
         ]
     )
+
+
+def recording():
+    own = [Recording(), layers.Dense(4, "tanh"), Recording(), layers.Dense(2)]
+    return keras.Sequential([keras.Input([3]), *own])
 
 
 def dense():
@@ -102,6 +110,59 @@ def test_an_optimizer_trains_compiled_towers_as_one_device(case):
     is_adam = kind in ("Adam", "AdamW", "Adamax", "Nadam", "Muon")
     is_sign = is_adam and "accumulation" in str(options)
     check_near(many[2], one[2] * 2, TOLERANCE if is_sign else 2e-6)
+
+
+WAYS = {
+    "mean": {},
+    "sum": {"loss": keras.losses.MeanSquaredError("sum")},
+    "sum of losses": {"towers": {"loss_reduction": "sum"}},
+    "weights": {"towers": {"weights": lambda x, y, w: tf.reduce_sum(w)}},
+    "compiled": {"jit_compile": True},
+    "eagerly": {"run_eagerly": True},
+    "accumulated": {"optimizer": "SGD gradient_accumulation_steps"},
+    "scaled": {"optimizer": "LossScaleOptimizer"},
+}
+
+
+@pytest.mark.full("mean-replicated-3", "sum-sharded-2", "accumulated-sharded-3")
+@pytest.mark.parametrize("num_towers", [1, 2, 3])
+@pytest.mark.parametrize("variables", ["replicated", "sharded", "parameter_server"])
+@pytest.mark.parametrize("way", WAYS)
+def test_records_of_largest_inputs_are_those_of_the_whole_batch(
+    way, variables, num_towers
+):
+    """A float8 layer that recorded a mean would clip the largest input."""
+    options = dict(WAYS[way])
+    kind, of_towers = options.pop("optimizer", "SGD"), options.pop("towers", {})
+    weights = np.ones(len(WORDS), "float32")
+    found = []
+    for towers in (None, num_towers):
+        model = (
+            seeded(recording)()
+            if towers is None
+            else towers_of(recording, towers, variables=variables, **of_towers)
+        )
+        loss = "sum" if "loss_reduction" in of_towers else "sum_over_batch_size"
+        own = {"loss": keras.losses.MeanSquaredError(loss), **options}
+        model.compile(optimizer_of(kind), **own)
+        model.optimizer.learning_rate = 1e-3
+        x = WORDS.astype("float32") * [[1.0]] + np.arange(ROWS)[::-1, np.newaxis]
+        given = {"batch_size": 10, "epochs": 2, "shuffle": False, "verbose": 0}
+        model.fit(x, Y, sample_weight=weights, **given)
+        found.append([m.get_weights() for m in getattr(model, "towers", [model])])
+    (one,), many = found
+    assert one[0].max() > 60
+    for tower in many:
+        check_near(tower, one, 1e-5)
+
+
+def test_records_are_refused_where_they_would_be_compressed():
+    model = towers_of(
+        recording, 2, reducer=compression.error_feedback(compression.top_k())
+    )
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"record.*a reducer with memory would"):
+        model.fit(WORDS, Y, verbose=0)
 
 
 def test_no_option_of_an_optimizer_is_left_out():

@@ -58,6 +58,16 @@ def check_all_remember(*, is_alone: bool) -> None:
         )
 
 
+def check_records(memory: Any) -> None:
+    """Refuses to compress float8 layers' records."""
+    if memory is not None:
+        raise ValueError(
+            "TowerModel: float8 layers record their largest inputs in variables that "
+            "Keras overwrites with their gradients, which a reducer with memory would "
+            "compress; use another reducer."
+        )
+
+
 def check_outside() -> None:
     """Refuses a model that is made in a graph, or in the scope of a strategy."""
     if not tf.executing_eagerly():

@@ -84,6 +84,13 @@ def check_variables(variables: Iterable[Any]) -> list[Any]:
             "Variables must have known shapes, since slots and accumulators have the "
             f"same; got {', '.join(wrong)}. Make them with a full shape."
         )
+    wrong = [name_of(v) for v in found if getattr(v, "overwrite_with_gradient", False)]
+    if wrong:
+        raise ValueError(
+            "Keras overwrites the records of float8 layers with their gradients, which "
+            f"must not be averaged or clipped; got {', '.join(wrong)}. Leave them out, "
+            "and assign the largest of the towers' gradients to them."
+        )
     check_same_graph(found, lambda n: f"the variable {name_of(found[n])}")
     return found
 

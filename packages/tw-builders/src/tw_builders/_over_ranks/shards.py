@@ -344,6 +344,7 @@ def _like(other: Any, value: tf.Tensor, name: str) -> Any:
         return tf.Variable(value, name=name)
     made = type(other)(value, dtype=value.dtype.name, name=name)
     made._path = other.path  # by which optimizers tell variables apart
+    made.overwrite_with_gradient = getattr(other, "overwrite_with_gradient", False)
     return made
 
 

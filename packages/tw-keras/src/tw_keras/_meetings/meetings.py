@@ -26,7 +26,7 @@ from tw_core.internal import (
     tf_variable,
     values_of,
 )
-from tw_keras._checks import check_all_remember, optimizers_of
+from tw_keras._checks import check_all_remember, check_records, optimizers_of
 from tw_keras._meetings import metrics
 from tw_keras._meetings.accumulated import (
     accumulate,
@@ -54,7 +54,14 @@ from tw_keras._over_ranks.exchanges import (
     for_towers,
 )
 from tw_keras._updates.applying import APPLY, apply_wrapped
-from tw_keras._updates.update import Brought, Update, times, with_rows_added
+from tw_keras._updates.update import (
+    Brought,
+    Update,
+    places_of_records,
+    times,
+    with_records,
+    with_rows_added,
+)
 from tw_keras._updates.wrapped import WrappedOptimizer
 from tw_reduce import Reducer
 
@@ -143,9 +150,12 @@ class Meetings:
 
     def _update(self, n: int, brought: Sequence[Brought]) -> None:
         ranks = self._step.ranks
+        records, count = self._records(n, brought)
         brought, weights, averages = self.losses.of_gradients(
             n, self._optimizers[n], brought
         )
+        if records:
+            brought = with_records(brought, records, 1.0 if averages else count)
         counts_rows = ranks is None and _accumulates_over_towers(self._optimizers[n])
         if counts_rows and averages and weights is None:
             # Equal here, but an update's other batches may have other rows.
@@ -185,6 +195,33 @@ class Meetings:
                 n,
                 ranks.in_steps.reduce(n, brought, weights, add=add, checksum=checksum),
             )
+
+    def _records(
+        self, n: int, brought: Sequence[Brought]
+    ) -> tuple[dict[int, tf.Tensor], Any]:
+        """Returns the largest of records, by place, and how many towers have them."""
+        step, ranks, count = self._step, self._step.ranks, float(len(brought))
+        places = places_of_records(brought[0])
+        if not places or step.is_one_device:
+            return {}, count
+        check_records(self._copies.memory)
+        largest = []
+        for m in places:
+            with tf.device(step.copies.towers[0].device):
+                largest.append(tf.reduce_max([own.grads[m] for own in brought], 0))
+        if ranks is not None:
+            seats = range(ranks.group.size)
+            own = [
+                tf.stack(
+                    [r if k == ranks.group.rank else tf.zeros_like(r) for k in seats]
+                )
+                for r in largest
+            ]
+            *of_ranks, active = ranks.in_steps.sum_layer(
+                f"records of update {n}", [*own, tf.ones([])]
+            )
+            largest, count = [tf.reduce_max(r, 0) for r in of_ranks], count * active
+        return dict(zip(places, largest, strict=True)), count
 
     def _update_shards(
         self,

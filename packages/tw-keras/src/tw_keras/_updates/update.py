@@ -1,7 +1,7 @@
 """An update: the gradients that towers pass to it, and its settings."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -45,6 +45,30 @@ def places_of_gradients(brought: Sequence[Brought]) -> list[int]:
         n
         for n in range(len(brought[0].grads))
         if any(own.grads[n] is not None for own in brought)
+    ]
+
+
+def places_of_records(own: Brought) -> list[int]:
+    """Lists the places of records, such as float8 layers' largest inputs.
+
+    Keras overwrites them with their gradients.
+    """
+    return [
+        n
+        for n, variable in enumerate(own.variables)
+        if getattr(variable, "overwrite_with_gradient", False)
+        and own.grads[n] is not None
+    ]
+
+
+def with_records(
+    brought: Sequence[Brought], records: Mapping[int, tf.Tensor], divisor: Any
+) -> list[Brought]:
+    """Gives all towers the same records, by place, divided for their sum."""
+    shares = {n: value / divisor for n, value in records.items()}
+    return [
+        replace(own, grads=[shares.get(n, grad) for n, grad in enumerate(own.grads)])
+        for own in brought
     ]
 
 
