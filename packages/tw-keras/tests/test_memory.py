@@ -1,5 +1,6 @@
 """A reducer with memory in ``fit``: saved beside the model, and given back."""
 
+import io
 import logging
 
 import keras
@@ -10,6 +11,7 @@ from tower_models import CPUS
 
 from tw_core.devices import canonical_device
 from tw_keras import TowerModel
+from tw_keras._files import _checksum
 from tw_reduce import compression
 
 RANDOM = np.random.default_rng(0)
@@ -110,6 +112,89 @@ def test_memory_beside_other_weights_begins_anew(tmp_path, caplog):
     (line,) = (own for own in caplog.messages if "starts from zero" in own)
     assert "m.weights.h5.reducer.npz was saved with other weights" in line
     assert not any(own.any() for own in errors_of(model).values())
+
+
+def written(arrays):
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def compressed(arrays):
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays, bomb=np.zeros(1 << 26, np.float32))
+    return file.getvalue()
+
+
+def without(arrays, *names):
+    return written({name: own for name, own in arrays.items() if name not in names})
+
+
+def changed(arrays, change):
+    """Changes an array, and the checksum too, as another program might have."""
+    name = next(iter(arrays))
+    own = {name: change(arrays[name])} if callable(change) else change
+    arrays = {**arrays, **own}
+    of_content = {n: a for n, a in arrays.items() if n not in ("weights", "content")}
+    return written({**arrays, "content": np.array(_checksum(of_content))})
+
+
+DAMAGES = {
+    "is empty": lambda arrays: b"",
+    "is cut": lambda arrays: written(arrays)[:-999],
+    "has a changed byte": lambda arrays: written(arrays).replace(
+        b"\0" * 8, b"\1" * 8, 9
+    ),
+    "is foreign": lambda arrays: b"no archive" * 99,
+    "is an archive of something else": lambda arrays: written({"a": np.ones(3)}),
+    "lacks an array": lambda arrays: without(arrays, next(iter(arrays))),
+    "lacks a checksum": lambda arrays: without(arrays, "content"),
+    "is large once unpacked": compressed,
+    "has pickles": lambda arrays: changed(
+        {**arrays, "0/a": np.array([{}], object)}, {"0/b": np.ones(1)}
+    ),
+    "has a wrong shape": lambda arrays: changed(arrays, lambda own: own[..., :1]),
+    "has a wrong dtype": lambda arrays: changed(arrays, lambda own: own.astype("f8")),
+    "has another array": lambda arrays: changed(arrays, {"0/0/extra": np.ones([2, 1])}),
+    "has a name of another kind": lambda arrays: changed(arrays, {"a": np.ones(1)}),
+    "has NaN": lambda arrays: changed(arrays, lambda own: own * np.float32("nan")),
+    "is of another reducer": None,
+}
+
+
+@pytest.fixture(scope="module")
+def remembering(tmp_path_factory):
+    """Returns a trained model, its file, and that of its memory with its arrays."""
+    path = tmp_path_factory.mktemp("memory") / "m.weights.h5"
+    model = made(TOP)
+    fit(model, 1)
+    model.save_weights(path)
+    companion = path.with_name(f"{path.name}.reducer.npz")
+    arrays = dict(np.load(companion))
+    return model, path, companion, arrays
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["trained", "new"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_memory_costs_a_warning_and_nothing_else(
+    remembering, tmp_path, caplog, damage, is_new
+):
+    model, path, companion, arrays = remembering
+    fill = DAMAGES[damage]
+    companion.write_bytes(written(arrays) if fill is None else fill(arrays))
+    other = made(TOP if fill else compression.power_sgd(rank=2))
+    if not is_new:
+        fit(other, 1, steps_per_epoch=1)
+    other.optimizer.build(other.trainable_variables)
+    with caplog.at_level(logging.WARNING):
+        other.load_weights(path)
+        np.testing.assert_equal(other.get_weights(), model.towers[0].get_weights())
+        fit(other, 1, steps_per_epoch=1)
+    (line,) = (own for own in caplog.messages if "starts from zero" in own)
+    assert str(companion) in line
+    assert np.isfinite(
+        np.concatenate([own.ravel() for own in errors_of(other).values()])
+    ).all()
 
 
 @pytest.mark.parametrize("steps", [None, 2], ids=["plain", "accumulates"])

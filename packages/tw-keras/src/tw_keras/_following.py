@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tw_keras._updates.memory import companion_of
+from tw_keras._files import companion_of, is_remote
 
 
 class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
@@ -141,17 +141,13 @@ def back_up_at_once(callbacks: Sequence[Any]) -> None:
     for own in callbacks:
         if isinstance(own, keras.callbacks.BackupAndRestore):
             own.on_epoch_begin = partial(_note_epoch, own)
-            if not _is_remote(own.backup_dir):
+            if not is_remote(own.backup_dir):
                 own._save_model = partial(_save_at_once, own)
 
 
 def _note_epoch(callback: Any, epoch: int, logs: Any = None) -> None:
     callback._current_epoch = epoch
     type(callback).on_epoch_begin(callback, epoch, logs)
-
-
-def _is_remote(path: Any) -> bool:
-    return "://" in str(path) or str(path).startswith(("/gcs/", "/cns/", "/cfs/"))
 
 
 def _save_at_once(callback: Any) -> None:

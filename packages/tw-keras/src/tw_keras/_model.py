@@ -16,6 +16,7 @@ from tw_core.ranks import RankGroup
 from tw_keras import _building, _checks, _following
 from tw_keras._as_tower_0 import AsTower0
 from tw_keras._copies import Copies, Weigh
+from tw_keras._files import written_beside
 from tw_keras._lost_errors import naming_what_failed, or_without_xla
 from tw_keras._over_ranks.agreement import settings_of
 from tw_keras._over_ranks.local_steps import LocalSteps, check_local_steps
@@ -571,13 +572,15 @@ class TowerModel(AsTower0):
             if not (self._fits or self._has_failed):
                 ranks.group.wait_for(what)
             return
-        with self._own.without_wrapped(), self._written_whole():
-            write(filepath, *args, **kwargs)
+        overwrite = args[0] if args else kwargs.get("overwrite", True)
+        with written_beside(filepath, overwrite=overwrite) as path:
+            with self._own.without_wrapped(), self._written_whole():
+                write(path, *args, **kwargs)
+            if self._own.memory is not None:
+                weights = self._own.main.weights
+                self._own.memory.save(path, self._own.appliers, weights)
         if sharded is not None and not self._fits:
             sharded.forget_whole()
-        if self._own.memory is not None:
-            weights = self._own.main.weights
-            self._own.memory.save(filepath, self._own.appliers, weights)
         if ranks is not None and not self._fits:
             ranks.group.tell(what)
 

@@ -3,10 +3,7 @@
 It is saved beside the model, whose own file equals the plain model's.
 """
 
-import io
 import logging
-import os
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,17 +12,11 @@ import tensorflow as tf
 
 from tw_core import Tower
 from tw_core.ranks import RankGroup
+from tw_keras._files import Arrays, companion_of, read_memory, write_memory
 from tw_keras._updates.accumulation import inner_of
 from tw_reduce import Reducer, ReducerState
 
 _log = logging.getLogger(__name__)
-_Arrays = dict[str, Any]
-_WEIGHTS = "weights"  # The checksum of the weights that a companion belongs to.
-
-
-def companion_of(filepath: Any) -> str:
-    """Returns the path, beside a model's file, of its reducer's memory."""
-    return f"{os.fspath(filepath)}.reducer.npz"
 
 
 class Memory:
@@ -47,8 +38,9 @@ class Memory:
         self._reducer, self._towers, self._group = reducer, towers, group
         self._of_towers, self._add_of = of_towers, add_of
         self._made: dict[int, tuple[Any, ReducerState]] = {}  # keeps their ids
-        self._loaded: dict[int, _Arrays] = {}  # by optimizer, not applied yet
-        self._of_ranks: dict[int, _Arrays] = {}  # [R, ...], at an epoch's end
+        self._loaded: dict[int, Arrays] = {}  # by optimizer, not applied yet
+        self._of_ranks: dict[int, Arrays] = {}  # [R, ...], at an epoch's end
+        self._companion = ""  # the file that was loaded last
         self._has_read = False  # unknown to other ranks
 
     def of(self, place: int, optimizer: Any) -> ReducerState:
@@ -64,7 +56,7 @@ class Memory:
             self._made[id(optimizer)] = optimizer, holder
             if loaded := self._loaded.pop(place, None):
                 with tf.init_scope():
-                    holder.load_own_variables(loaded)
+                    self._give(holder, loaded)
         return self._made[id(optimizer)][1]
 
     def forget(self) -> None:
@@ -90,44 +82,52 @@ class Memory:
             for n, optimizer in enumerate(places)
             for name, array in self._arrays(n, optimizer).items()
         }
-        companion = companion_of(filepath)
-        if tf.io.gfile.exists(companion):
-            tf.io.gfile.remove(companion)
-        if arrays:
-            written = io.BytesIO()  # GFile cannot be written out of order.
-            arrays[_WEIGHTS] = np.array(_checksum(weights))
-            np.savez(written, **arrays)
-            with tf.io.gfile.GFile(companion, "wb") as file:
-                file.write(written.getvalue())
+        write_memory(filepath, arrays, weights)
 
     def load(
         self, filepath: Any, places: Sequence[Any], weights: Sequence[Any]
     ) -> None:
         """Loads memory saved beside a file of these weights; else resets to zero."""
         self._loaded, self._of_ranks, self._has_read = {}, {}, True
-        companion, found = companion_of(filepath), "there is no %s"
-        if tf.io.gfile.exists(companion):
-            with tf.io.gfile.GFile(companion, "rb") as file:
-                read = io.BytesIO(file.read())
-            with np.load(read) as file:
-                arrays = dict(file)
-            found = "%s was saved with other weights"
-            if arrays.pop(_WEIGHTS, None) == _checksum(weights):
-                for name, array in arrays.items():
-                    n, _, own = name.partition("/")
-                    self._loaded.setdefault(int(n), {})[own] = array
-        if not self._loaded and (self._made or found.startswith("%s")):
-            _log.warning(
-                f"TowerModel: {found}: the reducer's memory starts from zero.",
-                companion,
-            )
+        self._companion = companion_of(filepath)
+        arrays, fault = read_memory(filepath, weights)
+        for name, array in arrays.items():
+            place, _, own = name.partition("/")
+            self._loaded.setdefault(int(place), {})[own] = array
+        if fault or (self._made and not arrays):
+            self._warn(fault or "there is no %s")
         for n, optimizer in enumerate(places):
             if id(optimizer) not in self._made:
                 continue
             holder = self._made[id(optimizer)][1]
             holder.reset()
             if self._group is None and n in self._loaded:
-                holder.load_own_variables(self._loaded.pop(n))
+                self._give(holder, self._loaded.pop(n))
+
+    def _warn(self, fault: str) -> None:
+        _log.warning(
+            f"TowerModel: {fault}: the reducer's memory starts from zero.",
+            self._companion,
+        )
+
+    def _give(self, holder: ReducerState, loaded: Arrays) -> None:
+        """Loads memory that was saved, if it fits."""
+        holder.build()
+        if self._fits(holder, loaded):
+            holder.load_own_variables(loaded)
+
+    def _fits(self, holder: ReducerState, loaded: Arrays) -> bool:
+        """Returns whether memory is of a reducer like this; else warns, and resets."""
+        own: Arrays = {}
+        holder.save_own_variables(own)
+        like = {name: (array.shape[1:], array.dtype) for name, array in own.items()}
+        places = {name.partition("/")[0] for name in loaded}
+        wanted = {n: it for n, it in like.items() if n.partition("/")[0] in places}
+        found = {n: (array.shape[1:], array.dtype) for n, array in loaded.items()}
+        if found != wanted:
+            self._warn("%s is of another reducer or model")
+            holder.reset()
+        return found == wanted
 
     def take_of_rank_0(self, places: Sequence[Any]) -> None:
         """Takes this rank's part of the memory rank 0 loaded; all ranks call it."""
@@ -154,6 +154,8 @@ class Memory:
                 continue
             holder = self.of(n, optimizer)
             holder.build()
+            if group.rank == 0 and not self._fits(holder, loaded.get(n, {})):
+                loaded[n] = {}
             of_ranks = self._divided(holder, loaded.get(n, {}))
             holder.load_own_variables(of_ranks, total=group.size, first=group.rank)
 
@@ -164,27 +166,27 @@ class Memory:
             return
         for n, optimizer in enumerate(places):
             if id(optimizer) in self._made:
-                own: _Arrays = {}
+                own: Arrays = {}
                 self._made[id(optimizer)][1].save_own_variables(own)
                 self._of_ranks[n] = self._summed(
                     {key: {group.rank: array} for key, array in own.items()}, own
                 )
 
-    def _divided(self, holder: ReducerState, loaded: _Arrays) -> _Arrays:
+    def _divided(self, holder: ReducerState, loaded: Arrays) -> Arrays:
         """Divides rank 0's arrays; returns [R, ...] arrays on all ranks."""
         group: Any = self._group
-        own: _Arrays = {}
+        own: Arrays = {}
         holder.save_own_variables(own)
         parts: dict[str, dict[int, Any]] = {key: {} for key in own}
         for rank in range(group.size) if group.rank == 0 else ():
             holder.load_own_variables(loaded, total=group.size, first=rank)
-            divided: _Arrays = {}
+            divided: Arrays = {}
             holder.save_own_variables(divided)
             for key, array in divided.items():
                 parts[key][rank] = array
         return self._summed(parts, own)
 
-    def _summed(self, parts: dict[str, dict[int, Any]], like: _Arrays) -> _Arrays:
+    def _summed(self, parts: dict[str, dict[int, Any]], like: Arrays) -> Arrays:
         """Sums [R, ...] arrays over ranks, each of which fills in its own parts."""
         group: Any = self._group
         brought = []
@@ -197,19 +199,12 @@ class Memory:
         sums = group.sum(brought, names=names) if brought else []
         return {key: own.numpy() for key, own in zip(like, sums, strict=True)}
 
-    def _arrays(self, place: int, optimizer: Any) -> _Arrays:
+    def _arrays(self, place: int, optimizer: Any) -> Arrays:
         if place in self._of_ranks:
             return self._of_ranks[place]
         if id(optimizer) not in self._made:
             return self._loaded.get(place, {})
-        own: _Arrays = {}
+        own: Arrays = {}
         self._made[id(optimizer)][1].save_own_variables(own)
         ranks = 1 if self._group is None else self._group.size
         return {key: np.repeat(array, ranks, 0) for key, array in own.items()}
-
-
-def _checksum(weights: Sequence[Any]) -> int:
-    total = 0
-    for own in weights:
-        total = zlib.crc32(np.ascontiguousarray(own.numpy()).tobytes(), total)
-    return total
