@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from harness.casts import narrow_casts
 from harness.rank_programs import answer
 
 import tw_horovod as hvd
@@ -51,6 +52,27 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
         except EOFError:
             break
         answer(pipe, functools.partial(globals()[name], *arguments))
+
+
+def reduce_in_float64() -> tuple[list[float], list[str]]:
+    """Returns gradients whose numbers float32 would round, and casts to float32."""
+    w = tf.Variable([0.1], dtype=tf.float64)
+
+    @tf.function
+    def step() -> list[tf.Tensor]:
+        results = []
+        for options in ({}, {"gradient_predivide_factor": 3.0}, {"op": hvd.Sum}):
+            with tf.GradientTape() as tape:
+                loss = w[0] / (3.0 + hvd.rank())
+            tape = hvd.DistributedGradientTape(tape, **options)
+            results.append(tape.gradient(loss, w)[0])
+        own = tf.constant(0.1 + hvd.rank(), tf.float64)
+        scales = {"prescale_factor": 0.1, "postscale_factor": 0.3}
+        results.append(hvd.allreduce(own, op=hvd.Sum, **scales))
+        return results
+
+    with narrow_casts() as found:
+        return [float(own) for own in step()], found
 
 
 def place() -> list[int]:

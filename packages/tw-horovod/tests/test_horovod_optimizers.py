@@ -203,3 +203,13 @@ def test_other_reductions_are_taken_too(eager_ranks):
     for rank, got in enumerate(eager_ranks.call("take_gradients", MAX, options)):
         np.testing.assert_allclose(got["dense"], want)
         assert got["scale"] == 2 * (1.0 + rank) * 2
+
+
+def test_gradients_in_float64_meet_no_narrower_number(eager_ranks):
+    size = len(eager_ranks.all)
+    total = sum(1 / (3.0 + rank) for rank in range(size))
+    scaled = 0.3 * sum(0.1 * (0.1 + rank) for rank in range(size))
+    want = [total / size, total / size, total, scaled]
+    for got, casts in eager_ranks.call("reduce_in_float64"):
+        assert casts == []
+        np.testing.assert_allclose(got, want, rtol=1e-15)

@@ -94,8 +94,9 @@ class BaseOptimizer:
                 skipped = scalars.skipped.read_value()
                 due = tf.maximum(updates + skipped, 1)
                 values = {
-                    "learning_rate": next_rate(
-                        self._settings.learning_rate, scalars.updates
+                    "learning_rate": tf.cast(
+                        next_rate(self._settings.learning_rate, scalars.updates),
+                        tf.float32,
                     ),
                     "overflow_frequency": tf.cast(skipped, tf.float32)
                     / tf.cast(due, tf.float32),

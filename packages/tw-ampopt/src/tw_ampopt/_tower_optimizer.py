@@ -25,7 +25,7 @@ from tw_ampopt._checks.gradients import (
 )
 from tw_ampopt._loss_scale import LossScale
 from tw_ampopt._settings import Reducer, read_settings
-from tw_ampopt._update.buffers import RawGradients, nonfinite_flags
+from tw_ampopt._update.buffers import RawGradients, nonfinite_flags, to_wide
 from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
 from tw_ampopt._variables import common_device
@@ -302,7 +302,9 @@ class TowerOptimizer(
     def compute_gradients(
         self, loss: tf.Tensor, var_list: Sequence[Any] | None = None, **options: Any
     ) -> list[tuple[Any, Any]]:
-        """Returns [N] pairs of an unscaled float32 gradient, or None, and a variable.
+        """Returns [N] pairs of an unscaled gradient, or None, and a variable.
+
+        Gradients are float32, or float64 where that is their dtype.
 
         Args:
           loss: scalar tensor of a ``tf.function``, unscaled.
@@ -325,7 +327,7 @@ class TowerOptimizer(
                 "compute_gradients needs a graph; call it inside a tf.function, or use "
                 "a GradientTape and apply."
             )
-        scaled = self._shared.scaled(tf.cast(loss, tf.float32))
+        scaled = self._shared.scaled(to_wide(loss))
         grads = tf.gradients(scaled, tf_variables(variables), **options)
         unscaled = self._shared.unscaled_gradients(grads)
         return list(zip(unscaled, variables, strict=True))

@@ -72,6 +72,7 @@ from .gradients._rows import split_rows as split_rows
 from .gradients._values import elementwise as elementwise
 from .gradients._values import is_elementwise as is_elementwise
 from .gradients._values import map_values as map_values
+from .gradients._values import scalar_of as scalar_of
 from .gradients._values import scale as scale
 from .gradients._values import values_of as values_of
 from .gradients._values import with_unique_rows as with_unique_rows
@@ -81,4 +82,5 @@ from .gradients._weights import power_of_two as power_of_two
 from .gradients._weights import shares_of as shares_of
 from .gradients._weights import unit_of as unit_of
 from .gradients._weights import weigh as weigh
+from .gradients._weights import weight_dtype as weight_dtype
 from .synchronized._sums import call_towers_once as call_towers_once

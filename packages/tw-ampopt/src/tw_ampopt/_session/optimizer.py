@@ -195,7 +195,7 @@ class Optimizer(BaseOptimizer):
     def compute_gradients(
         self, loss: tf.Tensor, var_list: Sequence[Any] | None = None, **options: Any
     ) -> list[tuple[Any, Any]]:
-        """Returns [N] (gradient, variable) pairs, unscaled and in float32.
+        """Returns [N] (gradient, variable) pairs, unscaled, in float32 or float64.
 
         Args:
           loss: scalar tensor, unscaled.

@@ -20,7 +20,7 @@ from tw_ampopt._checks.arguments import (
 )
 from tw_ampopt._checks.gradients import check_still_usable
 from tw_ampopt._settings import Settings
-from tw_ampopt._update.buffers import Buffer, RawGradients, nonfinite_flags
+from tw_ampopt._update.buffers import Buffer, RawGradients, nonfinite_flags, to_wide
 from tw_ampopt._update.state import SharedState
 from tw_ampopt._update.update import Updater
 from tw_ampopt._update.weights import as_tensors, mean_of_calls
@@ -203,7 +203,7 @@ class GraphSteps:
         gate = options.pop("gate_gradients", 0) == _GATE_OP
         scope = tf.name_scope(f"{self._settings.prefix}_grad")
         with scope, tf.device(loss.device or None):
-            scaled = shared.scaled(tf.cast(loss, tf.float32))
+            scaled = shared.scaled(to_wide(loss))
             return list(
                 tf.compat.v1.gradients(scaled, plain, gate_gradients=gate, **options)
             )

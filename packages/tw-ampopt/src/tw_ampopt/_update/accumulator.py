@@ -17,7 +17,7 @@ from tw_ampopt._update.buffers import all_finite_and_norm, on_devices
 from tw_ampopt._update.weights import AccumulatedWeight
 from tw_ampopt._variables import bool_after, make_state, present
 from tw_core.gradients import Gradient
-from tw_core.internal import compiles_with_xla
+from tw_core.internal import compiles_with_xla, weight_dtype
 
 
 class Progress(NamedTuple):
@@ -26,14 +26,14 @@ class Progress(NamedTuple):
     full: tf.Tensor  # bool, whether the update is due
     seen: tf.Tensor  # int64, micro-batches so far
     summed: tf.Tensor  # int64, micro-batches added
-    divisor: tf.Tensor  # float32, turns the sums over all towers into means
+    divisor: tf.Tensor  # of a weight's dtype, turns the sums over all towers into means
 
 
 class _MicroBatch(NamedTuple):
     """A micro-batch to be added."""
 
     buffers: Sequence[Sequence[Gradient]]  # [K][M]
-    factors: Sequence[tf.Tensor | None]  # [K] float32, for the buffers
+    factors: Sequence[tf.Tensor | None]  # [K], for the buffers
     empty: Sequence[tf.Tensor | None]  # [K] bool, whether a tower has weight 0
     note: Callable[[], list[Any]]  # returns the ops that record the weights
     jit: bool
@@ -44,7 +44,7 @@ class GradientAccumulator:
 
     def __init__(
         self,
-        shapes: Sequence[tuple[int, ...]],
+        specs: Sequence[tf.TensorSpec],
         devices: Sequence[str],
         *,
         steps: int | tf.Tensor | tf.Variable,
@@ -54,7 +54,8 @@ class GradientAccumulator:
         steps_message: str,
         rereads: bool,
     ) -> None:
-        """Makes the state; ``shapes`` are those of a tower's M buffers."""
+        """Makes the state; ``specs`` are those of a tower's M buffers."""
+        self._wide = weight_dtype(specs)
         self.steps = steps
         self._steps_message = steps_message
         self._rereads = rereads
@@ -72,15 +73,17 @@ class GradientAccumulator:
         self.sums = [
             [
                 make_state(
-                    partial(tf.zeros, shape, tf.float32),
+                    partial(tf.zeros, spec.shape, spec.dtype),
                     name=f"tower{k}/grad_acc_{m}",
                     device=device,
                 )
-                for m, shape in enumerate(shapes)
+                for m, spec in enumerate(specs)
             ]
             for k, device in enumerate(devices)
         ]
-        self.weight = AccumulatedWeight(len(devices), host) if weighs else None
+        self.weight: AccumulatedWeight | None = None
+        if weighs:
+            self.weight = AccumulatedWeight(len(devices), host, self._wide)
 
     @property
     def _divides_each(self) -> bool:
@@ -111,7 +114,7 @@ class GradientAccumulator:
             seen = before + 1
             full = seen >= (now if self._rereads else wanted)
             if self._divides_each:
-                share = tf.cast(wanted, tf.float32) / tf.cast(now, tf.float32)
+                share = tf.cast(wanted, self._wide) / tf.cast(now, self._wide)
                 inverse = share if inverse is None else share * inverse
             batch = self._weigh(buffers, inverse, weights, before, jit)
         with tf.control_dependencies([wanted]):  # an invalid number changes nothing
@@ -127,7 +130,7 @@ class GradientAccumulator:
                 added_up = tf.identity(summed)
                 if self.weight is None:
                     count = wanted if self._divides_each else summed
-                    divisor = tf.cast(count, tf.float32) * float(len(self._devices))
+                    divisor = tf.cast(count, self._wide) * float(len(self._devices))
                 else:
                     divisor = self.weight.divisor(summed)
             # If an update is due, nothing is emptied before the divisor is known.
@@ -142,7 +145,7 @@ class GradientAccumulator:
                 tower = [variable.read_value() for variable in sums]
                 with tf.control_dependencies(tower):
                     emptied += [
-                        variable.assign(tf.zeros(variable.shape), read_value=False)
+                        variable.assign(tf.zeros_like(variable), read_value=False)
                         for variable in sums
                     ]
             values.append(tower)
@@ -161,7 +164,7 @@ class GradientAccumulator:
         for (first, *others), own in zip(columns, means, strict=True):
             first.assign(own)
             for variable in others:
-                variable.assign(tf.zeros(variable.shape))
+                variable.assign(tf.zeros_like(variable))
         return tf.constant(True)
 
     def _weigh(
@@ -178,7 +181,7 @@ class GradientAccumulator:
             return _MicroBatch(buffers, factors, nothing, list, jit)
         summed = before if self.summed is None else self.summed.read_value()
         shares, unit = self.weight.begin(weights, summed)
-        factors = [tf.cast(share, tf.float32) for share in shares]
+        factors = [tf.cast(share, self._wide) for share in shares]
         if inverse is not None:
             factors = [factor * inverse for factor in factors]
         empty = nothing if weights is None else [tf.equal(s, 0) for s in shares]
@@ -283,6 +286,8 @@ def _add_tower(
 def _add(
     variable: tf.Variable, buffer: Gradient, minus_inverse: tf.Tensor | None
 ) -> Any:
+    if minus_inverse is not None:  # of the widest dtype of all buffers
+        minus_inverse = tf.cast(minus_inverse, variable.dtype)
     if isinstance(buffer, tf.IndexedSlices):
         rows = buffer.values
         return tf.raw_ops.ResourceScatterAdd(

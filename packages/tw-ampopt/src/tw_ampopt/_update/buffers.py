@@ -1,9 +1,10 @@
 """Gradients made uniform and joined, and tests of their finiteness and norm.
 
-Each variable's gradient is averaged over the calls that list it, in float32; a call
-whose loss does not depend on it counts as zero. Small gradients are then joined, so
-that adding, reducing and testing them take one kernel each. Large ones stay alone:
-joining them would copy the model once more. Sparse ones stay alone to stay sparse.
+Each variable's gradient is averaged over the calls that list it, in float32, or in
+float64 if that is the variable's dtype; a call whose loss does not depend on it counts
+as zero. Small gradients are then joined, so that adding, reducing and testing them take
+one kernel each. Large ones stay alone: joining them would copy the model once more.
+Sparse ones stay alone to stay sparse.
 
 The sum of squares is the cheapest pass over the data, and finite only if every element
 is. If it is not, all elements may still be finite and only a square too large; then
@@ -26,6 +27,7 @@ from tw_core.internal import (
     plan_packing,
     scale,
     values_of,
+    weight_dtype,
     with_unique_rows,
 )
 
@@ -38,7 +40,10 @@ _SHRINK = 2.0**-64  # a factor that keeps squares within float32
 
 
 def plan_buffers(
-    shapes: Sequence[Sequence[int]], *, sparse: Sequence[bool] | None = None
+    shapes: Sequence[Sequence[int]],
+    dtypes: Sequence[tf.DType] = (),  # by default all equal
+    *,
+    sparse: Sequence[bool] | None = None,
 ) -> PackPlan:
     """Decides which gradients are joined.
 
@@ -46,28 +51,44 @@ def plan_buffers(
     PackPlan(packs=((0, 2),), alone=(1,))
     """
     stays = [False] * len(shapes) if sparse is None else sparse
+    keys = [dtype.name for dtype in dtypes] or ["small"] * len(shapes)
     return plan_packing(
         [
-            "small" if not is_sparse and prod(shape) <= JOIN_UP_TO else None
-            for shape, is_sparse in zip(shapes, stays, strict=True)
+            key if not is_sparse and prod(shape) <= JOIN_UP_TO else None
+            for key, shape, is_sparse in zip(keys, shapes, stays, strict=True)
         ]
     )
 
 
+def buffer_specs(specs: Sequence[tf.TensorSpec]) -> list[tf.TensorSpec]:
+    """Returns the shapes and dtypes of a tower's [M] buffers."""
+    shapes, dtypes = [own.shape for own in specs], [own.dtype for own in specs]
+    plan = plan_buffers(shapes, dtypes)
+    of_buffers = [*(pack[0] for pack in plan.packs), *plan.alone]
+    return [
+        tf.TensorSpec(shape, dtypes[n])
+        for n, shape in zip(of_buffers, plan.packed_shapes(shapes), strict=True)
+    ]
+
+
 def make_buffers(
     grads: RawGradients,
-    shapes: Sequence[Sequence[int]],
+    specs: Sequence[tf.TensorSpec],
     devices: Sequence[str],
     *,
     keep_sparse: bool,
 ) -> tuple[PackPlan, list[list[Buffer]]]:
-    """Joins gradients by one plan, into [K][M] float32 buffers on towers' devices."""
-    clean = on_devices(devices, partial(clean_gradients, shapes), grads)
+    """Joins gradients by one plan, into [K][M] buffers on towers' devices."""
+    clean = on_devices(devices, partial(clean_gradients, specs), grads)
     sparse = [
         all(isinstance(grad, tf.IndexedSlices) for grad in column)
         for column in zip(*clean, strict=True)
     ]
-    plan = plan_buffers(shapes, sparse=sparse if keep_sparse else None)
+    plan = plan_buffers(
+        [own.shape for own in specs],
+        [own.dtype for own in specs],
+        sparse=sparse if keep_sparse else None,
+    )
     may_stay = {n for n in plan.alone if sparse[n]}
 
     def packed(tower: Sequence[Buffer]) -> list[Buffer]:
@@ -81,17 +102,16 @@ def make_buffers(
 
 
 def clean_gradients(
-    shapes: Sequence[Sequence[int]], tower: Sequence[Sequence[Buffer | None]]
+    specs: Sequence[tf.TensorSpec], tower: Sequence[Sequence[Buffer | None]]
 ) -> list[Buffer]:
-    """Returns one tower's [N] gradients, averaged over calls, in float32."""
-    return list(map(_mean_of_calls, tower, shapes))
+    """Returns one tower's [N] gradients, averaged over calls."""
+    return list(map(_mean_of_calls, tower, specs))
 
 
-def to_float32(grad: Buffer) -> Buffer:
-    """Casts a gradient, dense or sparse."""
-    if grad.dtype == tf.float32:
-        return grad
-    return map_values(partial(tf.cast, dtype=tf.float32), grad)
+def to_wide(grad: Buffer, dtype: tf.DType | None = None) -> Buffer:
+    """Casts a gradient, by default to float64 if it has that dtype, else float32."""
+    dtype = weight_dtype([grad]) if dtype is None else dtype
+    return map_values(partial(tf.cast, dtype=dtype), grad)
 
 
 def sum_of_calls(grads: Sequence[Buffer]) -> Buffer:
@@ -143,10 +163,10 @@ def on_devices(
     return results
 
 
-def _mean_of_calls(calls: Sequence[Buffer | None], shape: Sequence[int]) -> Buffer:
-    reached = [to_float32(grad) for grad in calls if grad is not None]
+def _mean_of_calls(calls: Sequence[Buffer | None], spec: tf.TensorSpec) -> Buffer:
+    reached = [to_wide(grad, spec.dtype) for grad in calls if grad is not None]
     if not reached:
-        return tf.zeros(shape, tf.float32)
+        return tf.zeros(spec.shape, spec.dtype)
     if len(calls) == 1:
         return reached[0]
     return scale(sum_of_calls(reached), 1.0 / len(calls))
@@ -161,7 +181,8 @@ def _sum_of_squares(buffers: Sequence[Buffer], factor: float) -> tf.Tensor:
     values = [values_of(with_unique_rows(buffer)) for buffer in buffers]
     if factor != 1.0:
         values = [value * factor for value in values]
-    halves = [tf.nn.l2_loss(value) for value in values]
+    wide = weight_dtype(values)
+    halves = [tf.cast(tf.nn.l2_loss(value), wide) for value in values]
     return 2.0 * (halves[0] if len(halves) == 1 else tf.add_n(halves))
 
 

@@ -13,10 +13,16 @@ import tensorflow as tf
 
 from tw_ampopt._checks.arguments import graphs_around
 from tw_ampopt._loss_scale import LossScale
-from tw_ampopt._update.buffers import Buffer, to_float32
+from tw_ampopt._update.buffers import Buffer, to_wide
 from tw_ampopt._variables import host_of, make_state, present
 from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer
-from tw_core.internal import builds_session_graph, map_values, orders_effects, scale
+from tw_core.internal import (
+    builds_session_graph,
+    map_values,
+    orders_effects,
+    scale,
+    weight_dtype,
+)
 from tw_core.variables import override_to_local_variable
 
 _LOG2 = "log2"
@@ -67,13 +73,16 @@ class Scalars:
             if key != _LOG2:
                 self._state[key].assign(start)
 
-    def scale(self) -> tf.Tensor | None:
-        """Returns the scale as a float32 scalar; None without scaling."""
-        return self._two_to_the(1)
+    def scale(self, dtype: tf.DType = tf.float32) -> tf.Tensor | None:
+        """Returns the scale, computed in float32; None without scaling."""
+        scale = self._two_to_the(1)
+        return None if scale is None else tf.cast(scale, dtype)
 
-    def inverse(self) -> tf.Tensor | None:
-        """Returns 1 / scale as a float32 scalar; None without scaling."""
-        return self._two_to_the(-1)
+    def inverse(self, dtype: tf.DType = tf.float32) -> tf.Tensor | None:
+        """Returns 1 / scale; None without scaling."""
+        if dtype == tf.float32 or self.log2 is None:
+            return self._two_to_the(-1)
+        return tf.math.reciprocal(self.scale(dtype))  # The other is rounded, too.
 
     def move_scale(self, good: tf.Tensor) -> list[tf.Operation]:
         """Returns the rule's assignments to the scale's state, after an update."""
@@ -170,17 +179,17 @@ class SharedState:
         return other
 
     def scaled(self, value: Buffer) -> Buffer:
-        """Multiplies a value of any floating dtype by the scale, in float32."""
-        return _times(value, self.scalars.scale())
+        """Multiplies a value of any floating dtype by the scale."""
+        return _times(value, self.scalars.scale(weight_dtype([value])))
 
     def unscaled(self, value: Buffer) -> Buffer:
-        """Multiplies a value of any floating dtype by 1 / scale, in float32."""
-        return _times(value, self.scalars.inverse())
+        """Multiplies a value of any floating dtype by 1 / scale."""
+        return _times(value, self.scalars.inverse(weight_dtype([value])))
 
     def unscaled_gradients(self, grads: Sequence[Buffer | None]) -> list[Buffer | None]:
-        """Unscales gradients into float32; None stays None."""
-        inverse = self.scalars.inverse()
-        return [g if g is None else scale(to_float32(g), inverse) for g in grads]
+        """Unscales gradients, those of half precision in float32; None stays None."""
+        inverse = self.scalars.inverse(weight_dtype(g for g in grads if g is not None))
+        return [g if g is None else scale(to_wide(g), inverse) for g in grads]
 
     def slots(self) -> list[tf.Variable]:
         """Lists the optimizers' own variables, tower by tower."""
@@ -191,5 +200,5 @@ def _times(value: Buffer, factor: tf.Tensor | None) -> Buffer:
     if factor is None:
         return value
     return map_values(
-        lambda part: tf.cast(tf.cast(part, tf.float32) * factor, part.dtype), value
+        lambda part: tf.cast(tf.cast(part, factor.dtype) * factor, part.dtype), value
     )

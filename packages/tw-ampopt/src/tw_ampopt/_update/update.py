@@ -22,10 +22,10 @@ from tw_ampopt._update.buffers import (
     Buffer,
     RawGradients,
     all_finite_and_norm,
+    buffer_specs,
     clean_gradients,
     make_buffers,
     on_devices,
-    plan_buffers,
 )
 from tw_ampopt._update.state import SharedState, SlotRequest
 from tw_ampopt._update.weights import total_of
@@ -46,6 +46,7 @@ from tw_core.internal import (
     unpack_tensors,
     values_of,
     weigh,
+    weight_dtype,
 )
 from tw_core.variables import override_to_local_variable
 from tw_reduce.internal import with_memory
@@ -72,6 +73,11 @@ class Updater:
             len(towers) // len(variables)
         )
         self._shapes = [tuple(variable.shape) for variable in variables[0]]
+        self._wide = weight_dtype(variables[0])
+        self._specs = [
+            tf.TensorSpec(shape, weight_dtype([variable]))
+            for shape, variable in zip(self._shapes, variables[0], strict=True)
+        ]
         local = [are_local(tower) for tower in variables]
         first = tf_variable(variables[0][0])
         self._scalars = shared.start(first.device, local=local[0])
@@ -86,11 +92,12 @@ class Updater:
     def _make_own_state(self, weighs: bool) -> None:
         host, steps = self._scalars.host, self._settings.accumulation_steps
         # Of the last update.
-        self.global_norm = make_state(0.0, name="global_norm", device=host)
+        zero = partial(tf.zeros, [], self._wide)
+        self.global_norm = make_state(zero, name="global_norm", device=host)
         self.accumulator: GradientAccumulator | None = None
         if steps is not None:
             self.accumulator = GradientAccumulator(
-                plan_buffers(self._shapes).packed_shapes(self._shapes),
+                buffer_specs(self._specs),
                 self.devices,
                 steps=steps,
                 steps_message=self._settings.steps_message,
@@ -142,16 +149,16 @@ class Updater:
         # Without a sum, weights or accumulators, XLA gets the gradients as they are.
         if not (jit_compile and is_alone and accumulator is None and weights is None):
             plan, buffers = make_buffers(
-                grads, self._shapes, self.devices, keep_sparse=accumulator is None
+                grads, self._specs, self.devices, keep_sparse=accumulator is None
             )
         if accumulator is None:
-            factor = scalars.scale() if are_scaled else None
+            factor = scalars.scale(self._wide) if are_scaled else None
             if factor is not None and self._sees_gradients:
                 buffers = self._averaged(buffers, partial(_divided, factor))
                 factor = None
             buffers, average = self._weighed(buffers, weights, factor, jit_compile)
             return update(plan, buffers, average, True)
-        inverse = scalars.inverse() if are_scaled else None
+        inverse = scalars.inverse(self._wide) if are_scaled else None
 
         def add_and_update() -> tf.Tensor:
             progress = accumulator.add(
@@ -236,7 +243,7 @@ class Updater:
         else:
             with tf.device(self._scalars.host or None):
                 shares = shares_of(weights)
-                total = total_of(shares)
+                total = total_of(shares, self._wide)
             towers = (buffers, shares)
             buffers = on_devices(
                 self.devices, _weigh_each, *towers, jit_compile=jit_compile
@@ -338,7 +345,7 @@ class Updater:
         """
 
         def update(own: Any, variables: list[Any], wrapped: Any) -> Any:
-            means = clean_gradients(self._shapes, own) if plan is None else own
+            means = clean_gradients(self._specs, own) if plan is None else own
             means = means if average is None else list(map(average, means))
             finite, norm = all_finite_and_norm(means)
             state = tf_variables([*variables, *wrapped.variables()])
@@ -424,7 +431,7 @@ def _weigh_each(tower: Sequence[Buffer], share: tf.Tensor) -> list[Buffer]:
 
 def _divided(divisor: tf.Tensor, buffer: Buffer) -> Buffer:
     # Multiplying by an inverse would round twice unless it is a power of two.
-    return map_values(lambda values: values / divisor, buffer)
+    return map_values(lambda values: values / tf.cast(divisor, values.dtype), buffer)
 
 
 def _are_sums_of(given: Sequence[Sequence[Buffer]], sums: Any) -> bool:

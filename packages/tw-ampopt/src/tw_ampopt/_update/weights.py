@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_ampopt._update.buffers import Buffer, sum_of_calls, to_float32
+from tw_ampopt._update.buffers import Buffer, sum_of_calls, to_wide
 from tw_ampopt._variables import make_state
-from tw_core.internal import scale, shares_of, unit_of, weigh
+from tw_core.internal import scalar_of, scale, shares_of, unit_of, weigh
 
 Shares = Sequence[tf.Tensor]
 """[K] float64 scalars, each tower's weight in the unit."""
@@ -21,42 +21,38 @@ Shares = Sequence[tf.Tensor]
 
 def as_tensors(weights: Sequence[Any]) -> list[tf.Tensor]:
     """Converts weights to [K] float64 scalars, on the current device."""
-    return [
-        tf.cast(weight, tf.float64)
-        if tf.is_tensor(weight)
-        else tf.constant(weight, tf.float64)
-        for weight in weights
-    ]
+    return [scalar_of(weight, tf.float64) for weight in weights]
 
 
-def total_of(shares: Shares) -> tf.Tensor:
-    """Returns the float32 divisor of weighted sums: their total, or K if that is 0."""
+def total_of(shares: Shares, dtype: tf.DType) -> tf.Tensor:
+    """Returns the divisor of weighted sums: the shares' total, or K if that is 0."""
     total = tf.add_n(list(shares))
     number = tf.constant(len(shares), tf.float64)
     total = tf.where(tf.equal(total, 0), number, total)
-    return tf.cast(total, tf.float32)
+    return tf.cast(total, dtype)
 
 
 def mean_of_calls(calls: Sequence[tuple[Buffer | None, Any]]) -> Buffer | None:
-    """Averages one variable's gradients over the calls that list it, in float32."""
+    """Averages one variable's gradients over the calls that list it."""
     grads, weights = zip(*calls, strict=True)
     if len(calls) == 1 or all(grad is None for grad in grads):
         return grads[0]
     shares = shares_of(weights)
     own = [
-        weigh(to_float32(grad), share)
+        weigh(to_wide(grad), share)
         for grad, share in zip(grads, shares, strict=True)
         if grad is not None
     ]
-    return scale(sum_of_calls(own), 1.0 / total_of(shares))
+    added = sum_of_calls(own)
+    return scale(added, 1.0 / total_of(shares, added.dtype))
 
 
 class AccumulatedWeight:
     """The total weight of one update's micro-batches."""
 
-    def __init__(self, num_towers: int, host: str) -> None:
-        """Makes the state."""
-        self._num_towers = num_towers
+    def __init__(self, num_towers: int, host: str, dtype: tf.DType) -> None:
+        """Makes the state; ``dtype`` is that of divisors."""
+        self._num_towers, self._dtype = num_towers, dtype
         zero = partial(tf.zeros, [], tf.float64)
         # The total in the unit, less 1 for each tower of each micro-batch, so that 0 is
         # right for a group that an older version, without weights, has begun.
@@ -88,10 +84,10 @@ class AccumulatedWeight:
         ]
 
     def divisor(self, summed: tf.Tensor) -> tf.Tensor:
-        """Returns the float32 divisor of the sums of ``summed`` micro-batches."""
+        """Returns the divisor of the sums of ``summed`` micro-batches."""
         total = self._total(summed)
         count = tf.cast(summed, tf.float64) * float(self._num_towers)
-        return tf.cast(tf.where(total > 0, total, count), tf.float32)
+        return tf.cast(tf.where(total > 0, total, count), self._dtype)
 
     def clear(self) -> list[Any]:
         """Returns the ops that reset the state."""

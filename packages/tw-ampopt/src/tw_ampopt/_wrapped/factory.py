@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tw_ampopt._checks.arguments import check_numeric_scalar
+from tw_core.internal import weight_dtype
 
 OptimizerFactory: TypeAlias = Callable[..., Any]
 LearningRateLike: TypeAlias = (
@@ -49,7 +50,10 @@ def takes_name(factory: OptimizerFactory) -> bool:
 
 
 def next_rate(value: LearningRateLike, updates: tf.Variable) -> tf.Tensor:
-    """Returns the rate of the next update, after ``updates`` others, in float32."""
+    """Returns the rate of the next update, after ``updates`` others.
+
+    In float32, except where it was computed in float64.
+    """
     if callable(value) and not isinstance(value, tf.Variable | tf.Tensor):
         value = value(updates.read_value())
         if isinstance(value, tf.Tensor | tf.Variable):
@@ -59,7 +63,10 @@ def next_rate(value: LearningRateLike, updates: tf.Variable) -> tf.Tensor:
                 "The schedule learning_rate must return a number or a scalar tensor; "
                 f"got {value!r}."
             )
-    return tf.cast(tf.convert_to_tensor(value), tf.float32)
+    # A number becomes float64 here: in float32 it would be rounded for all.
+    rate = tf.constant(value, tf.float64) if is_number(value) else value
+    rate = tf.convert_to_tensor(rate)
+    return tf.cast(rate, weight_dtype([rate]))
 
 
 def is_number(value: object) -> bool:

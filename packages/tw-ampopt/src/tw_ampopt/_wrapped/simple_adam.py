@@ -6,6 +6,7 @@ ops, so it runs wherever those run.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -14,7 +15,12 @@ from tw_ampopt._checks.arguments import check_differentiation, check_name, check
 from tw_ampopt._checks.gradients import check_application
 from tw_ampopt._variables import make_state
 from tw_ampopt._wrapped.factory import check_learning_rate
-from tw_core.internal import check_number, without_autograph
+from tw_core.internal import (
+    check_number,
+    scalar_of,
+    weight_dtype,
+    without_autograph,
+)
 
 _SLOTS = ("m", "v")
 
@@ -143,14 +149,15 @@ class SimpleAdam:
     def _advance(self, var: tf.Variable) -> tuple[list[Any], tf.Tensor]:
         """Returns the ops that update the powers, and the corrected learning rate."""
         if not self._powers:
+            one = partial(tf.ones, [], weight_dtype([var]))
             self._powers = [
-                make_state(1.0, name=f"{self.name}/{key}", device=var.device)
+                make_state(one, name=f"{self.name}/{key}", device=var.device)
                 for key in ("b1pow", "b2pow")
             ]
         with tf.device(var.device):
             rate = self.learning_rate
-            rate = tf.cast(rate() if callable(rate) else rate, tf.float32)
             first, second = self._powers
+            rate = scalar_of(rate() if callable(rate) else rate, first.dtype)
             b1 = first.read_value() * self.beta1
             b2 = second.read_value() * self.beta2
             ops = [
@@ -161,10 +168,10 @@ class SimpleAdam:
 
     def _apply_one(self, grad: tf.Tensor, var: tf.Variable, rate: tf.Tensor) -> Any:
         slots = self._slots_of(var)
-        grad = tf.cast(grad, tf.float32)
+        grad = tf.cast(grad, weight_dtype([var]))
         mean = _blend(slots["m"].read_value(), grad, self.beta1)
         square = _blend(slots["v"].read_value(), tf.square(grad), self.beta2)
-        step = rate * mean / (tf.sqrt(square) + self.epsilon)
+        step = tf.cast(rate, grad.dtype) * mean / (tf.sqrt(square) + self.epsilon)
         return tf.group(
             slots["m"].assign(mean, read_value=False),
             slots["v"].assign(square, read_value=False),
@@ -175,7 +182,7 @@ class SimpleAdam:
         if id(var) not in self._slots:
             self._slots[id(var)] = {
                 key: make_state(
-                    lambda: tf.zeros(var.shape, tf.float32),
+                    lambda: tf.zeros(var.shape, weight_dtype([var])),
                     name=f"{self.name}/{var.name.split(':')[0]}/{key}",
                     device=var.device,
                 )

@@ -28,9 +28,11 @@ from tw_core.internal import (
     check_weights,
     kind_of,
     map_values,
+    scalar_of,
     tf_variable,
     values_of,
     weigh,
+    weight_dtype,
     without_autograph,
 )
 from tw_core.ranks import RankGroup
@@ -164,7 +166,8 @@ class RankShardedOptimizer:
                 [weigh(grad, weight) for grad in of_tower]
                 for of_tower, weight in zip(own, weights, strict=True)
             ]
-            told = tf.add_n([tf.reshape(tf.cast(w, tf.float32), [1]) for w in weights])
+            wide = weight_dtype(values_of(grad) for grad in own[0])
+            told = tf.add_n([tf.reshape(scalar_of(w, wide), [1]) for w in weights])
         local: list[Any] = [None] * len(self._columns[0])
         if used:
             sums = sum_on_device(own, device=self._towers[0].device)[0]

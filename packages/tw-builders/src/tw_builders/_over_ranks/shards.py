@@ -90,12 +90,13 @@ class RankShards:
         """Adds gradients over the ranks; returns those of this rank's shards.
 
         ``grads``: [N], dense; sparse and already summed over the ranks; or None.
-        ``told``: [T] of float32, whose sum all ranks get, too.
+        ``told``: [T], of no wider dtype, whose sum all ranks get, too.
         """
         dense = [None if isinstance(g, tf.IndexedSlices) else g for g in grads]
         # Ranks compare names: without one of another variable a part may be as long.
         name += self._without(grads)
         dtypes = list(dict.fromkeys(g.dtype for g in dense if g is not None))
+        dtypes.sort(key=lambda dtype: -dtype.size)  # The weights lose no digits.
         if told is not None and not dtypes:
             dtypes = [told.dtype]
         found, total = dict[Shard, Any](), None

@@ -5,7 +5,7 @@ exactly 1, and products with them keep every bit. Otherwise it is a power of two
 that whole numbers, such as row counts, stay exact.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
 
@@ -132,6 +132,20 @@ def weigh(grad: Any, weight: float | tf.Tensor) -> Any:
         return tf.cast(product, values.dtype)
 
     return map_values(multiply, grad)
+
+
+def weight_dtype(tensors: Iterable[Any]) -> tf.DType:
+    """Returns the dtype in which gradients' weights and their sums are computed.
+
+    Args:
+      tensors: gradients, variables, or anything else with a dtype.
+
+    Returns:
+      float64 if any of them is, else float32.
+    """
+    wide = ("float64", "complex128")
+    dtypes = {tf.as_dtype(own.dtype).name for own in tensors}
+    return tf.float64 if dtypes.intersection(wide) else tf.float32
 
 
 def power_of_two(number: tf.Tensor) -> tf.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_builders.internal import RankShards, rows_of
-from tw_core.internal import has_unique_rows, split_rows, weigh
+from tw_core.internal import has_unique_rows, split_rows, weigh, weight_dtype
 from tw_core.ranks import RankGroup
 from tw_keras._over_ranks import exchanges as travel
 from tw_keras._updates.accumulation import Told
@@ -37,8 +37,8 @@ class InSteps:
         self.group, self.shares_data = group, shares_data
         self._counts: Counter[str] = Counter()  # of a step's sums, by layer
         with tf.init_scope(), tf.device("/cpu:0"):
-            self._told = tf.Variable(tf.zeros([4]), trainable=False)  # by all ranks
-            self._tells = tf.Variable(tf.zeros([2]), trainable=False)
+            self._told = tf.Variable([False] * 3, trainable=False)  # by any rank
+            self._tells = tf.Variable([False] * 2, trainable=False)
             self._step = tf.Variable(0, trainable=False)  # of the epoch
         self._told_last = False, False
         self.forget()
@@ -56,11 +56,11 @@ class InSteps:
         """Sets the next step's report: whether to stop, and if more may follow."""
         if (to_stop, has_more) != self._told_last:
             self._told_last = to_stop, has_more
-            self._tells.assign([float(to_stop), float(has_more)])
+            self._tells.assign([to_stop, has_more])
 
     def heard(self) -> tuple[bool, bool, bool]:
         """Returns if any rank had a batch, asked to stop, has more, last step."""
-        had, stops, more = (self._told.numpy()[_ACTIVE:] > 0).tolist()
+        had, stops, more = self._told.numpy().tolist()
         return had, stops, more
 
     def begin_epoch(self) -> None:
@@ -122,9 +122,7 @@ class InSteps:
         ``checksum``: of a batch that ranks share. Returns [K] ``Brought``; with
         ``shards``, the gradients of this rank's shards.
         """
-        first, total = brought[0], tf.zeros([])
-        if weights is not None:
-            total = tf.add_n([tf.cast(own, tf.float32) for own in weights])
+        first, total = brought[0], tf.constant(0)
         used = [n for n, grad in enumerate(first.grads) if grad is not None]
         grads = [
             [
@@ -150,7 +148,9 @@ class InSteps:
             unique=[has_unique_rows(part) for part in local],
         )
         self._exchanges[place] = made
-        told = [total, tf.constant(1.0), *tf.unstack(self._tells.read_value())]
+        if weights is not None:
+            total = tf.add_n([tf.cast(own, weight_dtype(local)) for own in weights])
+        told = [total, 1, *tf.unstack(self._tells.read_value())]
         return self._add(made, local, told, checksum)
 
     def exchange_at(self, place: int) -> Any:
@@ -169,7 +169,8 @@ class InSteps:
             for variable, count in zip(own.variables, own.counts, strict=True)
             for _ in range(count)
         ]
-        told = tf.stack([*told, *self._slots(checksum)])
+        wide = weight_dtype(local)
+        told = _packed([*told, *self._slots(checksum)], wide)
         if isinstance(own, travel.ShardedExchange):
             return self._add_to_shards(own, local, told, names)
         names.append(f"reports of ranks, update {own.place}")
@@ -213,7 +214,7 @@ class InSteps:
             checks.append(travel.check_same(told[_CHECKSUMS:]))
             with tf.control_dependencies(checks):
                 told = tf.identity(told)
-        self._told.assign(told[:_CHECKSUMS])
+        self._told.assign(told[_ACTIVE:_CHECKSUMS] > 0)
         return told
 
     def tell(self, own: travel.AccumulatedExchange, told: Told, checksum: Any) -> Told:
@@ -223,7 +224,7 @@ class InSteps:
         numbers += tf.unstack(self._tells.read_value())
         numbers += [*self._slots(checksum), tf.logical_not(told.is_finite)]
         place = f"reports of ranks, update {own.place}"
-        packed = tf.stack([tf.cast(number, tf.float32) for number in numbers])
+        packed = _packed(numbers, weight_dtype(own.variables))
         [of_all] = self._summed(place, [packed], [place])
         noted = self._noted(of_all[:-1])
         divisor = noted[_WEIGHT] if own.averages else 1
@@ -299,7 +300,7 @@ class InSteps:
         """Returns a number per rank: this rank's checksum, and 0 for others."""
         if not self.shares_data:
             return []
-        own = [tf.constant(0.0)] * self.group.size
+        own = [tf.constant(0)] * self.group.size
         if checksum is not None:
             own[self.group.rank] = checksum
         return own
@@ -334,12 +335,12 @@ class InSteps:
         def compute() -> tf.Tensor:
             sums = [tf.fingerprint(tf.reshape(leaf, [1, -1])) for leaf in leaves]
             octets = tf.fingerprint(tf.reshape(tf.concat(sums, 1), [1, -1]))[0, :3]
-            bits = tf.cast(octets, tf.float32) * [1.0, 256.0, 65536.0]
-            return tf.reduce_sum(bits) + 1.0  # exact, and never 0
+            bits = tf.cast(octets, tf.int32) * [1, 256, 65536]
+            return tf.reduce_sum(bits) + 1  # exact in float32, and never 0
 
         with tf.device("/cpu:0"):
             step = self._step.assign_add(1)
-            return tf.cond(step <= _CHECKED_STEPS, compute, lambda: tf.constant(0.0))
+            return tf.cond(step <= _CHECKED_STEPS, compute, lambda: tf.constant(0))
 
     def idle_step(self, apply: Apply, collect: Collect) -> tuple[Any, Any] | None:
         """Returns the functions of a step without a batch: exchange, and update.
@@ -366,8 +367,7 @@ class InSteps:
                 if isinstance(own, travel.AccumulatedExchange):
                     results.append(collect(own))
                     continue
-                none = tf.constant(0.0)
-                told = [none, none, *tf.unstack(self._tells.read_value())]
+                told = [0, 0, *tf.unstack(self._tells.read_value())]
                 brought = self._add(own, _zeros(own), told, None)
                 if not isinstance(own, travel.ShardedExchange):
                     brought = [brought[0].grads[n] for n in own.used]
@@ -382,6 +382,10 @@ class InSteps:
         if not self._is_eager:  # A trace meets the other ranks in branches not taken.
             functions = [tf.function(own, autograph=False) for own in functions]
         return tuple(map(self.group.bounded, functions))
+
+
+def _packed(numbers: Sequence[Any], dtype: tf.DType) -> tf.Tensor:
+    return tf.stack([tf.cast(number, dtype) for number in numbers])
 
 
 def _zeros(own: travel.SumExchange | travel.UpdateExchange) -> list[Any]:

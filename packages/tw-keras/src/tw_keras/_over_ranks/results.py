@@ -62,12 +62,13 @@ class Results:
         names = self._logs.get(method, [])
         if not names or set(names) == set(results):  # Keras uses the metrics'
             return logs, []
-        own = [tf.cast(logs[n], tf.float32) if logs else 0.0 for n in names]
+        own = [logs[n] if logs else 0.0 for n in names]
         shown = [
-            float(bool(logs) and n in results and _are_same(logs[n], results[n]))
+            bool(logs) and n in results and _are_same(logs[n], results[n])
             for n in names
         ]
-        told = tf.stack([*own, *shown, float(bool(logs))])
+        numbers = [*own, *shown, bool(logs)]
+        told = tf.stack([tf.cast(number, tf.float64) for number in numbers])
         (total,) = self._group.sum([told], names=["logs of the last batches"])
         count = len(names)
         averages = tf.math.divide_no_nan(total[:count], total[-1])

@@ -69,7 +69,7 @@ class ShardedSums:
             own = sums[place].read_value()
             sums[place].assign(tf.where(is_update, tf.zeros_like(own), own))
         with tf.control_dependencies([is_reduced]):  # before the update's exchanges
-            fill = tf.where(told.is_finite, 0.0, float("nan"))
+            fill = tf.where(told.is_finite, tf.zeros([], tf.float64), float("nan"))
         return [
             tf.fill(own.shape, tf.cast(fill, tf_variable(own).dtype))
             if shard.variable in places

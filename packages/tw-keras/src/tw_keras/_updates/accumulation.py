@@ -97,7 +97,7 @@ class Accumulation:
 
         # The branch captures only variables, so that tensors stay on their devices.
         is_reduced = tf.cond(is_due, reduced, lambda: tf.constant(False))
-        fill = tf.where(told.is_finite, 0.0, float("nan"))
+        fill = tf.where(told.is_finite, tf.zeros([], tf.float64), float("nan"))
         grads: Sums = [[] for _ in held]
         for own, given in zip(held, grads, strict=True):
             for total, variable in zip(own, variables, strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import Tower
-from tw_core.internal import map_flat, weigh
+from tw_core.internal import map_flat, weigh, weight_dtype
 from tw_reduce import Reducer
 
 
@@ -94,7 +94,8 @@ def times(brought: Sequence[Brought], factors: Sequence[Any]) -> list[Brought]:
     """Multiplies each tower's gradients by its factor."""
 
     def weighed(grads: Sequence[Any], factor: Any) -> list[Any]:
-        by = partial(weigh, weight=tf.cast(factor, tf.float32))
+        wide = weight_dtype(grad for grad in grads if grad is not None)
+        by = partial(weigh, weight=tf.cast(factor, wide))
         dense = iter(map_flat(by, [g for g in grads if isinstance(g, tf.Tensor)]))
         return [next(dense) if isinstance(g, tf.Tensor) else g and by(g) for g in grads]
 

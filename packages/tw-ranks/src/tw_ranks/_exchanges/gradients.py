@@ -19,6 +19,7 @@ from tw_core.internal import (
     unpack_tensors,
     values_of,
     weigh,
+    weight_dtype,
 )
 from tw_ranks._agreement import GRADIENTS, Exchange, TensorSpec, describe_tensor
 from tw_ranks._endpoint.endpoint import Endpoint
@@ -202,7 +203,8 @@ def _plan(local: Sequence[Any], manner: Manner) -> ExchangePlan:
     keys = [_pack_key(local[n]) for n in dense]
     has_narrow = any(narrow_dtype(values_of(g).dtype, manner.wire_dtype) for g in local)
     manner = replace(manner, weighs=manner.weighs and has_narrow)
-    packs = plan_packing([*keys, None if manner.gathers_weights else "float32"])
+    of_weight = weight_dtype(map(values_of, local)).name
+    packs = plan_packing([*keys, None if manner.gathers_weights else of_weight])
     return ExchangePlan(dense, sparse, packs, manner)
 
 
@@ -238,7 +240,8 @@ def follow_exchange(exchange: Exchange, endpoint: Endpoint, graph: tf.Graph) -> 
     names = [spec.name for spec in exchange.tensors]
     with graph.as_default():
         local = [_placeholder(spec) for spec in exchange.tensors]
-        weight = tf.compat.v1.placeholder(tf.float32, [1])
+        dtype = weight_dtype(map(values_of, local))
+        weight = tf.compat.v1.placeholder(dtype, [1])
         known = endpoint.keys.num_agreed
         while endpoint.keys.num_agreed == known:  # A step may have several of one kind.
             exchange_gradients(

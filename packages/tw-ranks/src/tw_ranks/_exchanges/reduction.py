@@ -31,8 +31,10 @@ from tw_core.internal import (
     check_weight,
     check_weights,
     map_values,
+    scalar_of,
     values_of,
     weigh,
+    weight_dtype,
     without_autograph,
 )
 from tw_ranks._endpoint.endpoint import Endpoint
@@ -61,7 +63,7 @@ def sum_over_ranks(
     """Adds the gradients of all towers of all ranks; see ``sum_across``."""
     wire = _check(grads, sum_towers, wire_dtype, names)
     local = _add_towers(grads, sum_towers, (*_FLOATS, *_WHOLE))
-    alike = _as_brought(1.0)
+    alike = _as_brought(1.0, local)
     reduced, _ = exchange_gradients(local, alike, endpoint, names, Manner(wire))
     return [list(reduced) for _ in grads]
 
@@ -104,9 +106,9 @@ def mean_over_ranks(
         part = 1.0 / len(grads) if divides_towers else 1.0
         local = _weigh_rank(local, weight, part, are_narrow)
     if weight is None:
-        manner, brought = Manner(wire, divides=True), _as_brought(1.0)
+        manner, brought = Manner(wire, divides=True), _as_brought(1.0, local)
     else:
-        manner, brought = Manner(wire, weighs=True), _as_brought(weight)
+        manner, brought = Manner(wire, weighs=True), _as_brought(weight, local)
     reduced, total = exchange_gradients(local, brought, endpoint, names, manner)
     if weight is not None:
         reduced = [
@@ -147,7 +149,7 @@ def _weigh_towers(
 
     Narrow ones are multiplied by the tower's share, and become this rank's mean.
     """
-    own = [tf.cast(of_tower, tf.float32) for of_tower in weights]
+    own = [scalar_of(of_tower, _dtype_of(grads[0])) for of_tower in weights]
     weight = tf.add_n(own)
     shares = [tf.math.divide_no_nan(of_tower, weight) for of_tower in own]
     weighed = [
@@ -165,7 +167,8 @@ def _weigh_rank(
 ) -> list[Any]:
     """Multiplies gradients by ``part``, and those not narrow by the rank's weight."""
     if weight is not None:
-        weight = tf.cast(tf.cast(weight, tf.float32), tf.float64) * part
+        rounded = scalar_of(weight, _dtype_of(local))  # as it is added over ranks
+        weight = tf.cast(rounded, tf.float64) * part
     factors = [
         part if weight is None or is_narrow else weight for is_narrow in are_narrow
     ]
@@ -202,9 +205,13 @@ def _add_column(column: Sequence[Any]) -> Any:
         return total
 
 
-def _as_brought(weight: Any) -> tf.Tensor:
+def _dtype_of(grads: Sequence[Any]) -> tf.DType:
+    return weight_dtype(map(values_of, grads))
+
+
+def _as_brought(weight: Any, grads: Sequence[Any]) -> tf.Tensor:
     """Returns a rank's weight as it is sent; -0.0 means that a rank is done."""
-    return tf.abs(tf.reshape(tf.cast(weight, tf.float32), [1]))
+    return tf.abs(tf.reshape(scalar_of(weight, _dtype_of(grads)), [1]))
 
 
 def _divide(grad: Any, weight: tf.Tensor) -> Any:

@@ -75,7 +75,7 @@ def marked(sums: TowerTensors, is_finite: tf.Tensor) -> list[list[Tensorlike]]:
         if floating:
             m = min(floating, key=lambda m: own[m].shape.num_elements() or float("inf"))
             with tf.device(own[m].device):
-                nan = tf.where(is_finite, 0.0, float("nan"))
+                nan = tf.where(is_finite, tf.zeros([], tf.float64), float("nan"))
                 own[m] += tf.cast(nan, own[m].dtype)
     return results
 

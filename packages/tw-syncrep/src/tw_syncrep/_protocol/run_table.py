@@ -26,6 +26,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core.internal import scalar_of
+
 RING = 64
 """The table keeps the end times of this many rounds."""
 
@@ -270,7 +272,8 @@ def make_ticket(
 ) -> tf.Tensor:
     """Makes a ticket on the worker; its last element is the bits of the weight."""
     own = tf.constant([replica], tf.int64)
-    bits = tf.bitcast(tf.cast(1.0 if weight is None else weight, tf.float64), tf.int64)
+    number = scalar_of(1.0 if weight is None else weight, tf.float64)
+    bits = tf.bitcast(number, tf.int64)
     return tf.concat([own, position, tf.stack([session, stamp, bits])], axis=0)
 
 
