@@ -17,6 +17,11 @@ ROWS = 24  # two batches of 10, and one of 4
 WORDS = RANDOM.integers(0, 50, size=(ROWS, 3))
 Y = RANDOM.normal(size=(ROWS, 2)).astype("float32")
 TOLERANCE = 2e-5
+# Options that read or change more than one variable, or its variable's rows.
+MEETING_OTHERS = [
+    *("Adam use_ema", "Adam global_clipnorm", "Adam clipnorm", "AdamW weight_decay"),
+    *("SGD gradient_accumulation_steps", "LossScaleOptimizer dynamic_growth_steps"),
+]
 BY_DAY = ["Adam amsgrad", "Muon", "Ftrl use_ema"]
 BY_DAY += ["Adafactor gradient_accumulation_steps"]
 
@@ -82,9 +87,9 @@ def trained(case, num_towers=None, *, jit_compile="auto", **options):
     [
         *(pytest.param(case, 2, "replicated", id=f"{case}-2") for case in CASES),
         *(
-            pytest.param(case, 3, variables, id=f"{case}-{variables}")
+            pytest.param(case, 1 + n % 4, variables, id=f"{case}-{variables}")
             for variables in ("sharded", "parameter_server")
-            for case in KINDS
+            for n, case in enumerate([*KINDS, *MEETING_OTHERS])
         ),
     ],
 )
