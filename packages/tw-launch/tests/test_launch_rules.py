@@ -4,11 +4,13 @@ Private modules are imported for it.
 """
 
 import json
+from queue import SimpleQueue
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tw_launch._launcher.meeting import Node
 from tw_launch._launcher.messages import (
     Beat,
     Ended,
@@ -21,7 +23,7 @@ from tw_launch._launcher.messages import (
 )
 from tw_launch._launcher.plan import Share, lay_out, plan_tasks
 from tw_launch._launcher.rules import Action, Rules, Standing, judge_end, judge_loss
-from tw_launch._launcher.run import summarize
+from tw_launch._launcher.run import Director, summarize
 
 WORKERS = frozenset({"worker 0", "worker 1", "worker 2"})
 
@@ -39,6 +41,14 @@ def test_a_cluster_lies_over_machines_in_the_order_of_their_ranks():
     assert cluster == {"ps": ("a:1",), "worker": ("a:2", "[::1]:3", "[::1]:4", "d:5")}
     assert firsts == (0, 1, 3, 3)
     assert "ps" not in lay_out([Hello(0, "a", 1, (1,), {})], ps=0)[0]
+
+
+def test_of_a_lost_machine_the_first_worker_by_number_is_named():
+    hellos = [Hello(node, f"10.0.0.{node}", 8, (), {}) for node in (0, 1)]
+    director = Director(None, [*map(Node, hellos)], Rules(min_workers=8), SimpleQueue())
+    director._firsts = (0, 8)
+    director._note_loss(director.members[1], "its launcher has ended")
+    assert director._first[0].task == "worker 8"
 
 
 def test_plans_list_servers_first_and_an_evaluator_outside():

@@ -115,6 +115,15 @@ def test_a_sessions_own_devices_count_not_the_configured_ones(graph):
                 check_devices([f"/cpu:{count}"], session=sess)
 
 
+def test_devices_that_are_known_are_listed_by_number(graph):
+    config = tf.compat.v1.ConfigProto(device_count={"CPU": 12})
+    with (
+        tf.compat.v1.Session(config=config) as sess,
+        pytest.raises(ValueError, match=r"CPU:2'.*CPU:9', '/device:CPU:10'"),
+    ):
+        check_devices(["/cpu:12"], session=sess)
+
+
 def test_a_session_on_a_server_knows_that_servers_devices(graph):
     cluster = {"worker": ["localhost:0"]}
     server = tf.compat.v1.train.Server(cluster, job_name="worker", task_index=0)

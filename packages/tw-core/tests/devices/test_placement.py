@@ -46,6 +46,18 @@ def test_transfers_are_counted_once_a_tensor_and_target(graph):
     assert placed.operations == {CPU1: 3, CPU2: 2}
 
 
+def test_device_10_follows_device_2(graph):
+    for number in (10, 2):
+        with tf.device(f"/cpu:{number}"):
+            w = v1.get_variable(f"w{number}", [number])
+        with tf.device("/cpu:1"):
+            tf.exp(w)
+    placed, later = placement(graph), ["/device:CPU:2", "/device:CPU:10"]
+    assert list(placed.variables) == later
+    assert list(filter(None, placed.operations)) == ["/device:CPU:1", *later]
+    assert [moved.source for moved in placed.transfers] == later
+
+
 def test_a_tensor_moves_once_to_a_device_and_a_constant_not_at_all(graph):
     assert placement(graph) == Placement(variables={}, operations={}, transfers=())
     assert placement(graph).bytes_on == {}

@@ -14,7 +14,7 @@ from tw_doctor._timeline.intervals import gaps, length, union
 from tw_doctor._timeline.pace import LONG_MS, PLAIN, SHARE, WINDOW, Pace
 from tw_doctor._timeline.parts import cargo_of, part_of, producer_of, tower_of
 from tw_doctor._timeline.summary import summarize
-from tw_doctor._timeline.trace import lanes
+from tw_doctor._timeline.trace import lanes, trace_of
 from tw_doctor._timeline.waits import CORES
 
 OPS = {
@@ -210,6 +210,20 @@ def test_long_steps_that_recording_slows_down_are_sampled():
     first = recorded.index(True)
     assert recorded[first : first + WINDOW + 47] == [True] * WINDOW + [False] * 47
     assert recorded[first + WINDOW + 47]
+
+
+def test_devices_of_a_trace_file_are_in_the_order_of_their_numbers():
+    own = [
+        Interval(f"/device:CPU:{n}", "forward", None, "x", "MatMul", 1.0, 2.0)
+        for n in (10, 2)
+    ]
+    step = RecordedStep(0, 0.0, 1.0, 2.0, tuple(own))
+    names = [
+        event["args"]["name"]
+        for event in trace_of([step])["traceEvents"]
+        if event["name"] == "process_name"
+    ]
+    assert names == ["program", "/device:CPU:2", "/device:CPU:10"]
 
 
 def test_the_cost_leaves_the_first_step_out_which_traces():

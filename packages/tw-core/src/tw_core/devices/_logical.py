@@ -81,7 +81,12 @@ def repeated_devices(devices: Iterable[str]) -> list[str]:
     ['/device:GPU:1']
     """
     counts = Counter(canonical_device(device) for device in devices)
-    return sorted(device for device, count in counts.items() if count > 1)
+    return sorted((d for d, count in counts.items() if count > 1), key=by_number)
+
+
+def by_number(device: str) -> tuple[int, str]:
+    """Sorts devices of a kind by their numbers: 2 before 10."""
+    return len(device), device
 
 
 def available_devices() -> list[str]:
@@ -293,4 +298,4 @@ def _devices_of(session: tf.compat.v1.Session | None) -> list[str]:
     # A string without a job means any task of the session's cluster.
     specs = [tf.DeviceSpec.from_string(d.name) for d in session.list_devices()]
     names = {f"/device:{spec.device_type}:{spec.device_index}" for spec in specs}
-    return sorted(name for name in names if ":XLA" not in name)
+    return sorted((name for name in names if ":XLA" not in name), key=by_number)

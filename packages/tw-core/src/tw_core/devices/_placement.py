@@ -21,7 +21,7 @@ from tw_core._variable_kinds import (
     plain_name,
     tf_variable,
 )
-from tw_core.devices._logical import canonical_device
+from tw_core.devices._logical import by_number, canonical_device
 
 _NO_WORK = ("Const", "NoOp", "Placeholder", "VarHandleOp")
 
@@ -115,7 +115,7 @@ def placement(
     counts = Counter(d for op, d in where.items() if op.type not in _NO_WORK)
     return Placement(
         variables=_by_device(handles.values()),
-        operations=dict(sorted(counts.items())),
+        operations={device: counts[device] for device in sorted(counts, key=by_number)},
         transfers=_transfers(where),
     )
 
@@ -174,7 +174,7 @@ def _by_device(handles: Iterable[_Handle]) -> dict[str, dict[str, int]]:
             copies += 1
             name = f"{handle.name}#{copies}"
         found[handle.device][name] = handle.num_bytes
-    return dict(sorted(found.items()))
+    return {device: found[device] for device in sorted(found, key=by_number)}
 
 
 def _needed_for(fetches: Sequence[Any]) -> list[tf.Operation]:
@@ -207,7 +207,9 @@ def _transfers(where: dict[tf.Operation, str]) -> tuple[Transfer, ...]:
                 moved[source, target][tensor.name] = size
     return tuple(
         Transfer(source, target, len(sizes), sum(sizes.values()))
-        for (source, target), sizes in sorted(moved.items())
+        for (source, target), sizes in sorted(
+            moved.items(), key=lambda item: [*map(by_number, item[0])]
+        )
     )
 
 

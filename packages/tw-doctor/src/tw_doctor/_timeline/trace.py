@@ -27,7 +27,8 @@ def trace_of(
     steps: Sequence[RecordedStep], *, task: str = "", epoch: float = 0.0
 ) -> dict[str, Any]:
     """Returns a trace file's contents; a time + ``epoch`` is the system's clock."""
-    devices = sorted({device for step in steps for device in step.devices})
+    found = {device for step in steps for device in step.devices}
+    devices = sorted(found, key=lambda device: (len(device), device))
     pids = {device: number for number, device in enumerate(devices, start=2)}
     events = [_named("process_name", _PROGRAM, 0, f"{task} program".strip())]
     for device, pid in pids.items():

@@ -139,8 +139,9 @@ class Director:
         self.members.remove(member)
         self._owing.discard(rank)
         first = self._firsts[rank]
-        names = {f"worker {first + n}" for n in range(member.hello.workers)}
-        tasks = sorted((names & self._standing.workers) - self._standing.finished)
+        running = self._standing.workers - self._standing.finished
+        names = [f"worker {first + n}" for n in range(member.hello.workers)]
+        tasks = [name for name in names if name in running]
         self._standing, verdict = judge_loss(
             self._standing,
             self._rules,
