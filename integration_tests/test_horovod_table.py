@@ -1,4 +1,4 @@
-"""Every row of Horovod's table, on two ranks and on three, against NumPy."""
+"""Every row of Horovod's table, on two, three and eleven ranks, against NumPy."""
 
 import pickle
 import re
@@ -17,7 +17,10 @@ DEADLINE_S = 250
 ELSEWHERE = {"broadcast_global_variables", "join", "shutdown"}
 
 
-@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.full), 3])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(n, marks=pytest.mark.full) for n in (2, 11)] + [3],
+)
 def ran(request, tmp_path_factory):
     """What each rank got in each row and mode, and how many ranks there were."""
     folder = tmp_path_factory.mktemp("table")

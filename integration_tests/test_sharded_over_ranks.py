@@ -101,6 +101,19 @@ def has_rows(of_ranks):
     return steps and all(sum(sum(own[n : n + 1]) for own in of_ranks) for n in steps)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("size", [11, 12])
+def test_more_than_ten_ranks_own_parts_in_their_order(groups, size):
+    """TensorFlow orders tasks by name, 10 before 2."""
+    rows = [[rank % 3 + 1, rank % 2] for rank in range(size)]
+    results = groups(size).call("rank_sharded:on_any", rows, 1, True)
+    assert_near(results, rank_batches.on_any(None, rows, 1, True))
+    if rank_training.BATCH % size == 0:
+        results = groups(size).call("rank_sharded:optimized", "Adam", 1)
+        want = rank_sharded.optimized(None, "Adam", 1)
+        assert_near([got[:2] for got in results], want[:2])
+
+
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.timeout(900)
 @settings(max_examples=10 if os.environ.get("TOWERS_TESTS") == "full" else 3)

@@ -723,8 +723,11 @@ def fail_outside_of_collectives(group: Any) -> list[str]:
 
 def count_calls(
     group: Any, floats: int, steps: int, options: dict[str, Any]
-) -> tuple[dict[str, float], float]:
-    """Tells this rank's calls of others per step, by method, and bytes received."""
+) -> tuple[dict[str, float], float, set[int]]:
+    """Tells this rank's calls of others per step, by method, and bytes received.
+
+    Last are the ranks that it has called.
+    """
 
     @tf.function
     def step() -> None:
@@ -741,7 +744,7 @@ def count_calls(
     for (_, _, path), count in made.items():
         method = path.rpartition("/")[2]
         by_method[method] = by_method.get(method, 0) + count / steps
-    return by_method, received
+    return by_method, received, {int(target) for _, target, _ in made}
 
 
 def reduce_new_shapes(group: Any, count: int) -> tuple[list[float], int]:

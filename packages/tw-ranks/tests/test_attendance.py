@@ -438,14 +438,18 @@ def test_a_connection_that_the_ring_does_not_need_is_not_blamed():
     assert list(stuck({**parted, 1: {2: SILENT}}).find_missing(41.0)) == [1, 2]
 
 
-def test_the_ring_has_ranks_in_the_order_of_their_names():
-    """TensorFlow sorts tasks by name: 0, 1, 10, 11, 2, ..."""
-    found = stuck({11: {2: SILENT, 10: SILENT, 5: SILENT}}, size=12)
+def test_the_ring_has_ranks_in_their_order():
+    found = stuck({10: {2: SILENT, 11: SILENT, 9: SILENT}}, size=12)
     missing = found.find_missing(41.0)
-    assert list(missing) == [11]
-    assert "waits for rank 10" in missing[11]
-    assert "cannot reach rank 2" in missing[11]
-    assert "rank 5" not in missing[11]
+    assert list(missing) == [10]
+    assert "waits for rank 9" in missing[10]
+    assert "cannot reach rank 11" in missing[10]
+    assert "rank 2:" not in missing[10]
+
+
+def test_the_last_rank_is_before_the_first():
+    found = stuck({0: {11: SILENT}, 1: {10: SILENT}}, size=12)
+    assert list(found.find_missing(41.0)) == [0, 11]
 
 
 def test_the_ends_of_a_slow_connection_are_named_though_one_is_through():

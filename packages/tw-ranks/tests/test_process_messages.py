@@ -24,15 +24,17 @@ def expected_bytes(size, floats, wire):
 
 
 @pytest.mark.full("2", "3")
-@pytest.mark.parametrize("size", [2, 3, 5, 8])
+@pytest.mark.parametrize("size", [2, 3, 5, 8, 12])
 def test_messages_are_those_of_the_formula(make_ranks, size):
     ranks = make_ranks(size, counted=True).joined()
     for floats, wire in ((GATHERED, None), (RING, None), (RING, "bfloat16")):
         told = ranks.call("count_calls", floats, STEPS, {"wire_dtype": wire})
-        for calls, received in told:
+        for rank, (calls, received, others) in enumerate(told):
             assert calls == {"RecvBuf": expected_calls(size, floats, wire)}, (
                 floats,
                 wire,
             )
             payload = expected_bytes(size, floats, wire)
             assert payload <= received <= 1.05 * payload + 600 * calls["RecvBuf"]
+            if floats == RING and wire is None:  # Around the ring, in rank order.
+                assert others == {(rank - 1) % size}

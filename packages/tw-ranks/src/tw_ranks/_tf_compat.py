@@ -12,7 +12,6 @@ from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.eager import context
 
 _E = TypeVar("_E", bound=Exception)
-_LEADER = "/job:worker/replica:0/task:0"
 
 
 def has_started() -> bool:
@@ -21,22 +20,34 @@ def has_started() -> bool:
     return known is not None and bool(known._initialized)
 
 
+def number_tasks(size: int) -> range:
+    """Returns the number of each rank's task.
+
+    TensorFlow orders a group by the names of its tasks, as strings: task 10 before
+    task 2. Where that differs from the order of ranks, all numbers have one length:
+    of 12 ranks, rank 2 is task 102.
+    """
+    first = 0 if size <= 10 else 10 ** len(str(size - 1))
+    return range(first, first + size)
+
+
 def join_cluster(addresses: Sequence[str], rank: int, *, sleep_at_once: bool) -> None:
     """Makes the eager runtime start as a task of a cluster, for collectives.
 
     Until it starts, with its first op or ``start_runtime``, it accepts settings. With
     ``sleep_at_once`` its idle threads sleep instead of spinning.
     """
-    runtime = context.context()
+    runtime, tasks = context.context(), number_tasks(len(addresses))
     runtime.configure_collective_ops(
-        collective_leader=_LEADER, scoped_allocator_enabled_ops=()
+        collective_leader=f"/job:worker/replica:0/task:{tasks[0]}",
+        scoped_allocator_enabled_ops=(),
     )
     definition = tensorflow_server_pb2.ServerDef(
-        job_name="worker", task_index=rank, protocol="grpc"
+        job_name="worker", task_index=tasks[rank], protocol="grpc"
     )
     job = definition.cluster.job.add(name="worker")
-    for index, address in enumerate(addresses):
-        job.tasks[index] = address
+    for task, address in zip(tasks, addresses, strict=True):
+        job.tasks[task] = address
     runtime.enable_collective_ops(_Cluster(definition, sleep_at_once))
     # A child that is forked before the runtime starts would start this server, too.
     forget = functools.partial(setattr, runtime, "_collective_ops_server_def", None)

@@ -343,27 +343,27 @@ class Attendance:
     def _find_broken(self, told: str) -> dict[int, str]:
         """Finds the ends of connections that ranks cannot make.
 
-        Collectives need those between neighbours in TensorFlow's ring, which has tasks
-        in the order of their names. ``told`` begins the fault of each rank.
+        Collectives need those between neighbours in TensorFlow's ring, where each rank
+        receives from the one before it. ``told`` begins the fault of each rank.
         """
         broken = {
             (rank, peer): link.fault
             for rank, peer, link in self._find_links()
             if link.fault
         }
-        ring = sorted(range(len(self.ranks)), key=str)
-        before = dict(zip(ring, ring[-1:] + ring[:-1], strict=True))
+        size = len(self.ranks)
         beside = {
             (rank, peer): fault
             for (rank, peer), fault in broken.items()
-            if before[rank] == peer or before[peer] == rank
+            if (rank - peer) % size in (1, size - 1)
         }
         broken = beside or broken
         named = _find_ends(broken)
         faults: dict[int, list[str]] = {rank: [] for rank in named}
         for (rank, peer), fault in broken.items():
             if rank in named:
-                verb = "waits for" if before[rank] == peer else "cannot reach"
+                is_next = (rank - peer) % size == 1
+                verb = "waits for" if is_next else "cannot reach"
                 faults[rank].append(f"{told}{verb} rank {peer}: {fault}")
             if peer in named and (peer, rank) not in broken:
                 faults[peer].append(f"cannot be reached by rank {rank}: {fault}")
