@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -341,6 +342,17 @@ def test_a_server_on_all_interfaces_is_noticed(monkeypatch):
         assert not is_exposed(server.getsockname()[1])
 
 
+def test_an_interface_that_is_down_lets_nobody_in(monkeypatch):
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "tunl0")])
+    with socket.create_server(("", 0)) as server:
+        for flags in (0x80, 0x81):  # 1: up
+            told = struct.pack("16sh14x", b"tunl0", flags)
+            monkeypatch.setattr(
+                _network_exposure.fcntl, "ioctl", lambda *_, told=told: told
+            )
+            assert is_exposed(server.getsockname()[1]) is bool(flags & 1)
+
+
 def test_what_the_system_does_not_show_is_called_unknown_once(monkeypatch, tmp_path):
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
     with pytest.warns(ExposedServerWarning, match="is unknown.*tcp'"):
@@ -380,10 +392,32 @@ def test_starting_servers_warns_once_that_they_are_open(monkeypatch):
     assert (warning.filename, warning.lineno) == (__file__, line)
 
 
+def test_the_chief_warns_for_all_servers(monkeypatch):
+    import tw_launch
+    from tw_launch import _servers
+
+    monkeypatch.setattr(_network_exposure, "_find_exposure", lambda *_: True)
+    monkeypatch.setattr(_servers, "_start", lambda *_, **options: None)
+    cluster = {"ps": ("a:1",), "worker": ("a:2", "b:3")}
+    told = {}
+    for job, addresses in cluster.items():
+        for index in range(len(addresses)):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                tw_launch.start_server(tw_launch.TaskConfig(cluster, job, index))
+            told[job, index] = [w.category for w in caught]
+    assert told == {
+        ("ps", 0): [],
+        ("worker", 0): [ExposedServerWarning],
+        ("worker", 1): [],
+    }
+
+
 def test_a_tensorflow_server_is_open_whatever_host_it_was_given():
     from harness.replica_threads import local_cluster
 
-    if [name for _, name in socket.if_nameindex()] == ["lo"]:
-        pytest.skip("no other interface here")
+    names = [name for _, name in socket.if_nameindex()]
+    if not any(map(_network_exposure._leads_outside, names)):
+        pytest.skip("no other interface is up here")
     port = int(local_cluster().addresses["ps"][0].rpartition(":")[2])
     assert is_exposed(port)

@@ -1,9 +1,12 @@
 """Joining a group: who comes, who is refused, what a rank knows then."""
 
 import contextlib
+import errno
 import inspect
 import json
 import socket
+import time
+import warnings
 
 import pytest
 import tensorflow as tf
@@ -129,6 +132,19 @@ def test_two_of_rank_0_are_refused(make_ranks):
     second = make_ranks(2, absent=[1], address=first.address, start_timeout_s=1.0)
     with pytest.raises(Raised, match=rf"rank 0 cannot listen at .*:{port}: .* in use"):
         second.all[0].hear()
+
+
+def test_a_port_in_use_is_reported_once(caplog):
+    def open_port():
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    seat = Seat(0, 2, ("localhost", 1234), "localhost", None)
+    with pytest.raises(AbsentError, match=r"in use; end the program that listens"):
+        joining._open_port(open_port, seat, 1234, time.monotonic() + 0.6)
+    assert caplog.messages == [
+        "join waits for up to 1 s: rank 0 cannot listen at localhost:1234 (Address "
+        "already in use)."
+    ]
 
 
 def _answers(host, port):
@@ -294,8 +310,10 @@ def test_join_warns_of_its_server_at_the_line_of_the_users_program(monkeypatch):
 
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
     monkeypatch.setattr(joining, "_join_others", lambda *_: Group())
-    place = {"rank": 0, "size": 2, "engine": "tensorflow"}
+    place = {"size": 2, "engine": "tensorflow"}
     with pytest.warns(ExposedServerWarning, match="tw-launch --isolate") as caught:
         line = inspect.currentframe().f_lineno + 1
-        tw_ranks.join("127.0.0.1:1", **place)
+        tw_ranks.join("127.0.0.1:1", rank=0, **place)
     assert [(w.filename, w.lineno) for w in caught] == [(__file__, line)]
+    with warnings.catch_warnings(action="error"):
+        tw_ranks.join("127.0.0.1:1", rank=1, **place)

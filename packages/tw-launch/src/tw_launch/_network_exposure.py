@@ -46,8 +46,8 @@ def is_exposed(port: int, *, proc: Path = Path("/proc/net")) -> bool:
       proc: directory of the kernel's tables.
 
     Returns:
-      Whether they can; False on a machine (or in a network namespace) that has only
-      the loopback interface. If the tables cannot be read, False with an
+      Whether they can; False on a machine (or in a network namespace) where only the
+      loopback interface is up. If the tables cannot be read, False with an
       ``ExposedServerWarning`` that gives the reason.
 
     Raises:
@@ -150,18 +150,21 @@ def isolate() -> None:
 
 
 def _bring_up(interface: str) -> None:
-    name = interface.encode()
     with socket.socket() as control:
-        request = struct.pack(_REQUEST, name, 0)
-        answer = fcntl.ioctl(control, _SIOCGIFFLAGS, request)
-        _, flags = struct.unpack(_REQUEST, answer)
-        request = struct.pack(_REQUEST, name, flags | _IFF_UP)
+        flags = _flags_of(interface, control)
+        request = struct.pack(_REQUEST, interface.encode(), flags | _IFF_UP)
         fcntl.ioctl(control, _SIOCSIFFLAGS, request)
+
+
+def _flags_of(interface: str, control: socket.socket) -> int:
+    request = struct.pack(_REQUEST, interface.encode(), 0)
+    _, flags = struct.unpack(_REQUEST, fcntl.ioctl(control, _SIOCGIFFLAGS, request))
+    return int(flags)
 
 
 def _find_exposure(port: int | None, proc: Path) -> bool:
     """Works as ``is_exposed`` does; raises OSError if the tables cannot be read."""
-    if [name for _, name in socket.if_nameindex()] == ["lo"]:
+    if not any(_leads_outside(name) for _, name in socket.if_nameindex()):
         return False
     if port is None:
         return True
@@ -170,6 +173,17 @@ def _find_exposure(port: int | None, proc: Path) -> bool:
     with contextlib.suppress(FileNotFoundError):
         addresses += _listening_addresses(proc / "tcp6", port)
     return not all(map(_is_loopback, addresses))
+
+
+def _leads_outside(interface: str) -> bool:
+    """Whether others can reach an interface: a tunnel that is down leads nowhere."""
+    if interface == "lo":
+        return False
+    try:
+        with socket.socket() as control:
+            return bool(_flags_of(interface, control) & _IFF_UP)
+    except OSError:  # the system does not tell
+        return True
 
 
 def _unknown(error: OSError) -> str:

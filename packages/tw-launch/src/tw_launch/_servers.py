@@ -37,7 +37,7 @@ def cluster_spec(task: TaskConfig) -> tf.train.ClusterSpec:
 def start_server(
     task: TaskConfig, *, config: Any = None, keep_memory: bool = True
 ) -> tf.distribute.Server:
-    """Starts this task's server, and warns if other machines can reach it.
+    """Starts this task's server; the chief warns if other machines can reach it.
 
     Args:
       task: this process's task in a cluster.
@@ -62,7 +62,8 @@ def start_server(
             f"{dict(task.addresses)}; it needs no server: evaluate checkpoints."
         )
     server = _start(task, task.address, config, keep_memory=keep_memory)
-    warn_if_exposed(split_address(task.address)[1], stacklevel=2)
+    if task.is_chief or not task.replicas:  # Every other task would repeat it.
+        warn_if_exposed(split_address(task.address)[1], stacklevel=2)
     return server
 
 

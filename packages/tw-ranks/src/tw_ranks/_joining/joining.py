@@ -156,7 +156,7 @@ def join_prepared(
     else:
         _log.info("join: engine %r, as %s.", chosen.name, chosen.reason)
         group = _join_others(seat, chosen, limits, start_timeout_s, prepare)
-        if chosen.name != "mpi":
+        if chosen.name != "mpi" and seat.rank == 0:  # Once, not in every process.
             # The server starts with the runtime, maybe in a function that AutoGraph
             # converts; the warning should point at the line that joins.
             warn_if_exposed(None, stacklevel=3)
@@ -410,7 +410,10 @@ def _open_port(
         return wait_for_port(
             open_,
             until_s=end_s,
-            tell=lambda error: _log.warning("join waits: %s (%s).", why, error),
+            tell=lambda error: _log.warning(
+                "join waits for up to %.0f s: %s (%s).",
+                *(end_s - time.monotonic(), why, error.strerror),
+            ),
         )
     except OSError as error:
         why = f"{why}: {error.strerror}"
