@@ -18,6 +18,7 @@ from harness.rank_programs import answer
 import tw_horovod as hvd
 import tw_horovod.keras as hvd_keras
 from tw_horovod._state import group as state
+from tw_horovod._unmodified import mpi_names
 
 v1 = tf.compat.v1
 
@@ -220,6 +221,61 @@ def pass_around(obj: Any, root: int) -> Any:
     hvd.barrier()
     again = hvd.broadcast_object_fn(root)(obj)
     return got, again, hvd.allgather_object(obj)
+
+
+def add_by_mpi(dtype: str, op: str, in_place: bool, mode: str) -> np.ndarray:
+    """Adds [2, 3] as programs of MPI do, maybe from a session's Python function."""
+    world, rank = mpi_names._AllRanks(), hvd.rank()
+
+    def add(own: np.ndarray) -> np.ndarray:
+        total = own.copy() if in_place else np.zeros([6], dtype)
+        sent = mpi_names._IN_PLACE if in_place else own
+        options = {"op": mpi_names._OPS[op]} if op != "SUM" else {}  # the default
+        world.Allreduce(sent, total, **options)
+        return np.reshape(total, [2, 3])
+
+    own = np.arange(6).reshape(2, 3).astype(dtype) + (rank + 1) * (rank + 1)
+    if mode == "eager":
+        return add(own)
+    with tf.Graph().as_default(), v1.Session() as session:
+        fed = v1.placeholder(dtype, [2, 3])
+        total = v1.py_func(add, [fed], dtype)
+        return np.asarray(session.run(total * 1, {fed: own}))
+
+
+def exchange_by_mpi() -> list[Any]:
+    """Returns what other calls of MPI give this rank."""
+    world, rank = mpi_names._AllRanks(), hvd.rank()
+    gathered = np.zeros([world.Get_size() * 2])
+    world.Allgather(np.array([rank, 7.0]), gathered)
+    last = world.size - 1
+    weights = np.full([2, 2], rank, "float32")
+    world.Bcast(weights, root=last)
+    world.barrier()
+    return [
+        gathered.tolist(),
+        weights.tolist(),
+        world.gather((rank, "host")),
+        world.gather(rank, root=last),
+        world.allreduce(rank + 0.5),
+        world.allreduce([rank]),
+        world.allreduce(rank, op=mpi_names._OPS["MAX"]),
+        world.allreduce(np.array([rank, 1])).tolist(),
+        world.allreduce(rank, op=lambda one, other: 10 * one + other),
+    ]
+
+
+def refuse_by_mpi(call: str) -> None:
+    """Calls what programs of MPI may not."""
+    world, array = mpi_names._AllRanks(), np.zeros([3], "float32")
+    calls = {
+        "dtype": lambda: world.Allreduce(array, np.zeros([3])),
+        "size": lambda: world.Allreduce(array, np.zeros([4], "float32")),
+        "list": lambda: world.Allreduce(array, [0.0] * 3),
+        "op": lambda: world.Allreduce(array, array.copy(), op=max),
+        "Send": lambda: world.Send(array, dest=0),
+    }
+    calls[call]()
 
 
 def train_in_session(

@@ -130,6 +130,58 @@ def test_reducescatter_gives_the_rows_that_allreduce_gives(ranks, dtype, op):
     np.testing.assert_array_equal(np.concatenate(results), want)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int8"])
+@pytest.mark.parametrize("op", ["SUM", "PROD", "MIN", "MAX"])
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("mode", ["eager", "session"])
+@pytest.mark.each_choice
+def test_what_stands_for_mpi_adds_arrays(ranks, dtype, op, in_place, mode):
+    own = [
+        np.arange(6).reshape(2, 3).astype(dtype) + (r + 1) * (r + 1)
+        for r in range(len(ranks.all))
+    ]
+    ufunc = {"SUM": np.add, "PROD": np.multiply, "MIN": np.minimum, "MAX": np.maximum}
+    want = ufunc[op].reduce(np.stack(own), dtype=dtype)
+    for got in ranks.call("add_by_mpi", dtype, op, in_place, mode):
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got, want)
+
+
+def test_what_stands_for_mpi_gathers_and_adds_objects(ranks):
+    size = len(ranks.all)
+    each = list(range(size))
+    for rank, got in enumerate(ranks.call("exchange_by_mpi")):
+        assert got == [
+            [float(n) for r in each for n in (r, 7)],
+            [[size - 1.0] * 2] * 2,
+            [(r, "host") for r in each] if rank == 0 else None,
+            each if rank == size - 1 else None,
+            sum(each) + 0.5 * size,
+            each,
+            size - 1,
+            [sum(each), size],
+            int("".join(map(str, each))),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("dtype", "recvbuf must have 3 elements of float32; got 3 of float64"),
+        ("size", "recvbuf must have 3 elements of float32; got 4 of float32"),
+        ("list", r"recvbuf must be a NumPy array; got \[0.0"),
+        ("op", r"op must be one of MPI.SUM, MPI.PROD, MPI.MIN, MPI.MAX; got <built"),
+        ("Send", r"MPI.COMM_WORLD.Send: .*Allreduce \(SUM.*, install mpi4py"),
+    ],
+)
+def test_what_stands_for_mpi_says_what_it_cannot_do(ranks, call, says):
+    for rank in ranks.all:
+        rank.say("refuse_by_mpi", call)
+    for rank in ranks.all:
+        with pytest.raises(Raised, match=says):
+            rank.hear()
+
+
 EMPTY = {
     "allreduce": [(0,), (0, 3), (2, 0)],
     "allgather": [(0,), (0, 3), (6, 0), (6, 2, 0, 3)],

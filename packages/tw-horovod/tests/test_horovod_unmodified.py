@@ -180,18 +180,48 @@ def test_without_mpi_its_world_is_that_of_the_ranks(tmp_path, monkeypatch):
     set_tf_config(monkeypatch, 1, worker=3)
     world = stand_in(tmp_path, monkeypatch).COMM_WORLD
     assert (world.Get_rank(), world.Get_size(), world.rank, world.size) == (1, 3, 1, 3)
-    with pytest.raises(AttributeError, match=r"MPI.Win: tw-launch --horovod has COMM_"):
-        _ = sys.modules["absent_mpi.MPI"].Win
     monkeypatch.delenv("TF_CONFIG")
-    hvd.init()
-    try:
-        array = np.arange(3)
+    try:  # Without hvd.init, which programs of MPI alone do not call.
+        array, total = np.arange(3), np.zeros([3], int)
         world.Bcast(array)
         world.Barrier()
         assert world.bcast("one") == "one" and world.allgather(2) == [2]
+        assert world.gather(2) == [2] and world.allreduce(2.5) == 2.5
+        world.Allreduce(array, total, op=sys.modules["absent_mpi.MPI"].SUM)
         np.testing.assert_array_equal(array, [0, 1, 2])
+        np.testing.assert_array_equal(total, [0, 1, 2])
     finally:
         hvd.shutdown()
+
+
+def test_what_stands_for_mpi_tells_the_rank_without_tensorflow():
+    program = (
+        "import sys\n"
+        "from tw_horovod._unmodified import mpi_names\n"
+        "print(mpi_names._AllRanks().rank, 'tensorflow' in sys.modules)"
+    )
+    status, said = run([sys.executable, "-c", program])
+    assert (status, said.split()) == (0, ["0", "False"])
+
+
+def test_what_stands_for_mpi_says_what_to_do_for_the_rest(tmp_path, monkeypatch):
+    stand_in(tmp_path, monkeypatch)
+    for owner, name in [("absent_mpi", "rc"), ("absent_mpi.MPI", "Win")]:
+        says = rf"{owner}.{name}: tw-launch --horovod has MPI.COMM_WORLD.*nstall mpi4py"
+        with pytest.raises(AttributeError, match=says):
+            getattr(sys.modules[owner], name)
+
+
+def test_mpi_that_begins_after_tensorflow_says_when_to_begin(monkeypatch):
+    def init():
+        raise RuntimeError("join: TensorFlow's runtime has already started")
+
+    monkeypatch.setattr(hvd, "init", init)
+    with pytest.raises(RuntimeError, match="already started") as raised:
+        mpi_names._AllRanks().Barrier()
+    assert (
+        "MPI.COMM_WORLD.Barrier() when the program begins" in raised.value.__notes__[0]
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2])
