@@ -2,6 +2,7 @@
 
 import doctest
 import re
+from pathlib import Path
 
 import pytest
 from structure import limits
@@ -162,3 +163,14 @@ def test_a_wording_passes_where_it_is_allowed_or_right(tmp_path):
 def test_the_examples_hold():
     failed, tried = doctest.testmod(limits)
     assert (failed, tried > 0) == (0, True)
+
+
+def test_names_in_graphs_and_profiles_begin_with_their_own_package():
+    root = Path(__file__).parents[1]
+    others = [
+        (str(path.relative_to(root)), name[0])
+        for path in root.glob("packages/*/src/*/**/*.py")
+        for name in re.finditer(r'"(tw_[a-z]+)[._][\w.]+"', path.read_text())
+        if name[1] != path.relative_to(root).parts[3]
+    ]
+    assert others == []

@@ -74,7 +74,7 @@ def test_a_machine_that_is_well_is_told_so(examined):
     assert done.stderr == ""  # no bar where there is no terminal
     for line in ("versions   python ", "memory ", "TF_CONFIG  not set", "exposed "):
         assert line in done.stdout
-    assert re.search("^processes  (no tw-syncrep|tensorflow, as )", done.stdout, re.M)
+    assert re.search("^processes  (no tw-ranks|tensorflow, as )", done.stdout, re.M)
     assert re.search(r"^  ok    sum_balanced$", done.stdout, re.MULTILINE)
     assert "sum_nccl  NCCL is for GPUs" in done.stdout
     assert "100 of 4 KiB, copied to every tower" in done.stdout

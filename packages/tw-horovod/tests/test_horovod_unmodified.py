@@ -257,7 +257,7 @@ def test_variables_that_change_nothing_are_named_once(monkeypatch, caplog):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     for name in ("FUSION_THRESHOLD", "CYCLE_TIME", "START_TIMEOUT", "LOCAL_RANK"):
         monkeypatch.setenv(f"HOROVOD_{name}", "1")
-    with caplog.at_level(logging.WARNING, "tw_syncrep"):
+    with caplog.at_level(logging.WARNING, "tw_horovod"):
         hvd.init()
         hvd.init()
     hvd.shutdown()

@@ -101,7 +101,7 @@ def ranks(size, addresses=None, limits=LIMITS, ports=None):
         coordinator.stop(timeout_s=5.0)
         for network in networks:
             network.end()
-    assert not [t for t in threading.enumerate() if t.name.startswith("tw-syncrep")]
+    assert not [t for t in threading.enumerate() if t.name.startswith("tw-ranks")]
 
 
 def test_an_outage_within_the_deadline_is_borne():

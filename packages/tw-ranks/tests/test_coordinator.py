@@ -75,7 +75,7 @@ def channel():
     coordinator.stop(timeout_s=5.0)
     for rank in driven:
         rank.line.close()
-    assert not [t for t in threading.enumerate() if t.name.startswith("tw-syncrep")]
+    assert not [t for t in threading.enumerate() if t.name.startswith("tw-ranks")]
 
 
 def missing_by(living):

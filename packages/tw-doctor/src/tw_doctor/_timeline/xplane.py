@@ -20,7 +20,7 @@ from tw_doctor._tf_compat import function_devices
 from tw_doctor._timeline.intervals import Arrival, Call, Interval, RecordedStep
 from tw_doctor._timeline.parts import interval_of, producer_of
 
-MARK = "tw_core.step"
+MARK = "tw_doctor.step"
 
 _OP = re.compile(r"([^\s:]+):(\w+)$")
 _KEY = re.compile(r"(/job:[^;]+);\w+;(/job:[^;]+);(?:edge_\d+_)?([^;]+);")

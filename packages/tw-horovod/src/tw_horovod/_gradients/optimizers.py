@@ -181,7 +181,7 @@ class _DistributedOptimizer(v1.train.Optimizer):  # type: ignore[misc,name-defin
         check_dense(dense)
         places = [n for n, grad in enumerate(dense) if grad is not None]
         own = [dense[n] for n in places]
-        with v1.variable_scope(None, default_name="tw_syncrep_passes"):
+        with v1.variable_scope(None, default_name="tw_horovod_passes"):
             count = _make_local("count", [], tf.int32)
             sums = [_make_local(str(n), dense[n].shape, dense[n].dtype) for n in places]
         counted = count.read_value() + 1

@@ -70,7 +70,7 @@ class Carrier:
     def ordering_token(self) -> tf.Variable:
         """A variable that all of NCCL's collectives take, so that they are ordered."""
         with tf.init_scope():
-            return tf.Variable(0.0, trainable=False, name="tw_syncrep_order")
+            return tf.Variable(0.0, trainable=False, name="tw_ranks_order")
 
 
 class BuiltExchanges:

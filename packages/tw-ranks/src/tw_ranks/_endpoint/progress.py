@@ -44,7 +44,7 @@ class Progress:
                     [0, 0, 0, 0],
                     dtype=tf.int64,
                     trainable=False,
-                    name="tw_syncrep_progress",
+                    name="tw_ranks_progress",
                 )
         return self._variable
 
