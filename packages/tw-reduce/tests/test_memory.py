@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import tensorflow as tf
+from reduce_given import each_mode, steps
 
 from tw_core.testing import CPUS, run_in_function, run_in_graph
 from tw_reduce import ReducerState, broadcast, mean, packed
@@ -249,6 +250,110 @@ def test_of_many_elements_exactly_the_largest_are_sent_and_of_equal_ones_the_fir
         want = np.zeros_like(own)
         want.flat[kept] = own.flat[kept]
         np.testing.assert_array_equal(got, want)
+
+
+SIZE, SHARE = 61 * 900, 0.02  # more than a thousand are sent
+
+
+def patterns():
+    """Arrays of SIZE elements by name, in which a sample may mislead."""
+    random, places = np.random.default_rng(7), np.arange(SIZE)
+    normal = random.standard_normal(SIZE).astype(F32)
+    yield "constant", np.ones(SIZE, F32)
+    yield "zero", np.zeros(SIZE, F32)
+    yield "negative", -np.abs(normal)
+    yield "whole", np.round(normal)
+    yield "one huge", np.where(places == SIZE - 1, F32(1e30), normal)
+    yield "all but huge", np.where(places == 7, normal, F32(1e37))
+    yield "tiny", normal * F32(1e-30)
+    for share in (1e-4, 0.5 * SHARE, 0.99 * SHARE, 1.01 * SHARE, 0.1):
+        yield f"{share} not zero", np.where(random.random(SIZE) < share, normal, 0)
+        late = places >= SIZE - int(SIZE * share)
+        yield f"{share} at the end", np.where(late, normal, 0)
+        yield f"{share} larger at the end", np.where(late, 100 * normal, normal)
+    for stride in (*range(2, 70), 122, 128, 183, 600, 3721):
+        for phase in {0, 1, stride - 1}:
+            is_of_it = places % stride == phase
+            yield f"{stride}+{phase} zero", np.where(is_of_it, 0, normal)
+            yield f"{stride}+{phase} not zero", np.where(is_of_it, normal, 0)
+            yield f"{stride}+{phase} larger", np.where(is_of_it, 100 * normal, normal)
+            yield f"{stride}+{phase} smaller", np.where(is_of_it, normal / 100, normal)
+
+
+def check_largest(got, own, k, *, fewest, name=""):
+    """Checks that the largest elements are there, and zeros elsewhere."""
+    got, own = got.ravel(), own.ravel()
+    is_sent = got != 0
+    np.testing.assert_array_equal(got[is_sent], own[is_sent], err_msg=name)
+    count = np.count_nonzero(is_sent)
+    assert min(fewest, np.count_nonzero(own)) <= count <= k, name
+    rest = np.abs(own[~is_sent]).max(initial=0)
+    assert np.abs(own[is_sent]).min(initial=np.inf) >= rest, name
+
+
+@each_mode
+@pytest.mark.parametrize("sampled", [False, True])
+def test_whatever_a_tensor_holds_its_largest_elements_are_sent(mode, sampled):
+    def approximation(tensor):
+        parts, decode = top_k(SHARE, sampled=sampled)(tensor)
+        return decode(*parts)
+
+    run, k = steps(mode, approximation, [tf.TensorSpec([900, 61])]), int(SIZE * SHARE)
+    for name, own in patterns():
+        got = np.asarray(run(own.astype(F32).reshape(900, 61)))
+        check_largest(got, own, k, fewest=k // 2 if sampled else k, name=name)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_of_any_number_of_elements_the_largest_are_sent(dtype, jit_compile):
+    random, cases = np.random.default_rng(8), [(1, 1.0), (5000, 0.2)]
+    if not jit_compile:
+        cases += [(2, 0.01), (61, 1.0), (487, 1.0), (488, 1.0), (489, 1.0), (976, 0.5)]
+        cases += [(977, 0.5), (5000, 0.0975), (5000, 0.0977), (7000, 0.9)]
+    for size, share in cases:
+        own = tf.cast(random.standard_normal(size), dtype)
+        for sampled in (False, True):
+
+            def approximation(tensor, share=share, sampled=sampled):
+                parts, decode = top_k(share, sampled=sampled)(tensor)
+                return decode(*parts)
+
+            run = tf.function(approximation, jit_compile=jit_compile, autograph=False)
+            got, k = run(own), int(np.ceil(share * size))
+            assert got.dtype == own.dtype
+            # Values are sent as float32.
+            want = tf.cast(tf.cast(own, tf.float32), tf.float64).numpy()
+            check_largest(tf.cast(got, tf.float64).numpy(), want, k, fewest=k // 2)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_of_gradients_that_are_mostly_zero_everything_is_sent(sampled):
+    state = ReducerState(
+        error_feedback(top_k(0.01, sampled=sampled)), variables(1, shapes=[(2000, 64)])
+    )
+    step, random = tf.function(state, autograph=False), np.random.default_rng(0)
+    sent = total = 0.0
+    for _ in range(5):
+        grad = np.zeros((2000, 64), F32)
+        grad[1900:1910] = random.standard_normal((10, 64))
+        sent, total = sent + step([[tf.constant(grad)]])[0][0].numpy(), total + grad
+    np.testing.assert_allclose(sent, total, atol=1e-6)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_the_rest_of_a_float64_too_large_for_float32_is_remembered(sampled):
+    state = ReducerState(
+        error_feedback(top_k(0.01, sampled=sampled)),
+        variables(1, tf.float64, shapes=[(1000, 64)]),
+    )
+    grad = np.random.default_rng(0).standard_normal((1000, 64))
+    grad[7, 7] = 1e39
+    [[first]] = state([[tf.constant(grad)]])
+    [[second]] = state([[tf.zeros_like(grad)]])
+    assert first[7, 7] < 1e39
+    kept = errors(state, 0, lambda own: own.numpy())[0]
+    np.testing.assert_allclose(first + second + kept, grad, rtol=1e-12)
 
 
 def test_other_dtypes_and_shapes_known_in_the_run_conserve_too():

@@ -8,6 +8,7 @@ Compression", ICLR 2018.
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tw_core.internal import (
@@ -16,11 +17,13 @@ from tw_core.internal import (
     check_whole_number,
     compiles_with_xla,
 )
+from tw_reduce._memory.error_feedback import state_dtype
 from tw_reduce._memory.protocol import Compressor
 from tw_reduce._memory.rows import from_rows, to_row
 
-_STRIDE = 61  # from one element of a sample to the next; prime, to reach all columns
+_BLOCK = 61  # elements, of which a sample has one
 _FEWEST = 8  # elements of a sample that should reach the threshold
+_TINY, _LARGEST = float(np.finfo("float32").tiny), float(np.finfo("float32").max)
 
 
 def top_k(
@@ -33,9 +36,9 @@ def top_k(
     Args:
       share: of each tensor's elements, above 0 and up to 1; at least one element.
       count: their number in each tensor, in place of ``share``.
-      sampled: whether the smallest magnitude that is sent is estimated from evenly
-        spaced elements, which takes a fraction of the time: about as many are sent,
-        and never more. XLA does not compile it.
+      sampled: whether a few of them may wait for a later step, which takes less time:
+        the largest that reach an estimated threshold are sent, at least half as many
+        as wanted. XLA leaves none out.
 
     Returns:
       A compressor for ``error_feedback``.
@@ -56,12 +59,10 @@ def top_k(
     ) -> tuple[Sequence[tf.IndexedSlices], Callable[..., tf.Tensor]]:
         size = tensor.shape.num_elements()
         k = min(size, count or math.ceil(share * size))
-        flat = tf.reshape(tensor, [-1])
-        if sampled and k >= _FEWEST * _STRIDE:
-            places, values = _above_threshold(flat, k)
-        else:
-            places = _largest(tf.abs(flat), k)
-            values = tf.gather(flat, places)
+        flat = tf.cast(tf.reshape(tensor, [-1]), state_dtype(tensor.dtype))
+        places, values = _largest(flat, k, sampled)
+        if values.dtype == tf.float64:  # The rest of a larger one is its error.
+            values = tf.clip_by_value(values, -_LARGEST, _LARGEST)
         specs = [tf.TensorSpec([k], tf.float32), tf.TensorSpec([k], tf.int32)]
 
         def decode(rows: tf.IndexedSlices) -> tf.Tensor:
@@ -75,41 +76,49 @@ def top_k(
     return compress
 
 
-def _largest(magnitudes: tf.Tensor, k: int) -> tf.Tensor:
-    """Returns the places of the k largest, as ``tf.math.top_k`` does, but sorts few.
+def _largest(flat: tf.Tensor, k: int, sampled: bool) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the places of the k largest magnitudes and the values; sorts few.
 
-    A threshold for four standard deviations more than k mostly leaves enough.
+    If fewer are found, and none is larger, the others are zeros at place 0.
     """
-    size = magnitudes.shape[0]
-    count = k + math.isqrt(16 * _STRIDE * k)
+    magnitudes, size = tf.abs(flat), flat.shape[0]
+    # A threshold for four standard deviations more than k mostly leaves enough.
+    count = k if sampled else k + math.isqrt(16 * _BLOCK * k)
+    is_small = k < _FEWEST * _BLOCK or (2 * count > size and not sampled)
+    if is_small or compiles_with_xla():
+        places = tf.math.top_k(magnitudes, k, sorted=False).indices
+        return places, tf.gather(flat, places)
+    threshold = _find_threshold(magnitudes, count)
+    # Zeros are never sorted: of an embedding's gradient most elements may be zero.
+    found = tf.where(magnitudes >= tf.maximum(threshold, _TINY))[:, 0]
+    is_enough = tf.logical_or(
+        tf.size(found) >= (k // 2 if sampled else k), threshold < _TINY
+    )
+    every = tf.range(size, dtype=tf.int64)
+    found = tf.cond(is_enough, lambda: found, lambda: every)
+    values = tf.gather(flat, found)
 
-    def of_all() -> tf.Tensor:
-        return tf.math.top_k(magnitudes, k, sorted=False).indices
+    def cut() -> tuple[tf.Tensor, tf.Tensor]:  # of equal ones the first, as above
+        kept = tf.math.top_k(tf.abs(values), k, sorted=False).indices
+        return tf.gather(found, kept), tf.gather(values, kept)
 
-    if k < _FEWEST * _STRIDE or 2 * count > size or compiles_with_xla():
-        return of_all()
-    found = tf.where(magnitudes >= _find_threshold(magnitudes, count))[:, 0]
+    def pad() -> tuple[tf.Tensor, tf.Tensor]:
+        missing = [[0, k - tf.size(found)]]
+        padded = tf.pad(found, missing), tf.pad(values, missing)
+        return tuple(tf.ensure_shape(own, [k]) for own in padded)
 
-    def of_found() -> tf.Tensor:  # Of equal ones the first, as in ``of_all``.
-        largest = tf.math.top_k(tf.gather(magnitudes, found), k, sorted=False)
-        return tf.cast(tf.gather(found, largest.indices), tf.int32)
-
-    return tf.cond(tf.size(found) >= k, of_found, of_all)
+    places, values = tf.cond(tf.size(found) > k, cut, pad)
+    return tf.cast(places, tf.int32), values
 
 
 def _find_threshold(magnitudes: tf.Tensor, count: int) -> tf.Tensor:
-    """Estimates the threshold that ``count`` magnitudes reach, from a sample."""
-    sample = magnitudes[::_STRIDE]
-    wanted = count * sample.shape[0] // magnitudes.shape[0]
+    """Estimates the threshold that ``count`` magnitudes reach, from a sample.
+
+    It has a random element of each block. Evenly spaced ones can all lie in columns
+    that are zero.
+    """
+    size = magnitudes.shape[0] // _BLOCK
+    within = tf.random.stateless_uniform([size], [0, 0], 0, _BLOCK, tf.int32)
+    sample = tf.gather(magnitudes, tf.range(0, size * _BLOCK, _BLOCK) + within)
+    wanted = count * size // magnitudes.shape[0]
     return tf.reduce_min(tf.math.top_k(sample, wanted, sorted=False).values)
-
-
-def _above_threshold(flat: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns k places, and values there; zeros where fewer reach the threshold."""
-    magnitudes = tf.abs(flat)
-    threshold = _find_threshold(magnitudes, k)
-    found = tf.cast(tf.where(magnitudes >= threshold)[:k, 0], tf.int32)
-    missing = [[0, k - tf.shape(found)[0]]]
-    padded = tf.pad(found, missing), tf.pad(tf.gather(flat, found), missing)
-    places, values = (tf.ensure_shape(own, [k]) for own in padded)
-    return places, values
