@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import random_compressors
 import tensorflow as tf
 
 import tw_ranks
@@ -64,6 +65,16 @@ def reduced(group: Any, num_towers: int, steps: int) -> dict[str, Any]:
         )
         for name, state in states.items()
     }
+
+
+def randomly_compressed(group: Any, num_towers: int, seed: str) -> list[Any]:
+    """Returns all towers' sums by a compressor of one's own, in two steps."""
+    return random_compressors.reduced(
+        *(seed, CPUS[:num_towers], 2),
+        first=group.rank * num_towers,
+        add=partial(tw_ranks.sum_across, group=group),
+        wrap=lambda own: group.bounded(tf.function(own, autograph=False)),
+    )
 
 
 def overflowing(group: Any) -> list[Any]:

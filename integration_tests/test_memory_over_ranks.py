@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import random_compressors
 import rank_memory
 from harness.ranks import Ranks
 
@@ -35,6 +36,19 @@ def test_ranks_reduce_as_one_process_with_all_towers(ranks, num_towers):
                 ):
                     np.testing.assert_allclose(got, want, atol=1e-4, err_msg=name)
                     np.testing.assert_array_equal(got, same, err_msg=name)
+
+
+@pytest.mark.full("two-0", "mpi-1")
+@pytest.mark.parametrize("number", range(6))
+def test_ranks_send_what_compressors_of_ones_own_like(ranks, number):
+    num_towers, seed = 1 + number % 2, f"ranks {number}"
+    results = ranks.call("rank_memory:randomly_compressed", num_towers, seed)
+    wanted = random_compressors.modelled(seed, len(results) * num_towers, 2)
+    for steps in results:
+        for sums, want in zip(steps, wanted, strict=True):
+            for tower in sums:
+                for own, whole in zip(tower, want, strict=True):
+                    np.testing.assert_array_equal(own, whole)
 
 
 def test_one_ranks_infinity_leaves_the_memory_of_all(ranks):

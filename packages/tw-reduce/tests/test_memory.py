@@ -9,7 +9,15 @@ from reduce_given import each_mode, steps
 
 from tw_core.testing import CPUS, run_in_function, run_in_graph
 from tw_reduce import ReducerState, broadcast, mean, packed
-from tw_reduce.compression import error_feedback, int8, power_sgd, sign, top_k
+from tw_reduce.compression import (
+    error_feedback,
+    from_rows,
+    int8,
+    power_sgd,
+    sign,
+    to_row,
+    top_k,
+)
 
 F32 = np.float32
 # Compressed: the first and the third; a bias, what is small, an embedding, one unused.
@@ -547,6 +555,40 @@ def test_compiled_by_xla_the_steps_are_the_same():
         for plain, compiled in zip(results[0][1], results[1][1], strict=True):
             apart = np.abs(plain - compiled)
             assert (apart > 1e-4).mean() < 1e-3, name
+
+
+def first_row(tensor):
+    """Sends a row as int32, at an index that is its first element."""
+    shape = tf.constant(list(tensor.shape), tf.int64)
+    place = tf.cast(tensor[:1, 0], tf.int64)
+    sent = tf.IndexedSlices(tf.cast(tensor[:1], tf.int32), place, shape)
+
+    def read(total, rows, nothing):
+        assert len(from_rows(nothing, [])) == 0
+        [octets] = from_rows(rows, [tf.TensorSpec([3], tf.uint8)])
+        values = tf.cast(total.values, tensor.dtype)
+        table = tf.math.unsorted_segment_sum(values, total.indices, tensor.shape[0])
+        return table + tf.reduce_sum(tf.cast(octets, tensor.dtype))
+
+    return [sent, to_row([tf.constant([0, 0, 7], tf.uint8)]), to_row([])], read
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_rows_of_a_compressor_of_ones_own_keep_their_indices(count):
+    towers = variables(2, shapes=[(3, 2)] * count)
+    state = ReducerState(error_feedback(first_row, min_elements=0), towers)
+    grads = [[np.zeros((3, 2), F32) for _ in range(count)] for _ in range(2)]
+    for k, own in enumerate(grads):
+        for n, grad in enumerate(own):
+            grad[0] = [(n + k) % 3, 5 + n]
+    sums = tf.function(state, autograph=False)(
+        tf.nest.map_structure(tf.constant, grads)
+    )
+    for n, own in enumerate(sums[1]):
+        want = np.full((3, 2), 2 * 7)
+        for k in range(2):
+            want[(n + k) % 3] += grads[k][n][0].astype(int)
+        np.testing.assert_array_equal(own, want)
 
 
 def largest_norm(grads):

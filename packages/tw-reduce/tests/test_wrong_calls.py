@@ -109,8 +109,8 @@ def step_of(reducer):
     return lambda: ReducerState(reducer, variables())(ones())
 
 
-def step_of_compressor(decode):
-    reducer = error_feedback(lambda own: ([own], decode), min_elements=0)
+def step_of_compressor(compressor):
+    reducer = error_feedback(compressor, min_elements=0)
     towers = [[tf.Variable(tf.zeros([2, 2]))]] * 2
     return lambda: ReducerState(reducer, towers)([[tf.ones([2, 2])]] * 2)
 
@@ -351,8 +351,13 @@ OTHERS = {
     "to_row.tensors": [
         (
             Late(lambda: [tf.ones([2], tf.float64), tf.ones([2])]),
-            *(ValueError, "others at positions 0 (float64 (2,)). Cast them first"),
+            *(ValueError, "others at positions 0 (float64 (2,)). Cast the tensors"),
         ),
+        (Late(lambda: [tf.constant([True])]), ValueError, "0 (bool (1,)). Cast the"),
+    ],
+    "from_rows.specs": [
+        ([tf.TensorSpec([2], tf.bool)], ValueError, "at positions 0 (bool (2,))"),
+        ([tf.TensorSpec([3])], ValueError, "they take 3 words of four bytes, and rows"),
     ],
     "CollectiveKeys.start": [
         (0, ValueError, "start must be between 1 and 2**30; got 0"),
@@ -535,10 +540,26 @@ ROWS = [
         ]
     ),
     *(
-        WrongCall("error_feedback", lambda d=decode: step_of_compressor(d)(), *case)
-        for decode, *case in [
-            (lambda own: own[0], ValueError, "of shape (2, 2) and float32; got"),
-            (lambda own: tf.cast(own, tf.float16), ValueError, "and float32; got"),
+        WrongCall("error_feedback", lambda c=compressor: step_of_compressor(c)(), *case)
+        for compressor, *case in [
+            *(
+                (lambda own, d=decode: ([own], d), ValueError, f"float32; got {got}")
+                for decode, got in [
+                    (lambda own: own[0], "<tf.Tensor "),
+                    (lambda own: tf.cast(own, tf.float16), "<tf.Tensor "),
+                    (lambda own: None, "None"),
+                    (lambda own: tf.IndexedSlices(own, tf.constant([0, 1])), "<tensor"),
+                ]
+            ),
+            (lambda own: own, TypeError, "compressor must return two things, a list"),
+            (lambda own: [own], TypeError, "compressor must return two things, a list"),
+            (lambda own: (own, print), TypeError, "as in `return [sent], read`; got"),
+            (lambda own: ([own], own), TypeError, "and a function that reads them"),
+            (lambda own: None, TypeError, "as in `return [sent], read`; got None"),
+            (
+                lambda own: ([own, own > 0, None, 1.0], print),
+                *(TypeError, "at positions 1 (bool), 2 (NoneType), 3 (float)"),
+            ),
         ]
     ),
     WrongCall(

@@ -4,15 +4,17 @@ Source: Karimireddy, Rebjock, Stich and Jaggi, "Error Feedback Fixes SignSGD and
 Gradient Compression Schemes", ICML 2019.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from tw_core.internal import check_function, check_whole_number, tf_variables
+from tw_reduce._checks import ADDABLE
 from tw_reduce._memory.protocol import Compressor, StatefulReducer, States
 from tw_reduce._memory.rows import cut_row, is_row, join_rows
-from tw_reduce._reducer import Reducer
+from tw_reduce._reducer import Reducer, Tensorlike
 
 
 def error_feedback(
@@ -37,7 +39,9 @@ def error_feedback(
       gradients.
 
     Raises:
-      TypeError: ``compressor`` is not a function, ``min_elements`` not a whole number.
+      TypeError: ``compressor`` is not a function, ``min_elements`` not a whole number;
+        when called, the compressor returns something else, or sends what cannot be
+        added.
       ValueError: ``min_elements`` is negative; when called, the compressor's
         approximation has another shape or dtype than the tensor.
     """
@@ -90,14 +94,9 @@ class _ErrorFeedback:
         if state == ():
             return [grad], None, ()
         full = tf.cast(grad, state["error"].dtype) + state["error"]
-        parts, decode = self._compress(full)
-        approximation = decode(*parts)
-        if approximation.shape != full.shape or approximation.dtype != full.dtype:
-            raise ValueError(
-                "The function that a compressor returns must return a tensor of shape "
-                f"{full.shape} and {full.dtype.name}; got {approximation!r:.120}."
-            )
-        return list(parts), decode, {"error": full - approximation}
+        parts, decode = _read_compressed(self._compress(full))
+        decode = partial(_decoded, decode, full.shape, full.dtype)
+        return parts, decode, {"error": full - decode(*parts)}
 
 
 def is_compressible(variable: tf.Variable, *, min_elements: int) -> bool:
@@ -107,7 +106,7 @@ def is_compressible(variable: tf.Variable, *, min_elements: int) -> bool:
         bool(variable.dtype.is_floating)
         and shape.is_fully_defined()
         and shape.rank >= 2
-        and shape.num_elements() >= min_elements
+        and shape.num_elements() >= max(min_elements, 1)
     )
 
 
@@ -120,6 +119,43 @@ def resized_errors(states: Sequence[Any], count: int) -> list[Any]:
     """Divides errors, and copies the rest of the memory from tower 0."""
     total = tf.add_n([own["error"] for own in states])
     return [{**states[0], "error": total / count} for _ in range(count)]
+
+
+def _read_compressed(result: Any) -> tuple[list[Any], Callable[..., Any]]:
+    """Refuses the result of a compressor that is not a list and a function."""
+    is_pair = isinstance(result, Sequence) and len(result) == 2
+    if not (is_pair and isinstance(result[0], list | tuple) and callable(result[1])):
+        raise TypeError(
+            "compressor must return two things, a list of tensors and tf.IndexedSlices "
+            "to send, and a function that reads them, as in `return [sent], read`; got "
+            f"{result!r:.120}."
+        )
+    parts, decode = result
+    if unfit := [
+        f"{n} ({own.dtype.name if tf.is_tensor(own) else type(own).__name__})"
+        for n, own in enumerate(parts)
+        if not isinstance(own, Tensorlike) or own.dtype.name not in ADDABLE
+    ]:
+        raise TypeError(
+            "compressor must send tensors and tf.IndexedSlices that can be added, such "
+            "as float32 and int32; got others at positions "
+            f"{', '.join(unfit)}. Cast them first."
+        )
+    return list(parts), decode
+
+
+def _decoded(
+    decode: Callable[..., Any], shape: tf.TensorShape, dtype: tf.DType, *parts: Any
+) -> tf.Tensor:
+    """Calls a compressor's function; refuses a result of another shape or dtype."""
+    result = decode(*parts)
+    fits = isinstance(result, tf.Tensor) and result.dtype == dtype
+    if not fits or not result.shape.is_compatible_with(shape):
+        raise ValueError(
+            "The function that a compressor returns must return a tensor of shape "
+            f"{shape} and {dtype.name}; got {result!r:.120}."
+        )
+    return result if result.shape == shape else tf.ensure_shape(result, shape)
 
 
 def _read(
@@ -136,7 +172,8 @@ def _read(
 
 def _add_joined(sent: Sequence[Sequence[Any]], add: Reducer) -> list[list[Any]]:
     """Adds, with the rows of all variables joined into one: a single exchange."""
-    rows = [m for m, own in enumerate(sent[0]) if is_row(own)]
+    columns = zip(*sent, strict=True)
+    rows = [m for m, column in enumerate(columns) if all(map(is_row, column))]
     if len(rows) < 2:
         return add(sent)
     rest = [m for m in range(len(sent[0])) if m not in rows]

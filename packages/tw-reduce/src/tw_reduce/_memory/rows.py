@@ -8,11 +8,17 @@ import tensorflow as tf
 from tw_reduce._checks import check_items
 
 
+class _Row(
+    tf.IndexedSlices,  # type: ignore[misc] # TensorFlow is untyped
+):
+    """A row made here: its index is 0, so that it can be joined with others."""
+
+
 def to_row(tensors: Sequence[tf.Tensor]) -> tf.IndexedSlices:
     """Makes one sparse row of tensors' bytes.
 
     Args:
-      tensors: of known shapes, and dtypes of 1, 2 or 4 bytes.
+      tensors: of known shapes, and dtypes of 1, 2 or 4 bytes other than bool.
 
     Returns:
       A row of int32 with index 0. Sums over towers have one row per tower.
@@ -22,17 +28,8 @@ def to_row(tensors: Sequence[tf.Tensor]) -> tf.IndexedSlices:
       ValueError: a tensor of unknown shape, or of a dtype of another size.
     """
     check_items(tf.Tensor, "tensors", "hold dense tensors", tensors=tensors)
-    unfit = [
-        f"{n} ({own.dtype.name} {own.shape})"
-        for n, own in enumerate(tensors)
-        if own.dtype.size not in (1, 2, 4) or not own.shape.is_fully_defined()
-    ]
-    if unfit:
-        raise ValueError(
-            "tensors must have known shapes, and dtypes of 1, 2 or 4 bytes; got others "
-            f"at positions {', '.join(unfit)}. Cast them first."
-        )
-    words = [_to_words(tensor) for tensor in tensors]
+    _check_fit(tensors=tensors)
+    words = [tf.zeros([0], tf.int32), *map(_to_words, tensors)]
     return _as_row(tf.concat(words, 0)[tf.newaxis])
 
 
@@ -50,19 +47,25 @@ def from_rows(
 
     Raises:
       TypeError: ``rows`` are not sparse, or ``specs`` not such a list.
+      ValueError: ``specs`` are of other sizes than the rows, or do not fit ``to_row``.
     """
     if not isinstance(rows, tf.IndexedSlices):
         raise TypeError(f"rows must be tf.IndexedSlices; got {rows!r:.80}.")
     check_items(tf.TensorSpec, "specs", "hold a tf.TensorSpec each", specs=specs)
+    _check_fit(specs=specs)
     counts = [_num_words(spec.shape.num_elements(), spec.dtype) for spec in specs]
-    parts = tf.split(rows.values, counts, axis=1)
+    if not rows.values.shape.is_compatible_with([None, sum(counts)]):
+        raise ValueError(
+            f"specs must be those of the tensors in the rows; they take {sum(counts)} "
+            f"words of four bytes, and rows have {rows.values.shape[-1]}."
+        )
+    parts = tf.split(rows.values, counts, axis=1) if counts else []
     return [_from_words(part, spec) for part, spec in zip(parts, specs, strict=True)]
 
 
 def is_row(part: Any) -> bool:
     """Returns whether something is a row that ``to_row`` made."""
-    is_sparse = isinstance(part, tf.IndexedSlices) and part.values.dtype == tf.int32
-    return is_sparse and part.values.shape.rank == 2 and part.values.shape[0] == 1
+    return isinstance(part, _Row)
 
 
 def join_rows(rows: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
@@ -78,9 +81,27 @@ def cut_row(rows: tf.IndexedSlices, widths: Sequence[int]) -> list[tf.IndexedSli
     return [tf.IndexedSlices(own, rows.indices) for own in parts]
 
 
+def _check_fit(**argument: Sequence[Any]) -> None:
+    """Refuses tensors, or specs, that do not fit into words, naming every position."""
+    ((name, items),) = argument.items()
+    unfit = [
+        f"{n} ({own.dtype.name} {own.shape})"
+        for n, own in enumerate(items)
+        if own.dtype.size not in (1, 2, 4)
+        or own.dtype == tf.bool
+        or not own.shape.is_fully_defined()
+    ]
+    if unfit:
+        raise ValueError(
+            f"{name} must have known shapes, and dtypes of 1, 2 or 4 bytes other than "
+            f"bool; got others at positions {', '.join(unfit)}. Cast the tensors, bool "
+            "to tf.uint8."
+        )
+
+
 def _as_row(values: tf.Tensor) -> tf.IndexedSlices:
     shape = tf.constant([1, values.shape[1]], tf.int64)
-    return tf.IndexedSlices(values, tf.zeros([1], tf.int64), shape)
+    return _Row(values, tf.zeros([1], tf.int64), shape)
 
 
 def _num_words(elements: int, dtype: tf.DType) -> int:
@@ -99,6 +120,6 @@ def _to_words(tensor: tf.Tensor) -> tf.Tensor:
 
 def _from_words(words: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
     values = tf.bitcast(words, spec.dtype)
-    elements = spec.shape.num_elements()
-    flat = tf.reshape(values, [-1, words.shape[1] * (4 // spec.dtype.size)])
-    return tf.reshape(flat[:, :elements], [-1, *spec.shape])
+    towers, elements = tf.shape(words)[0], spec.shape.num_elements()
+    flat = tf.reshape(values, [towers, words.shape[1] * (4 // spec.dtype.size)])
+    return tf.reshape(flat[:, :elements], [towers, *spec.shape])
