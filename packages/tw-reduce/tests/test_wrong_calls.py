@@ -24,9 +24,9 @@ from tw_reduce import (
     sum_on_device,
     sum_round_robin,
 )
-from tw_reduce.compression import error_feedback, power_sgd, sign, to_row
+from tw_reduce.compression import error_feedback, power_sgd, sign, to_row, top_k
 from tw_reduce.plans import MeasuredProfile, Measurements, Strategy, describe
-from tw_reduce.reducers import CollectiveKeys, check_tower_tensors
+from tw_reduce.reducers import CollectiveKeys, check_adds, check_tower_tensors
 from tw_reduce.tensorpack import (
     GradientPacker,
     allreduce_grads,
@@ -538,6 +538,26 @@ ROWS = [
                 "nested as those of init; those of tower 0",
             ),
         ]
+    ),
+    *(
+        WrongCall(name, lambda c=call, own=own: c(own), TypeError, says)
+        for name, call in [
+            ("check_adds", lambda own: check_adds(mode=own)),
+            ("ReducerState", lambda own: ReducerState(own, variables())),
+            (
+                "ReducerState",
+                lambda own: ReducerState(power_sgd(), variables(), add=own),
+            ),
+            *AROUND.items(),
+        ]
+        for own, says in [
+            (sign(), "of all towers; sign() compresses one tensor. Make a reducer"),
+            (top_k, "of it: tw_reduce.compression.error_feedback(top_k())"),
+        ]
+    ),
+    WrongCall(
+        *("error_feedback", lambda: error_feedback(top_k), TypeError),
+        "compressor must compress a tensor; this function makes one: write top_k()",
     ),
     *(
         WrongCall("error_feedback", lambda c=compressor: step_of_compressor(c)(), *case)

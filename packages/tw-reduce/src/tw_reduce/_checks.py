@@ -4,7 +4,7 @@ All errors have the same form, and list every tower and position.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -19,6 +19,8 @@ from tw_core.internal import (
     repeated_devices,
 )
 from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, is_stateful
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 ADDABLE = (
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
@@ -75,13 +77,31 @@ def check_adds(**argument: Any) -> Reducer:
     ((name, reducer),) = argument.items()
     if is_stateful(reducer):
         return reducer  # type: ignore[no-any-return]
-    check_function(**argument)
+    check_reducer(**argument)
     if getattr(reducer, "averages", False):
         raise ValueError(
             f"{name} averages already, and its means would be divided again; pass the "
             "reducer without tw_reduce.mean."
         )
     return reducer  # type: ignore[no-any-return]
+
+
+def check_reducer(**argument: Any) -> Any:
+    """Refuses anything that is not a function, and compressors of this package."""
+    ((name, reducer),) = argument.items()
+    if compressor := getattr(reducer, "compressor", None):
+        raise TypeError(
+            f"{name} must reduce the gradients of all towers; {compressor} compresses "
+            "one tensor. Make a reducer of it: "
+            f"tw_reduce.compression.error_feedback({compressor})."
+        )
+    return check_function(**argument)
+
+
+def named_compressor(compressor: _F, name: str) -> _F:
+    """Names a compressor, or the function that makes it, for messages."""
+    compressor.compressor = name  # type: ignore[attr-defined]
+    return compressor
 
 
 def reduced_by(reducer: Reducer, grads: TowerTensors) -> list[list[Tensorlike]]:

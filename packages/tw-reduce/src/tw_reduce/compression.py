@@ -4,6 +4,7 @@
 ``power_sgd``. A ``tw_reduce.ReducerState`` keeps their memory.
 """
 
+from tw_reduce._checks import named_compressor
 from tw_reduce._memory.error_feedback import error_feedback
 from tw_reduce._memory.int8 import int8
 from tw_reduce._memory.power_sgd import power_sgd
@@ -22,3 +23,6 @@ __all__ = [
     "to_row",
     "top_k",
 ]
+
+for _make in (top_k, sign, int8):  # passed without parentheses, they are refused too
+    named_compressor(_make, f"{_make.__name__}()")

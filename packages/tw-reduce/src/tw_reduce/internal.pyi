@@ -1,3 +1,4 @@
+from ._checks import check_reducer as check_reducer
 from ._choosing import reducers_on as reducers_on
 from ._choosing import two_groups as two_groups
 from ._measured import ALGORITHMS as ALGORITHMS

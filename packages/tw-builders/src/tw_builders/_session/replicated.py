@@ -15,7 +15,7 @@ from tw_core import Tower
 from tw_core.gradients import check_replicated_grad_list, merge_grad_list
 from tw_core.internal import Gradients, check_flag
 from tw_reduce import Reducer, all_reduce, mean, reducer_for_mode
-from tw_reduce.internal import is_stateful, with_memory
+from tw_reduce.internal import check_reducer, is_stateful, with_memory
 from tw_reduce.reducers import check_adds
 
 
@@ -91,6 +91,8 @@ class SyncMultiGPUReplicatedBuilder(CopiesBuilder):
             )
         if average:
             check_adds(mode=reducer)
+        elif not is_stateful(reducer):
+            check_reducer(mode=reducer)
         self._reducer_is_given = reducer is mode
         self._average = average
         self._reducer: Reducer = reducer

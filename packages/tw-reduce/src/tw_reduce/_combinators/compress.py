@@ -10,8 +10,8 @@ from functools import partial
 
 import tensorflow as tf
 
-from tw_core.internal import Gradients, check_function
-from tw_reduce._checks import reduced_by
+from tw_core.internal import Gradients
+from tw_reduce._checks import check_reducer, reduced_by
 from tw_reduce._combinators.mean import Combinator
 from tw_reduce._reducer import (
     HALF_DTYPES,
@@ -47,7 +47,7 @@ def compress(reducer: Reducer, dtype: tf.DType) -> Reducer:
       ValueError: ``dtype`` is not a floating dtype; when called, ``reducer``
         returns a list of another shape.
     """
-    check_function(reducer=reducer)
+    check_reducer(reducer=reducer)
     wire = _floating(dtype)
     return Combinator("compress", reducer, partial(_reduce_rounded, wire))
 
@@ -68,7 +68,7 @@ def accumulate_as(reducer: Reducer, dtype: tf.DType) -> Reducer:
       ValueError: ``dtype`` is not a floating dtype; when called, ``reducer``
         returns a list of another shape.
     """
-    check_function(reducer=reducer)
+    check_reducer(reducer=reducer)
     wide = _floating(dtype)
     move = partial(_reduce_cast, wide, lambda tensor, _: tensor)
     if wide != tf.float16:

@@ -21,7 +21,6 @@ import tensorflow as tf
 
 from tw_core.internal import (
     Gradients,
-    check_function,
     check_weights,
     elementwise,
     host_of,
@@ -32,7 +31,7 @@ from tw_core.internal import (
     weigh,
     without_autograph,
 )
-from tw_reduce._checks import positions_of, reduced_by
+from tw_reduce._checks import check_reducer, positions_of, reduced_by
 from tw_reduce._reducer import (
     HALF_DTYPES,
     Reducer,
@@ -139,7 +138,7 @@ def mean(reducer: Reducer, *, weights: Sequence[Any] | None = None) -> Reducer:
       ValueError: a number among the weights is negative; when called, ``reducer``
         returns a list of another shape, or there is not one weight per tower.
     """
-    check_function(reducer=reducer)
+    check_reducer(reducer=reducer)
     if weights is None:
         return Combinator("mean", _of_means(reducer), _move_divisible)
     check_weights(weights)

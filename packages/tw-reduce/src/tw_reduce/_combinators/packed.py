@@ -14,13 +14,12 @@ import tensorflow as tf
 from tw_core.internal import (
     Gradients,
     PackPlan,
-    check_function,
     check_whole_number,
     cut_flat,
     is_elementwise,
     join_flat,
 )
-from tw_reduce._checks import reduced_by
+from tw_reduce._checks import check_reducer, reduced_by
 from tw_reduce._combinators.mean import Combinator, Move
 from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors
 from tw_reduce._tensor_info import (
@@ -83,7 +82,7 @@ def packed(reducer: Reducer, *, below_bytes: int | None = None) -> Reducer:
       ValueError: ``below_bytes`` is negative; when called, ``reducer`` returns
         a list of another shape.
     """
-    check_function(reducer=reducer)
+    check_reducer(reducer=reducer)
     check_below_bytes(below_bytes)
     joins = is_elementwise(reducer)
     move: Move = partial(_reduce_packed, below_bytes) if joins else reduced_by
@@ -107,7 +106,7 @@ def broadcast(reducer: Reducer) -> Reducer:
       TypeError: ``reducer`` is not a function.
       ValueError: when called, ``reducer`` returns a list of another shape.
     """
-    check_function(reducer=reducer)
+    check_reducer(reducer=reducer)
     return Combinator("broadcast", reducer, _reduce_and_copy, joins=True)
 
 

@@ -7,7 +7,7 @@ from functools import partial
 import tensorflow as tf
 
 from tw_core.internal import Gradients, check_function
-from tw_reduce._checks import reduced_by
+from tw_reduce._checks import check_reducer, reduced_by
 from tw_reduce._combinators.mean import Dealer
 from tw_reduce._reducer import Reducer, Tensorlike
 from tw_reduce._tensor_info import TensorInfo, describe_columns
@@ -93,7 +93,7 @@ def _check_reducers(reducers: Mapping[str, Reducer]) -> None:
             f"scopes of the graph; got {unfit}."
         )
     for reducer in reducers.values():
-        check_function(reducer=reducer)
+        check_reducer(reducer=reducer)
 
 
 def _check_names(names: list[str], reducers: Mapping[str, Reducer]) -> None:

@@ -39,13 +39,19 @@ def error_feedback(
       gradients.
 
     Raises:
-      TypeError: ``compressor`` is not a function, ``min_elements`` not a whole number;
+      TypeError: ``compressor`` is not a function, or one that makes compressors, or
+        ``min_elements`` is not a whole number;
         when called, the compressor returns something else, or sends what cannot be
         added.
       ValueError: ``min_elements`` is negative; when called, the compressor's
         approximation has another shape or dtype than the tensor.
     """
     check_function(compressor=compressor)
+    made = getattr(compressor, "compressor", None)
+    if made == f"{getattr(compressor, '__name__', '')}()":
+        raise TypeError(
+            f"compressor must compress a tensor; this function makes one: write {made}."
+        )
     check_whole_number(min_elements=min_elements, at_least=0)
     return _ErrorFeedback(compressor, min_elements)
 

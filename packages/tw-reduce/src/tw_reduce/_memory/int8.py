@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tw_reduce._checks import named_compressor
 from tw_reduce._memory.protocol import Compressor
 from tw_reduce._memory.rows import from_rows, to_row
 
@@ -22,7 +23,7 @@ def int8() -> Compressor:
     Returns:
       A compressor for ``error_feedback``.
     """
-    return _compress
+    return named_compressor(_compress, "int8()")
 
 
 def _compress(

@@ -5,6 +5,7 @@ from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
 
+from tw_reduce._checks import check_reducer
 from tw_reduce._reducer import Reducer, Tensorlike, is_stateful
 
 States: TypeAlias = Sequence[Sequence[Any]]
@@ -64,6 +65,8 @@ def check_stateful(**argument: Any) -> StatefulReducer:
     """Refuses anything without ``init`` and ``update``."""
     ((name, reducer),) = argument.items()
     if not is_stateful(reducer):
+        if callable(reducer):
+            check_reducer(**argument)
         raise TypeError(
             f"{name} must have init(variables) and update(grads, states, add), as "
             f"tw_reduce.compression.power_sgd() has; got {reducer!r:.80}."

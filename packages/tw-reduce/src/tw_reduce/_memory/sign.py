@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tw_reduce._checks import named_compressor
 from tw_reduce._memory.protocol import Compressor
 from tw_reduce._memory.rows import from_rows, to_row
 
@@ -23,7 +24,7 @@ def sign() -> Compressor:
     Returns:
       A compressor for ``error_feedback``, without which it does not converge.
     """
-    return _compress
+    return named_compressor(_compress, "sign()")
 
 
 def _compress(

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from tw_core.internal import (
     builds_session_graph,
-    check_function,
     check_kind,
     check_list,
     check_nested,
@@ -20,7 +19,7 @@ from tw_core.internal import (
     tf_variables,
     without_autograph,
 )
-from tw_reduce._checks import check_devices, check_reduced
+from tw_reduce._checks import check_devices, check_reduced, check_reducer
 from tw_reduce._choosing import all_reduce
 from tw_reduce._memory.carried import Carried, Sent, marked
 from tw_reduce._memory.kept import Kept, tell_of_new_memory
@@ -94,7 +93,7 @@ class ReducerState(
         self._reducer = check_stateful(reducer=reducer)
         self._towers = _Towers.read(variables, devices)
         if add is not None:
-            check_function(add=add)
+            check_reducer(add=add)
         check_text(name=name)
         self._add = add or all_reduce(self._towers.devices)
         self._scope = name
@@ -163,7 +162,7 @@ class ReducerState(
           TypeError: something that is not a gradient, or ``add`` is not a function.
         """
         if add is not None:
-            check_function(add=add)
+            check_reducer(add=add)
         used = self._towers.places(grads)
         read = read_gradients([[tower[n] for n in used] for tower in grads])
         are_sparse = [

@@ -17,6 +17,7 @@ from tw_core.internal import (
     check_whole_number,
     compiles_with_xla,
 )
+from tw_reduce._checks import named_compressor
 from tw_reduce._memory.error_feedback import state_dtype
 from tw_reduce._memory.protocol import Compressor
 from tw_reduce._memory.rows import from_rows, to_row
@@ -73,7 +74,7 @@ def top_k(
 
         return [to_row([tf.cast(values, tf.float32), places])], decode
 
-    return compress
+    return named_compressor(compress, "top_k()")
 
 
 def _largest(flat: tf.Tensor, k: int, sampled: bool) -> tuple[tf.Tensor, tf.Tensor]:
