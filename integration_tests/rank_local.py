@@ -290,7 +290,10 @@ def averaged(group: Any, of_ranks: Sequence[int]) -> Any:
     """Counts steps by hand; returns when a rank averaged, and what."""
     from tw_builders import ModelAverager
 
-    weights = [[tf.Variable([0.0]) for _ in range(1)] for _ in range(2)]
+    weights = [
+        [tf.Variable([0.0]), tf.Variable(10 * group.rank + k, dtype=tf.uint32)]
+        for k in range(2)
+    ]
     state = [[tf.Variable([1.0]), tf.Variable(0, dtype=tf.int64)]]
     averager = ModelAverager(
         weights, group=group, steps=2, state=lambda: state, keeps_state=True
@@ -305,7 +308,8 @@ def averaged(group: Any, of_ranks: Sequence[int]) -> Any:
             seen.append((n, float(weights[1][0][0])))
     averager.finish()
     ends = [float(own[0][0]) for own in weights]
-    return seen, ends, float(state[0][0][0]), int(state[0][1])
+    seeds = [int(own[1]) for own in weights]
+    return seen, ends, float(state[0][0][0]), int(state[0][1]), seeds
 
 
 def refused(group: Any, what: str) -> None:

@@ -94,10 +94,11 @@ def test_steps_of_ones_own_are_averaged(groups):
     # Ranks 0 and 1 of the weights 1 and 2 are at 2 and 4, then rank 0 is alone.
     first, second, last = 10 / 3, 10 / 3 + 2, 10 / 3 + 3
     wanted = [[(1, first), (3, second)], [(1, first)], []]
-    for rank, (seen, ends, slot, count) in enumerate(found):
+    for rank, (seen, ends, slot, count, seeds) in enumerate(found):
         np.testing.assert_allclose(seen, wanted[rank])
         np.testing.assert_allclose([*ends, slot], [last, last, 6.0])
         assert count == 5
+        assert seeds == [10 * rank, 10 * rank + 1]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What ranks that train alone conclude from their reports, and what is refused."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -51,6 +52,28 @@ def test_an_outer_optimizer_descends_the_difference(dtype):
     averager.finish()  # without a step nothing is applied
     np.testing.assert_equal(seen, [[3.0, 10.0], [1.5, 13.0]])
     np.testing.assert_equal(weights[0].numpy().astype("float64"), [1.0, 1.0])
+
+
+@pytest.mark.parametrize("outer", [None, keras.optimizers.SGD(0.5)])
+def test_whole_numbers_are_left_as_they_are(outer):
+    towers = [
+        [
+            keras.Variable(np.uint32([k, 7])),  # as the seed of a Dropout
+            tf.Variable([2.0 + k]),
+            tf.Variable(k == 0),
+            tf.Variable(k),
+        ]
+        for k in range(2)
+    ]
+    averager = ModelAverager(towers, group=Alone(), steps=1, outer=outer)
+    towers[0][1].assign([4.0])
+    averager.after_step()
+    for k, (seed, weight, flag, count) in enumerate(towers):
+        assert seed.numpy().tolist() == [k, 7]
+        assert weight.numpy() == (4.0 if outer is None else 3.0)
+        assert (bool(flag), int(count)) == (k == 0, k)
+    averager = ModelAverager([[tf.Variable(3)]], group=Alone(), steps=1)
+    assert averager.after_step()
 
 
 def test_wrong_arguments_are_refused():

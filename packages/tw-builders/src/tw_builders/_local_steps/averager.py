@@ -70,7 +70,8 @@ class ModelAverager:
         Args:
           variables: [K][N] of this rank's towers, the same on all ranks; tower 0's are
             averaged, and the other towers get copies. ``[model.trainable_variables]``
-            for a single tower.
+            for a single tower. Those of whole numbers, such as seeds, are left as they
+            are on each rank and tower.
           group: the ranks, from ``tw_ranks.join``.
           steps: how many steps each rank runs between two averagings, at least 1.
           outer: an optimizer, of Keras or TensorFlow, that applies, as a gradient, the
@@ -93,12 +94,13 @@ class ModelAverager:
         check_flag(keeps_state=keeps_state)
         if not callable(state):
             check_nested(state=state, of="variables")
-        self._towers, self._group, self._every = variables, group, steps
-        self._variables = [tf_variable(own) for own in variables[0]]
+        self._towers = [list(filter(_has_mean, own)) for own in variables]
+        self._group, self._every = group, steps
+        self._variables = [tf_variable(own) for own in self._towers[0]]
         self._state, self._keeps_state = state, keeps_state
         self.outer, self._anchors = outer, list[tf.Variable]()
         if outer is not None:
-            create_slots(outer, variables[0])
+            create_slots(outer, self._towers[0])
             for own in self._variables:
                 with tf.device(own.device):
                     self._anchors.append(tf.Variable(own, trainable=False))
@@ -246,6 +248,11 @@ class ModelAverager:
         apply_pairs(self.outer, list(zip(means, self._towers[0], strict=True)))
         for own, anchor in zip(self._variables, self._anchors, strict=True):
             anchor.assign(own)
+
+
+def _has_mean(variable: Any) -> bool:
+    dtype = tf_variable(variable).dtype
+    return bool(dtype.is_floating or dtype.is_complex)
 
 
 def _wide(value: tf.Tensor) -> tf.Tensor:
