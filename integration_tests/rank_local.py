@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from rank_batches import own_batches
 from rank_groups import Counted
-from rank_training import X, made
+from rank_training import X, dense, made
 
 import tw_ampopt
 from tw_keras import LocalSteps, TowerModel
@@ -284,6 +284,76 @@ def by_hand(group: Any) -> Any:
         found.append(model.get_weights())
     model.evaluate(X, X[:, :1], verbose=0)
     return [*found, model.get_weights()]
+
+
+def unfrozen(group: Any, folder: str, towers: int) -> Any:
+    """Unfreezes a layer between epochs, after a step by hand; returns all weights.
+
+    After each phase, with the outer momenta; then the same computed step by step.
+    """
+    outer = optimizers.SGD(0.7, momentum=0.9)
+    model = made(group, dense, towers, local_steps=LocalSteps(2, outer))
+    own = Descent(made(None, dense, 1).get_weights())
+    batches = X[: 4 * 5 * group.size].reshape(5, group.size, 4, 4)
+    found, wanted = [], []
+    for n, trained in [(2, 2), (4, 0), (2, 2), (2, 0)]:
+        for tower in model.towers:
+            tower.layers[0].trainable = trained == 0
+        model.compile(optimizers.SGD(0.1), "mse")
+        own.average()
+        own.first = 0 if trained == 0 else 2
+        rows = np.concatenate([batches[k, group.rank] for k in range(n)])
+        model.fit(rows, rows[:, :1], 4, verbose=0, shuffle=False)
+        for k in range(0, n, 2):
+            own.steps(batches[k : k + 2])
+            own.average()
+        found.append([*model.get_weights(), *(v.numpy() for v in outer.variables[2:])])
+        wanted.append([*own.weights, *own.momenta[own.first :]])
+        path = f"{folder}/{group.rank}"
+        tf.train.Checkpoint(model=model.towers[0]).write(path)
+        model.towers[0].save(f"{path}.keras")
+        model.train_on_batch(batches[4, group.rank], batches[4, group.rank][:, :1])
+        own.steps(batches[4:])
+    return found, wanted
+
+
+class Descent:
+    """Steps of all ranks from the same weights, and an outer optimizer, in NumPy."""
+
+    def __init__(self, weights: list[np.ndarray]) -> None:
+        self.weights, self.first = weights, 0
+        self.momenta = [np.zeros_like(own) for own in weights]
+        self._model = dense()
+        self._of_ranks: list[list[np.ndarray]] = []
+
+    def steps(self, batches: np.ndarray) -> None:
+        """Makes SGD's steps with batches of all ranks."""
+        self._of_ranks = []
+        for rank in range(batches.shape[1]):
+            self._model.set_weights(self.weights)
+            every = self._model.weights
+            for x in batches[:, rank]:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(tf.square(self._model(x) - x[:, :1]))
+                trained = [own.value for own in every[self.first :]]
+                for own, grad in zip(
+                    trained, tape.gradient(loss, trained), strict=True
+                ):
+                    own.assign_sub(0.1 * grad)
+            self._of_ranks.append(self._model.get_weights())
+
+    def average(self) -> None:
+        """Applies the change of the mean weights, with momentum."""
+        if not self._of_ranks:
+            return
+        means = [np.mean(own, axis=0) for own in zip(*self._of_ranks, strict=True)]
+        for n in range(self.first, len(means)):
+            away = self.weights[n] - means[n]
+            self.momenta[n] = 0.9 * self.momenta[n] - 0.7 * away
+            self.weights[n] = self.weights[n] + self.momenta[n]
+        for n in range(self.first):
+            self.momenta[n] = np.zeros_like(self.momenta[n])
+        self._of_ranks = []
 
 
 def averaged(group: Any, of_ranks: Sequence[int]) -> Any:

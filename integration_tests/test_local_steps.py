@@ -79,6 +79,14 @@ def test_a_restart_ends_with_the_bits_of_an_undisturbed_run(groups, tmp_path):
         assert loss == pytest.approx(wanted, rel=1e-5)
 
 
+@pytest.mark.parametrize("towers", [1, 2])
+def test_an_outer_optimizer_follows_layers_that_are_unfrozen(groups, towers, tmp_path):
+    for found, wanted in groups(2).call("rank_local:unfrozen", str(tmp_path), towers):
+        for got, want in zip(found, wanted, strict=True):
+            for own, value in zip(got, want, strict=True):
+                np.testing.assert_allclose(own, value, atol=1e-5)
+
+
 def test_batches_by_hand_are_averaged_too(groups):
     one, other = groups(2).call("rank_local:by_hand")
     are_equal = [

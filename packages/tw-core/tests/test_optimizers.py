@@ -19,6 +19,7 @@ from tw_core.internal import (
     call_once,
     check_optimizer,
     create_slots,
+    follow_variables,
     keep_repeated_rows,
     kind_of,
 )
@@ -372,6 +373,38 @@ def test_an_optimizer_that_was_built_keeps_its_state():
     before = list(map(id, optimizer.variables))
     create_slots(optimizer, variables)
     assert list(map(id, optimizer.variables)) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["SGD", "Adam", "RMSprop", "Nadam", "Adafactor", "Adadelta", "Ftrl", "Lamb"]
+)
+def test_state_follows_variables_as_if_it_was_made_for_all_of_them(name, tmp_path):
+    options = {"SGD": {"momentum": 0.9}, "Adam": {"amsgrad": True}}.get(name, {})
+    seen, shapes, path = {}, [(2, 3), (2, 3), (4,)], str(tmp_path / "own")
+    for follows in (False, True):
+        optimizer = getattr(keras.optimizers, name)(0.1, use_ema=True, **options)
+        every = [keras.Variable(np.ones(own, "float32"), name="v") for own in shapes]
+        if not follows:
+            optimizer.build(every)
+        for used in ([0, 2], [0, 1, 2], [2, 1]):
+            variables = [every[n] for n in used]
+            if follows:
+                follow_variables(optimizer, variables)
+                fresh = getattr(keras.optimizers, name)(use_ema=True, **options)
+                fresh.build(variables)
+                saved = [
+                    tf.train.list_variables(tf.train.Checkpoint(own=own).write(path))
+                    for own in (optimizer, fresh)
+                ]
+                assert saved[0] == saved[1]
+            for step in range(3):
+                grads = [tf.fill(every[n].shape, 0.5 + n + step) for n in used]
+                optimizer.apply(grads, variables)
+            seen.setdefault(follows, []).append([own.numpy() for own in every])
+        assert int(optimizer.iterations) == 9
+    for got, want in zip(seen[True], seen[False], strict=True):
+        for own, wanted in zip(got, want, strict=True):
+            np.testing.assert_array_equal(own, wanted)
 
 
 def test_slots_that_a_session_graph_cannot_name_are_explained():

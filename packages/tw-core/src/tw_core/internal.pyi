@@ -35,6 +35,7 @@ from ._optimizers.kinds import kind_of as kind_of
 from ._optimizers.kinds import updates_elementwise as updates_elementwise
 from ._optimizers.state import are_alike as are_alike
 from ._optimizers.state import create_slots as create_slots
+from ._optimizers.state import follow_variables as follow_variables
 from ._optimizers.updates import apply_pairs as apply_pairs
 from ._optimizers.updates import keep_repeated_rows as keep_repeated_rows
 from ._rank_parts import all_gather as all_gather

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tw_core import Tower, copy_to_replicas
-from tw_core.internal import create_slots, host_of, tf_variable
+from tw_core.internal import create_slots, follow_variables, host_of, tf_variable
 from tw_keras import _batches, _building, _checks
 from tw_keras._over_ranks.agreement import take_of_rank_0
 from tw_keras._over_ranks.ranks import Ranks
@@ -316,9 +316,10 @@ class Copies:
 
     def build_outer(self) -> None:
         """Creates the outer optimizer's state, before files are loaded into it."""
-        if self.outer is not None and self._is_built:
+        alone = None if self.ranks is None else self.ranks.alone
+        if alone is not None and self.outer and self._is_built and alone.follows:
             with tf.device(self.towers[0].device):
-                create_slots(self.outer, self._averaged()[0])
+                follow_variables(self.outer, self._averaged()[0])
 
     def unlisted(self) -> list[list[Any]]:
         """Returns [K] lists of state not listed by Keras, without per-row states."""

@@ -23,7 +23,7 @@ from tw_core.internal import (
     check_nested,
     check_number,
     check_whole_number,
-    create_slots,
+    follow_variables,
     tf_variable,
     weigh,
 )
@@ -77,7 +77,8 @@ class ModelAverager:
           outer: an optimizer, of Keras or TensorFlow, that applies, as a gradient, the
             values after the last averaging minus the mean, such as
             ``keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)``; it needs a copy
-            of the variables. None to take the mean itself, as SGD with rate 1 would.
+            of the variables. Its state of them is kept where it was made for others,
+            too. None to take the mean itself, as SGD with rate 1 would.
           state: [K][M] variables of the towers' optimizers, or a function that returns
             them once they are made. Floating-point arrays are averaged; scalars and
             integers, such as counts of steps and learning rates, are taken from the
@@ -100,7 +101,7 @@ class ModelAverager:
         self._state, self._keeps_state = state, keeps_state
         self.outer, self._anchors = outer, list[tf.Variable]()
         if outer is not None:
-            create_slots(outer, self._towers[0])
+            follow_variables(outer, self._towers[0])
             for own in self._variables:
                 with tf.device(own.device):
                     self._anchors.append(tf.Variable(own, trainable=False))
@@ -222,6 +223,8 @@ class ModelAverager:
         for own in state:
             with tf.device(own.device):
                 brought.append(_of_state(own.read_value(), share, leads))
+        if not brought:
+            return
         names = [_unnumbered(own) for own in (*weights, *state)]
         sums = self._group.sum(brought, names=names)
         sums = [

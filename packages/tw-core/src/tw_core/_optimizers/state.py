@@ -60,6 +60,56 @@ def _build_keras_3(optimizer: Any, variables: Sequence[Any]) -> None:
         ) from error
 
 
+@without_autograph
+def follow_variables(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Makes an optimizer's state, or again if it was made for other variables.
+
+    State of variables that are in both lists is kept, as are the count of steps and the
+    learning rate.
+
+    Args:
+      optimizer: of any kind; one that Keras 3 has not built, and any of another kind,
+        is treated by ``create_slots`` alone.
+      variables: [N] variables that it will update, Keras variables included.
+
+    Raises:
+      ValueError: as ``create_slots``.
+    """
+    if kind_of(optimizer) is not OptimizerKind.KERAS_3 or not optimizer.built:
+        return create_slots(optimizer, variables)
+    before, keys = dict(vars(optimizer)), optimizer._var_key
+    places = {keys(own): n for n, own in enumerate(before["_trainable_variables"])}
+    if list(places) == list(map(keys, variables)):
+        return None
+    _forget_state(optimizer)
+    create_slots(optimizer, variables)
+    for name, made in vars(optimizer).items():
+        old: Any = before.get(name)
+        if is_variable(made) and is_variable(old):
+            made.assign(old)
+        elif isinstance(made, list) and len(made) == len(variables):  # by variable
+            for own, variable in zip(made, variables, strict=True):
+                n = places.get(keys(variable))
+                if n is not None and is_variable(own) and own is not old[n]:
+                    own.assign(old[n])
+    return None
+
+
+def _forget_state(optimizer: Any) -> None:
+    """Leaves a Keras optimizer unbuilt, with its count of steps and learning rate."""
+    lasting = {id(optimizer._iterations), id(optimizer._learning_rate)}
+    kept = [own for own in optimizer.variables if id(own) in lasting]
+    # A list that items were removed from could not be saved in a checkpoint, and one
+    # that is set while the tracker is there adds its items to that of the tracker.
+    tracker = optimizer._tracker
+    del optimizer._tracker
+    optimizer._variables, optimizer._trainable_variables_indices = kept, {}
+    optimizer._tracker = tracker
+    tracker.config["variables"] = tracker.config["variables"][0], optimizer._variables
+    tracker.stored_ids["variables"] = lasting
+    optimizer.built = False
+
+
 def _trace_unused_update(optimizer: Any, variables: Sequence[Any]) -> None:
     scope = tf.get_current_name_scope()
 

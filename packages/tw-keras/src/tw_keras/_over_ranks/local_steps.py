@@ -63,10 +63,14 @@ class Alone:
             # Steps that had a batch, and the weight of their data.
             self._counted = tf.Variable(tf.zeros([2], tf.float64), trainable=False)
         self._averager: ModelAverager | None = None
+        self._is_stale = True
 
     def forget(self) -> None:
-        """Forgets which variables are averaged, as the model is compiled again."""
-        self._averager = None
+        """Forgets which variables are averaged, as the model is compiled again.
+
+        Steps made before are averaged first, from the values before them.
+        """
+        self._is_stale = True
 
     def check_calls(self, steps: int) -> None:
         """Refuses to average within a call of ``steps_per_execution`` steps."""
@@ -91,9 +95,17 @@ class Alone:
         """Whether this rank has made steps since the last averaging."""
         return self._calls > 0
 
+    @property
+    def follows(self) -> bool:
+        """Whether the variables may be others than those of the last averaging."""
+        return self._is_stale and not self.has_steps
+
     def begin(self) -> None:
         """Records all ranks' first values, which callbacks may have set."""
-        if self._averager is None:
+        if self._is_stale:
+            if self.has_steps:
+                self.average(has_more=True, stops=False)
+            self._is_stale = False
             self._averager = ModelAverager(
                 self.find(),
                 group=self._group,
@@ -102,7 +114,7 @@ class Alone:
                 state=self.find_state,
                 keeps_state=self.settings.state == "local",
             )
-        if not self.has_steps:
+        if self._averager is not None and not self.has_steps:
             self._averager.restart()
 
     def is_due(self, steps: int) -> bool:
@@ -115,7 +127,8 @@ class Alone:
 
         ``is_last``: no rank has more steps; ``stops``: a rank asks to stop.
         """
-        self.begin()
+        if not self.has_steps:
+            self.begin()
         steps, weight = self._counted.numpy().tolist()
         averager: Any = self._averager
         told = averager.average(steps, weight, has_more=has_more, stops=stops)
