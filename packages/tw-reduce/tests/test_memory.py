@@ -404,6 +404,65 @@ def test_other_dtypes_and_shapes_known_in_the_run_conserve_too():
         )
 
 
+SIZES = [1e-30, 1e19, 1e35, 1e100]
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("size", SIZES)
+def test_finite_gradients_whose_sum_or_square_overflows_are_reduced(size, jit_compile):
+    dtype = tf.float64 if size > 1e38 else tf.float32
+    towers = [[tf.Variable(tf.zeros(shape, dtype)) for shape in SMALL]] * 2
+    states = {name: ReducerState(own, towers) for name, own in REDUCERS.items()}
+
+    @tf.function(jit_compile=jit_compile, autograph=False)
+    def step(*towers):
+        return {name: state(towers)[1] for name, state in states.items()}
+
+    random, total = np.random.default_rng(4), 0
+    sent = dict.fromkeys(states, 0)
+    for _ in range(3):
+        grads = [
+            [tf.cast(size * random.uniform(0.1, 1, shape), dtype) for shape in SMALL]
+            for _ in range(2)
+        ]
+        total += sum(own[0].numpy() / size for own in grads)
+        for name, [own, bias] in step(*grads).items():
+            sent[name] += own.numpy() / size
+            np.testing.assert_allclose(bias, sum(g[1] for g in grads), rtol=1e-6)
+    for name, state in states.items():
+        kept = sum(errors(state, 0, lambda own: own.numpy() / size))
+        np.testing.assert_allclose(sent[name] + kept, total, atol=1e-4, err_msg=name)
+        assert np.any(sent[name]), name
+
+
+def test_memory_stays_where_an_approximation_overflows():
+    def squared(tensor):
+        return [tensor * tensor], lambda total: total
+
+    state = ReducerState(error_feedback(squared), variables(2, shapes=SMALL))
+    step = tf.function(state, autograph=False)
+    ones = [[tf.ones(shape) for shape in SMALL]] * 2
+    step(tf.nest.map_structure(lambda own: 3 * own, ones))
+    before = errors(state, 0, lambda own: own.numpy())
+    huge = [ones[0], [1e30 * own for own in ones[0]]]
+    for row in step(huge):
+        assert not all(np.isfinite(own).all() for own in row)
+    np.testing.assert_array_equal(errors(state, 0, lambda own: own.numpy()), before)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "complex64"])
+@pytest.mark.parametrize("bad", [None, np.inf, -np.inf, np.nan])
+def test_gradients_without_memory_are_finite_if_their_elements_are(dtype, bad):
+    dtype = tf.as_dtype(dtype)
+    values = np.full(70, 6e4 if dtype == tf.float16 else 3e38, np.complex64)
+    if bad is not None:
+        values[3:5] = bad, (-bad) * (1j if dtype.is_complex else 1)
+    values = values if dtype.is_complex else values.real
+    state = ReducerState(power_sgd(), [[tf.Variable(tf.zeros([70], dtype))]])
+    reduced = state.update([[tf.cast(values, dtype)]])
+    assert bool(reduced.is_finite) == (bad is None)
+
+
 class Momentum:
     """A reducer with memory that cannot be that of other towers."""
 

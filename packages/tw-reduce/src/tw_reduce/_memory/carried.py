@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tw_core.internal import values_of
-from tw_reduce._reducer import HALF_DTYPES, Reducer, Tensorlike, TowerTensors
+from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors
 
 
 class Sent:
@@ -33,14 +33,14 @@ class Sent:
 
 
 class Carried:
-    """Adds sparse gradients and a count of non-finite ones to a step's first sum."""
+    """Adds sparse gradients, and whether all are finite, to a step's first sum."""
 
     def __init__(
         self, add: Reducer, dense: TowerTensors, beside: TowerTensors, sent: Sent
     ) -> None:
         self._reduce, self._sent = add, sent
         self._beside = [
-            [*own, _number_of_nonfinite([*tower, *own])]
+            [*own, _is_nonfinite([*tower, *own])]
             for tower, own in zip(dense, beside, strict=True)
         ]
         self._sums: list[list[Tensorlike]] | None = None
@@ -80,18 +80,29 @@ def marked(sums: TowerTensors, is_finite: tf.Tensor) -> list[list[Tensorlike]]:
     return results
 
 
-def _number_of_nonfinite(grads: Sequence[Tensorlike]) -> tf.Tensor:
-    """Counts gradients whose sum is infinite or NaN, on their tower's device."""
-    flags = [tf.zeros([])]
-    for grad in map(values_of, grads):
-        if not _can_be_nan(grad.dtype):
+def _is_nonfinite(tensors: Sequence[Tensorlike]) -> tf.Tensor:
+    """Returns 0.0 or 1.0, which can be added, on a tower's device."""
+    finite = are_finite(tensors)
+    with tf.device(finite.device):
+        return tf.cast(tf.logical_not(finite), tf.float32)
+
+
+def are_finite(tensors: Sequence[Tensorlike]) -> tf.Tensor:
+    """Returns whether all elements of a tower's tensors are, on its device.
+
+    Not their sum, which may overflow though each of them is finite.
+    """
+    flags = [tf.constant(True)]
+    for tensor in map(values_of, tensors):
+        if not _can_be_nan(tensor.dtype):
             continue
-        with tf.device(grad.device):
-            wide = tf.cast(grad, tf.float32) if grad.dtype in HALF_DTYPES else grad
-            total = tf.abs(tf.reduce_sum(wide))  # real, even for complex gradients
-            flags.append(tf.cast(tf.logical_not(tf.math.is_finite(total)), tf.float32))
+        with tf.device(tensor.device):
+            reals = [tensor]
+            if tensor.dtype.is_complex:
+                reals = [tf.math.real(tensor), tf.math.imag(tensor)]
+            flags += [tf.reduce_all(tf.math.is_finite(own)) for own in reals]
     with tf.device(flags[-1].device):
-        return tf.add_n(flags)
+        return tf.reduce_all(tf.stack(flags))
 
 
 def _can_be_nan(dtype: tf.DType) -> bool:

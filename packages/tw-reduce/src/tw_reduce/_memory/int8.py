@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tw_reduce._checks import named_compressor
 from tw_reduce._memory.protocol import Compressor
-from tw_reduce._memory.rows import from_rows, to_row
+from tw_reduce._memory.rows import as_float32, from_rows, to_row
 
 
 def int8() -> Compressor:
@@ -30,8 +30,10 @@ def _compress(
     tensor: tf.Tensor,
 ) -> tuple[Sequence[tf.IndexedSlices], Callable[..., tf.Tensor]]:
     dtype = tensor.dtype
-    scale = tf.cast(tf.reduce_max(tf.abs(tensor)) / 127, tf.float32)
+    scale = as_float32(tf.reduce_max(tf.abs(tensor)) / 127)
     steps = tf.math.divide_no_nan(tensor, tf.cast(scale, dtype))
+    if dtype == tf.float64:  # A scale that float32 cannot hold is smaller.
+        steps = tf.clip_by_value(steps, -127, 127)
     numbers = tf.cast(tf.round(steps), tf.int8)
     specs = [tf.TensorSpec([], tf.float32), tf.TensorSpec(tensor.shape, tf.int8)]
 

@@ -19,6 +19,13 @@ from tw_reduce._memory.protocol import StatefulReducer, States
 from tw_reduce._reducer import Reducer
 
 
+# The bits of a float's exponent, which alone are the power of two below it.
+_EXPONENTS = {
+    tf.float32: (tf.int32, 0x7F800000),
+    tf.float64: (tf.int64, 0x7FF0000000000000),
+}
+
+
 def power_sgd(
     *, rank: int = 4, min_rate: float = 2.0, seed: int = 0
 ) -> StatefulReducer:
@@ -139,11 +146,22 @@ def _full(grad: tf.Tensor, state: Any) -> tf.Tensor:
 
 
 def _left(full: tf.Tensor, state: Any) -> tf.Tensor:
-    return full if state == () else tf.matmul(full, state["factor"])
+    return full if state == () else tf.matmul(full, _near_one(state["factor"]))
 
 
 def _basis(left: tf.Tensor, state: Any) -> tf.Tensor:
-    return left if state == () else tf.linalg.qr(left).q
+    return left if state == () else tf.linalg.qr(_near_one(left)).q
+
+
+def _near_one(matrix: tf.Tensor) -> tf.Tensor:
+    """Divides by a power of two, so that products and squares stay in range.
+
+    The basis has the same bits: only the directions of columns count.
+    """
+    largest = tf.reduce_max(tf.abs(matrix))
+    whole, exponents = _EXPONENTS[matrix.dtype]
+    power = tf.bitwise.bitwise_and(tf.bitcast(largest, whole), exponents)
+    return tf.math.divide_no_nan(matrix, tf.bitcast(power, matrix.dtype))
 
 
 def _right(full: tf.Tensor, basis: tf.Tensor, state: Any) -> tf.Tensor:

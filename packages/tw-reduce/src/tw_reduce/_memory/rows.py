@@ -63,6 +63,13 @@ def from_rows(
     return [_from_words(part, spec) for part, spec in zip(parts, specs, strict=True)]
 
 
+def as_float32(values: tf.Tensor) -> tf.Tensor:
+    """Casts values to be sent; of a larger float64 the rest is its error."""
+    if values.dtype == tf.float64:
+        values = tf.clip_by_value(values, tf.float32.min, tf.float32.max)
+    return tf.cast(values, tf.float32)
+
+
 def is_row(part: Any) -> bool:
     """Returns whether something is a row that ``to_row`` made."""
     return isinstance(part, _Row)

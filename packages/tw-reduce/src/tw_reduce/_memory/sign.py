@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tw_reduce._checks import named_compressor
 from tw_reduce._memory.protocol import Compressor
-from tw_reduce._memory.rows import from_rows, to_row
+from tw_reduce._memory.rows import as_float32, from_rows, to_row
 
 _BITS = tuple(1 << bit for bit in range(8))
 _SIGNS = [[1.0 if octet & bit else -1.0 for bit in _BITS] for octet in range(256)]
@@ -31,7 +31,9 @@ def _compress(
     tensor: tf.Tensor,
 ) -> tuple[Sequence[tf.IndexedSlices], Callable[..., tf.Tensor]]:
     dtype, count = tensor.dtype, tensor.shape.num_elements()
-    scale = tf.cast(tf.reduce_mean(tf.abs(tensor)), tf.float32)
+    # Divided first, by a power of two, lest the sum overflow; the bits are the same.
+    shrink = 2.0 ** -(count.bit_length())
+    scale = as_float32(tf.reduce_mean(tf.abs(tensor) * shrink) / shrink)
     positive = tf.cast(tf.reshape(tensor, [-1]) >= 0, tf.float32)
     bits = tf.reshape(tf.pad(positive, [[0, -count % 8]]), [-1, 8])
     # A matrix product; shifts and sums of rows of eight take four times as long.

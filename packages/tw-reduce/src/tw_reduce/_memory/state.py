@@ -21,7 +21,7 @@ from tw_core.internal import (
 )
 from tw_reduce._checks import check_devices, check_reduced, check_reducer
 from tw_reduce._choosing import all_reduce
-from tw_reduce._memory.carried import Carried, Sent, marked
+from tw_reduce._memory.carried import Carried, Sent, are_finite, marked
 from tw_reduce._memory.kept import Kept, tell_of_new_memory
 from tw_reduce._memory.protocol import States, check_stateful
 from tw_reduce._reducer import Reducer, TowerTensors, is_stateful
@@ -184,6 +184,11 @@ class ReducerState(
             check_reduced(sums, dense)
             check_reduced(new, dense)
             others, is_finite = carried.finish()
+            # Where an approximation overflowed, errors are not finite either. All
+            # towers, on all ranks, have the same sums.
+            kept = zip(sums[0], states[0], strict=True)
+            approximate = [own for own, state in kept if tf.nest.flatten(state)]
+            is_finite = tf.logical_and(is_finite, are_finite(approximate))
             sums = marked(sums, is_finite)
         order = [*places, *beside]
         both = zip(sums, others, strict=True)

@@ -20,11 +20,11 @@ from tw_core.internal import (
 from tw_reduce._checks import named_compressor
 from tw_reduce._memory.error_feedback import state_dtype
 from tw_reduce._memory.protocol import Compressor
-from tw_reduce._memory.rows import from_rows, to_row
+from tw_reduce._memory.rows import as_float32, from_rows, to_row
 
 _BLOCK = 61  # elements, of which a sample has one
 _FEWEST = 8  # elements of a sample that should reach the threshold
-_TINY, _LARGEST = float(np.finfo("float32").tiny), float(np.finfo("float32").max)
+_TINY = float(np.finfo("float32").tiny)
 
 
 def top_k(
@@ -62,8 +62,6 @@ def top_k(
         k = min(size, count or math.ceil(share * size))
         flat = tf.cast(tf.reshape(tensor, [-1]), state_dtype(tensor.dtype))
         places, values = _largest(flat, k, sampled)
-        if values.dtype == tf.float64:  # The rest of a larger one is its error.
-            values = tf.clip_by_value(values, -_LARGEST, _LARGEST)
         specs = [tf.TensorSpec([k], tf.float32), tf.TensorSpec([k], tf.int32)]
 
         def decode(rows: tf.IndexedSlices) -> tf.Tensor:
@@ -72,7 +70,7 @@ def top_k(
             total = tf.math.unsorted_segment_sum(own, places, size)
             return tf.reshape(total, tensor.shape)
 
-        return [to_row([tf.cast(values, tf.float32), places])], decode
+        return [to_row([as_float32(values), places])], decode
 
     return named_compressor(compress, "top_k()")
 
