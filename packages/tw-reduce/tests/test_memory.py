@@ -557,6 +557,30 @@ def test_savers_of_sessions_keep_memory(tmp_path):
                 np.testing.assert_array_equal(session.run(sums), wanted)
 
 
+@pytest.mark.parametrize("counts", [(3, 2), (3, 1), (2, 3)])
+def test_savers_of_sessions_refuse_another_number_of_towers(counts, tmp_path):
+    config = tf.compat.v1.ConfigProto(device_count={"CPU": len(CPUS)})
+    for num_towers in counts:
+        with tf.Graph().as_default():
+            state = ReducerState(REDUCERS["int8"], variables(num_towers, shapes=SMALL))
+            step = state(small_gradients(num_towers, 0))
+            saver = tf.compat.v1.train.Saver()
+            with tf.compat.v1.Session(config=config) as session:
+                session.run(tf.compat.v1.global_variables_initializer())
+                session.run(step)
+                if num_towers == counts[0]:
+                    path = saver.save(session, str(tmp_path / "saver"))
+                    continue
+                says = "as many towers" if num_towers < counts[0] else "is missing"
+                with pytest.raises(tf.errors.OpError) as found:
+                    saver.restore(session, path)
+                assert says in str(found.value)
+    with tf.Graph().as_default():  # The file's graph is not of another number.
+        saver = tf.compat.v1.train.import_meta_graph(f"{path}.meta")
+        with tf.compat.v1.Session(config=config) as session:
+            saver.restore(session, path)
+
+
 @pytest.mark.parametrize("resizes", [True, False])
 def test_sessions_divide_memory_between_other_towers(resizes, tmp_path, caplog):
     power = REDUCERS["power_sgd"]

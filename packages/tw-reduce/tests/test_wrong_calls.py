@@ -105,6 +105,12 @@ class MisShapen:
         return self.sums or add(grads), self.states or states
 
 
+def step_of_init(first):
+    reducer = MisShapen()
+    reducer.init = lambda variables: first
+    return step_of(reducer)
+
+
 def step_of(reducer):
     return lambda: ReducerState(reducer, variables())(ones())
 
@@ -553,6 +559,15 @@ ROWS = [
         for own, says in [
             (sign(), "of all towers; sign() compresses one tensor. Make a reducer"),
             (top_k, "of it: tw_reduce.compression.error_feedback(top_k())"),
+        ]
+    ),
+    *(
+        WrongCall("ReducerState", step_of_init(first), *case)
+        for first, *case in [
+            ([(), ()], ValueError, "one state per variable, () for none: 1; got 2."),
+            ([], ValueError, "one state per variable, () for none: 1; got 0."),
+            ({"own": 1}, TypeError, "init must return a list with one state per"),
+            (None, TypeError, "() for none; got None."),
         ]
     ),
     WrongCall(

@@ -43,6 +43,8 @@ from ._rank_parts import reduce_scatter as reduce_scatter
 from ._records.builds import tower_build as tower_build
 from ._records.matching import repeated_variables as repeated_variables
 from ._records.matching import shared_variables as shared_variables
+from ._tf_compat import SaveableObject as SaveableObject
+from ._tf_compat import SaveSpec as SaveSpec
 from ._tf_compat import with_gradient as with_gradient
 from ._towers import check_towers as check_towers
 from ._towers import record_variables as record_variables

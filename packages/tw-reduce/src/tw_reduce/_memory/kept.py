@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_core.internal import SaveableObject, SaveSpec
 from tw_reduce._memory.protocol import StatefulReducer
 
 _LOG = logging.getLogger("tw_reduce")
@@ -116,6 +117,40 @@ class Kept(
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> tf.Operation:
         return self.restore(restored)
+
+
+class SavedCount(
+    SaveableObject,  # type: ignore[misc] # TensorFlow is untyped
+):
+    """Saves the number of towers beside their variables, and refuses another one.
+
+    A saver finds variables by name, and would leave out those of further towers.
+    """
+
+    def __init__(self, saved: tf.Tensor, count: int) -> None:
+        name = saved.op.name  # An exported graph looks for an operation of this name.
+        super().__init__(saved, [SaveSpec(saved, "", name)], name)
+        self._count = count
+
+    @classmethod
+    def add(cls, scope: str, count: int) -> None:
+        """Lets all savers of the graph save it that are made from now on."""
+        with tf.device("/device:CPU:0"):
+            saved = tf.constant(count, name=f"{scope}/towers")
+        key = tf.compat.v1.GraphKeys.SAVEABLE_OBJECTS
+        tf.compat.v1.add_to_collection(key, cls(saved, count))
+
+    def restore(
+        self, restored_tensors: Sequence[tf.Tensor], restored_shapes: object
+    ) -> tf.Operation:
+        """Returns an op that fails if another number was saved."""
+        del restored_shapes
+        return tf.compat.v1.assert_equal(
+            *(restored_tensors[0], self._count),
+            message="A Saver restores a reducer's memory only for as many towers as it "
+            "was saved for; tf.train.Checkpoint divides it among others. It has "
+            f"{self._count} here, and in the file (x):",
+        )
 
 
 def _read(variable: tf.Variable) -> tf.Tensor:

@@ -18,7 +18,6 @@ from tw_reduce._memory.error_feedback import (
 from tw_reduce._memory.protocol import StatefulReducer, States
 from tw_reduce._reducer import Reducer
 
-
 # The bits of a float's exponent, which alone are the power of two below it.
 _EXPONENTS = {
     tf.float32: (tf.int32, 0x7F800000),

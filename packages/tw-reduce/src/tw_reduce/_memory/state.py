@@ -22,7 +22,7 @@ from tw_core.internal import (
 from tw_reduce._checks import check_devices, check_reduced, check_reducer
 from tw_reduce._choosing import all_reduce
 from tw_reduce._memory.carried import Carried, Sent, are_finite, marked
-from tw_reduce._memory.kept import Kept, tell_of_new_memory
+from tw_reduce._memory.kept import Kept, SavedCount, tell_of_new_memory
 from tw_reduce._memory.protocol import States, check_stateful
 from tw_reduce._reducer import Reducer, TowerTensors, is_stateful
 
@@ -47,7 +47,7 @@ class ReducerState(
     case a sum is NaN. ``tf.train.Checkpoint`` and savers of session graphs save it.
     When ``tf.train.Checkpoint`` restores another number of towers, the memory is
     divided by the reducer's method ``resize(states, count)``, or starts from zero with
-    a line in the log. Savers of session graphs restore the same number of towers only.
+    a line in the log. Savers of session graphs refuse another number of towers.
 
     >>> import tensorflow as tf
     >>> from tw_reduce import compression
@@ -259,7 +259,7 @@ class ReducerState(
 
     def reset(self) -> None:
         """Resets the memory to its initial values, outside of session graphs."""
-        firsts = self._towers.call(self._reducer.init)
+        firsts = self._first_states()
         for n, memory in self._memories.items():
             for variable, value in memory.pairs([own[int(n)] for own in firsts]):
                 variable.assign(value)
@@ -334,6 +334,20 @@ class ReducerState(
             for k in range(len(self._towers.variables))
         ]
 
+    def _first_states(self) -> list[Sequence[Any]]:
+        firsts = self._towers.call(self._reducer.init)
+        if not all(isinstance(own, list | tuple) for own in firsts):
+            raise TypeError(
+                "init must return a list with one state per variable, () for none; got "
+                f"{firsts[0]!r:.80}."
+            )
+        if others := [len(own) for own in firsts if len(own) != self.num_variables]:
+            raise ValueError(
+                "init must return one state per variable, () for none: "
+                f"{self.num_variables}; got {others[0]}."
+            )
+        return firsts
+
     def _make(self, places: Sequence[int]) -> None:
         def make(k: int, n: int, value: Any) -> tf.Variable:
             return tf.compat.v1.Variable(
@@ -343,7 +357,9 @@ class ReducerState(
                 use_resource=True,
             )
 
-        firsts = self._towers.call(self._reducer.init)
+        firsts = self._first_states()
+        if builds_session_graph() and not self._made:
+            SavedCount.add(self._scope, len(firsts))
         self._made |= set(places)
         for n in places:
             if tf.nest.flatten(firsts[0][n]):
