@@ -1,5 +1,7 @@
 """Gradients of mixed dtypes are clipped by their global norm as NumPy would."""
 
+import math
+
 import keras
 import numpy as np
 import pytest
@@ -61,7 +63,7 @@ def train(make_trainer, request):
         want, speed = np.zeros(len(sizes)), np.zeros(len(sizes))
         for row in (X[[0, 2]], X[[1, 3]]):
             grad = np.float64(sizes) * row.mean()
-            norm = np.sqrt(2 * np.sum(grad**2))
+            norm = math.hypot(*grad, *grad)
             speed = 0.9 * speed * ("momentum" in optimizer) + grad * min(
                 1, bound / norm
             )
@@ -74,6 +76,7 @@ def train(make_trainer, request):
 @pytest.mark.full(
     *("function-float64-keras", "graph-mixed-v1", "function-overflows-keras, momentum"),
     *("function-no factor-keras, scaled", "function-mixed-keras, scaled by itself"),
+    *("function-huge-keras", "graph-huge-v1", "function-wide-keras"),
 )
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
@@ -84,8 +87,10 @@ def train(make_trainer, request):
         ([("float16", 400), ("float16", -300)], 100.0),  # squares overflow
         ([("float16", 12), ("float64", 10**9)], 1.0),  # no factor of float16
         ([("float32", 3), ("bfloat16", -2)], 1e6),
+        ([("float32", 2.0**116), ("bfloat16", -(2.0**115))], 0.3),
+        ([("float64", 1e200), ("float32", 1e30)], 0.3),
     ],
-    ids=["float64", "mixed", "overflows", "no factor", "unclipped"],
+    ids=["float64", "mixed", "overflows", "no factor", "unclipped", "huge", "wide"],
 )
 def test_variables_of_any_float_dtypes_move_as_in_numpy(
     train, variables, optimizer, bound

@@ -248,11 +248,23 @@ def _clipped(grads: list[Any], bound: tf.Tensor | float | None) -> list[Any]:
     # TensorFlow needs one dtype, and its squares and factors overflow float16.
     dtypes = [values_of(grad).dtype for grad in grads]
     wide = tf.float64 if tf.float64 in dtypes else tf.float32
+    casted = [_cast(grad, wide) for grad in grads]
     clipped, _ = tf.clip_by_global_norm(
-        [_cast(grad, wide) for grad in grads],
+        casted,
         tf.cast(bound, wide) if tf.is_tensor(bound) else bound,
+        use_norm=_global_norm(casted, 2.0 ** (-64 if wide == tf.float32 else -512)),
     )
     return [_cast(grad, dtype) for grad, dtype in zip(clipped, dtypes, strict=True)]
+
+
+def _global_norm(grads: list[Any], shrink: float) -> tf.Tensor:
+    """Returns the norm of all gradients, also where squares overflow."""
+    norm = tf.linalg.global_norm(grads)
+
+    def shrunk() -> tf.Tensor:
+        return tf.linalg.global_norm([scale(own, shrink) for own in grads]) / shrink
+
+    return tf.cond(tf.math.is_finite(norm), lambda: norm, shrunk)
 
 
 def _cast(grad: Any, dtype: tf.DType) -> Any:
