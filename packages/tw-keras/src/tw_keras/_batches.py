@@ -110,12 +110,22 @@ def _without_last(joined: Any, last: Any, times: Any) -> Any:
     return joined[: rows_of(joined) - times * rows_of(last)]
 
 
+def specs(data: Any) -> Any:
+    """Returns a batch's nest of specs; ``data`` may be one already."""
+
+    def spec(leaf: Any) -> Any:
+        is_spec = leaf is None or isinstance(leaf, tf.TypeSpec)
+        return leaf if is_spec else tf.type_spec_from_value(leaf)
+
+    return tf.nest.map_structure(spec, data)
+
+
 def any_rows(data: Any) -> Any:
     """Returns a batch's nest of specs, with an unspecified number of rows."""
 
-    def spec(leaf: Any) -> tf.TensorSpec | None:
-        if leaf is None:
-            return None
-        return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+    def spec(own: Any) -> Any:
+        if isinstance(own, tf.TensorSpec | tf.SparseTensorSpec):
+            return type(own)([None, *own.shape[1:]], own.dtype)
+        return own
 
-    return tf.nest.map_structure(spec, data)
+    return tf.nest.map_structure(spec, specs(data))

@@ -1,6 +1,9 @@
 """Builds a model from its first batch, and lists its random generators' states."""
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -9,7 +12,8 @@ import tensorflow as tf
 
 from tw_core.flat_variables import flat_variable_of
 from tw_core.internal import is_variable, tf_variable
-from tw_keras._checks import layers_of, optimizers_of
+from tw_keras import _batches
+from tw_keras._checks import layers_of, metrics_of, optimizers_of
 
 
 def is_seed(variable: Any) -> bool:
@@ -91,7 +95,7 @@ def global_seeds() -> Sequence[tf.Variable]:
 
 def has_metrics_built(model: Any, data: Any) -> bool:
     """Returns whether the state of a compiled model's losses and metrics exists."""
-    stateful = list(model.metrics)
+    stateful = metrics_of(model)
     y = data[1] if isinstance(data, tuple) and len(data) in (2, 3) else None
     outputs = (model.built and getattr(model, "outputs", None)) or ()
     if not model.run_eagerly and max(len(outputs), len(tf.nest.flatten(y))) > 1:
@@ -100,26 +104,39 @@ def has_metrics_built(model: Any, data: Any) -> bool:
     return all(getattr(own, "built", True) for own in stateful)
 
 
-def build_variables(batch: Any, model: Any) -> None:
-    """Calls a model on symbolic inputs, unless built or without a ``call``.
+def build_layers(data: Any, model: Any, method: str) -> None:
+    """Creates a model's variables from a batch's specs, as its step would.
 
-    An overridden ``train_step`` may take batches other than ``(x, y, sample_weight)``,
-    or call the model or its parts differently; then it is traced instead.
+    Calls the model, and traces the step if layers are left, such as a teacher that only
+    a ``train_step`` calls. If that fails, so does the step, with its own error.
     """
-    own_step = has_own_step(model)
-    if model.built or (own_step and type(model).call is keras.Model.call):
-        return
-    try:
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(_symbols(batch))
-        model(x)
-    except Exception:
-        if not own_step:
-            raise
-        _trace_step(batch, model)
+    is_own, failed = has_own_step(model), None
+    # Some need to know the number of rows; others must not.
+    batches = _batches.any_rows(data), _batches.specs(data)
+    if type(model).call is not keras.Model.call and not model.built:
+        failed = _trace_any(partial(_call, model, is_own=is_own), batches)
+        if failed is not None and not is_own:
+            raise failed
+    if failed is not None or unbuilt_of(model):
+        _trace_any(partial(_step, model, method), batches)
+    model.built = True
 
 
-def build_metrics(batch: Any, model: Any) -> None:
+def unbuilt_of(model: Any) -> list[str]:
+    """Names a model's layers that may still create variables."""
+    return [own.name for own in layers_of(model)[1:] if not own.built]
+
+
+def _call(model: Any, data: Any, *, is_own: bool) -> None:
+    with warnings.catch_warnings():
+        if is_own:  # What the call does not build, the step may.
+            warnings.filterwarnings("ignore", r"`build\(\)` was called on layer")
+        model(keras.utils.unpack_x_y_sample_weight(data)[0])
+
+
+def build_metrics(data: Any, model: Any, method: str) -> None:
     """Creates the state of a compiled model's losses and metrics."""
+    batch = _batches.any_rows(data)
     optimizer, model.optimizer = model.optimizer, None  # its slots are placed elsewhere
     try:
         model._symbolic_build(data_batch=_symbols(batch))
@@ -127,7 +144,7 @@ def build_metrics(batch: Any, model: Any) -> None:
         if not has_own_step(model):
             raise
         model.optimizer = optimizer
-        _trace_step(batch, model)
+        _trace(partial(_step, model, method), batch)
     finally:
         model.optimizer = optimizer
 
@@ -137,27 +154,54 @@ def has_own_step(model: Any) -> bool:
     return type(model).train_step is not keras.Model.train_step
 
 
-def _trace_step(batch: Any, model: Any) -> None:
-    """Traces an overridden ``train_step``, so that it creates its variables.
+def _step(model: Any, method: str, data: Any) -> None:
+    """Calls a step whose optimizers create no slots; those are placed elsewhere."""
+    with ExitStack() as stack:
+        for own in optimizers_of(model):
+            stack.enter_context(_without_apply(own))
+        getattr(model, method)(data)
 
-    Nothing runs. Optimizers create no slots; those are placed elsewhere.
-    """
-    optimizers = optimizers_of(model)
 
-    def step(data: Any) -> None:
-        model.train_step(data)
-
-    for own in optimizers:
-        own.apply = lambda *_, **__: None
+@contextmanager
+def _without_apply(optimizer: Any) -> Iterator[None]:
+    own_method = vars(optimizer).get("apply")
+    optimizer.apply = lambda *_, **__: None
     try:
-        tf.function(step, autograph=False).get_concrete_function(batch)
+        yield
     finally:
-        for own in optimizers:
-            del own.apply
+        del optimizer.apply
+        if own_method is not None:  # set on the object before
+            optimizer.apply = own_method
+
+
+def _trace_any(call: Callable[[Any], None], batches: Sequence[Any]) -> Any:
+    """Traces a call with the first batch that it takes; returns the error if none."""
+    for batch in batches:
+        try:
+            _trace(call, batch)
+        except Exception as error:
+            failed = error
+        else:
+            return None
+    return failed
+
+
+def _trace(call: Callable[[Any], None], batch: Any) -> None:
+    """Traces a call, so that it creates its variables; nothing runs.
+
+    A ``tf.function`` would initialize them only if all of the trace succeeds.
+    """
+
+    def symbol(spec: tf.TensorSpec | None) -> Any:
+        return spec and tf.compat.v1.placeholder(spec.dtype, spec.shape)
+
+    with tf.__internal__.FuncGraph("build").as_default():
+        call(tf.nest.map_structure(symbol, batch, expand_composites=True))
 
 
 def _symbols(batch: Any) -> Any:
-    def symbol(spec: tf.TensorSpec | None) -> Any:
-        return None if spec is None else keras.KerasTensor(spec.shape, spec.dtype.name)
+    def symbol(spec: Any) -> Any:
+        is_sparse = isinstance(spec, tf.SparseTensorSpec)
+        return spec and keras.KerasTensor(spec.shape, spec.dtype.name, sparse=is_sparse)
 
     return tf.nest.map_structure(symbol, batch)

@@ -104,6 +104,15 @@ def optimizers_of(model: Any) -> list[Any]:
     return list({id(own): own for own in found}.values())
 
 
+def metrics_of(model: Any) -> list[Any]:
+    """Lists a model's metrics, also compiled ones that its ``metrics`` leaves out.
+
+    A plain step updates those, too.
+    """
+    metrics = [*model.metrics, *keras.Model.metrics.fget(model)]
+    return list({id(own): own for own in metrics}.values())
+
+
 def check_adapted(models: Sequence[Any]) -> None:
     """Refuses layers adapted in some copies only, whose state is not in variables."""
     layers = zip(*map(layers_of, models), strict=False)

@@ -58,6 +58,7 @@ class Copies:
         self.assigned: list[Any] = []  # tower 0's variables that train, by a step
         self.states_by_row: Sequence[Sequence[Any]] = ()  # [K], each tower's own
         self._is_built = False
+        self._built_for = set[str]()  # names of steps
         self.states, self.accumulation = OptimizerStates(towers), Accumulation(towers)
         devices = [tower.device for tower in towers]
         # If ranks add them next, towers need no copies of their sums.
@@ -178,6 +179,7 @@ class Copies:
         self._freeze_alike()
         self.states = OptimizerStates(self.towers)  # frees those of older optimizers
         self.accumulation.forget()
+        self._built_for.clear()
         if self.memory is not None:
             self.memory.forget()
         given = tf.nest.map_structure(wrapped, (args, options))
@@ -458,35 +460,48 @@ class Copies:
             for own, main in zip(of_tower, seeds[0], strict=True):
                 own.assign(tf.add(main.value, [k * _SEED_STEP, 0]))
 
-    def prepare(self, data: Any) -> None:
+    def prepare(self, data: Any, method: str) -> bool:
         """Creates the first batch's variables from its specs, before a step is traced.
 
-        A function that creates variables is traced twice.
+        A function that creates variables is traced twice. Returns whether there are
+        new ones.
         """
-        self.build(data, metrics=True)
+        is_new = self.build(data, method)
         self.build_outer()
         main, own = self.main, getattr(self.main, "optimizer", None)
         if own is None or own.built or not main.trainable_variables:
-            return
+            return is_new
         if self.flat is None and not _building.has_own_step(main):
             self.build_optimizer(own, main.trainable_variables)
+        return is_new
 
-    def build(self, data: Any, *, metrics: bool) -> None:
-        """Creates the first batch's variables, outside the step being traced."""
-        lacks_metrics = metrics and not _building.has_metrics_built(self.main, data)
-        if self._is_built and not lacks_metrics:
-            return
-        batch = _batches.any_rows(data)
+    def build(self, data: Any, method: str) -> bool:
+        """Creates a step's variables, outside of the step; returns whether any are new.
+
+        A later step may call layers that the first has not.
+        """
+        lacks_layers = not self._is_built or (
+            method not in self._built_for
+            and self.flat is None  # whose variables are known when it is made
+            and bool(_building.unbuilt_of(self.main))
+        )
+        lacks_metrics = method != "predict_step" and not (
+            self._is_built and _building.has_metrics_built(self.main, data)
+        )
+        if not (lacks_layers or lacks_metrics):
+            return False
         with tf.init_scope():
             for model, tower in zip(self.distinct, self.towers, strict=False):
                 with tf.device(tower.device), naming(tower):
-                    _building.build_variables(batch, model)
-                    if lacks_metrics and tower.is_main:  # whose metrics are used
-                        _building.build_metrics(batch, model)
-            if not self._is_built:
-                for model in self.models:
-                    model.built = True
+                    if lacks_layers:
+                        _building.build_layers(data, model, method)
+            if lacks_metrics and not _building.has_metrics_built(self.main, data):
+                with tf.device(self.towers[0].device), naming(self.towers[0]):
+                    _building.build_metrics(data, self.main, method)
+            self._built_for.add(method)
+            if lacks_layers:
                 self.make_equal()
+        return lacks_layers
 
     def _make_optimizers_equal(self) -> None:
         for own in self.appliers:

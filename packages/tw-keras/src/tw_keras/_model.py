@@ -55,6 +55,7 @@ class TowerModel(AsTower0):
 
     _evaluates = False  # Keras's fit evaluates between epochs.
     _fits = _stops = _has_failed = False
+    _batch_method = "train_step"  # of the last call of train_on_batch and the like
     _saves = False  # Whether a callback of rank 0 may, as an epoch ends.
     _epoch_iterator: Any = None
     _test_iterator: Any = None
@@ -484,7 +485,7 @@ class TowerModel(AsTower0):
         return self._on_batch("test_on_batch", "test_step", args, kwargs)
 
     def _on_batch(self, name: str, step: str, args: Any, kwargs: Any) -> Any:
-        plain = getattr(keras.Model, name)
+        plain, self._batch_method = getattr(keras.Model, name), step
 
         def run(*args: Any, **kwargs: Any) -> Any:
             with naming_what_failed(self._steps):
@@ -596,17 +597,20 @@ class TowerModel(AsTower0):
         # Keras calls this before it traces a step.
         dataset = getattr(iterator, "_distributed_dataset", None)
         data = getattr(dataset, "element_spec", data_batch)
+        method = "test_step" if self._evaluates else "train_step"
+        method = self._batch_method if iterator is None else method
         ranks, trains = self._ranks, not self._evaluates
         if trains:
             self._epoch_iterator = iterator
         else:
             self._test_iterator = iterator
+        is_new = False
         if data is not None:
-            self._own.prepare(data)
+            is_new = self._own.prepare(data, method)
             if ranks is not None and self._fits and trains and not self.run_eagerly:
                 self._steps.trace_beforehand(data)
-        is_evaluation = self._evaluates and not self._fits
-        if ranks is not None and (is_evaluation or not (self._fits or ranks.has_begun)):
+        takes = is_new or self._evaluates or (ranks is not None and not ranks.has_begun)
+        if ranks is not None and takes and not self._fits:
             self._own.take_from_rank_0()
 
 

@@ -1,7 +1,7 @@
 """The steps of a ``TowerModel``: each copy runs one on its part of a batch."""
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -115,7 +115,7 @@ class Steps:
             sizes, own = _by_rank(sizes, own, len(towers))
         parts = cut(data, sizes, lends_row=True)[own]
         sizes, parts = sizes[own], on_devices(parts, towers[: len(parts)])
-        self._own.build(data, metrics=method != "predict_step")
+        self._own.build(data, method)
         return sizes, parts, _batches.lent_rows(sizes)
 
     def _own_parts(self, method: str) -> tuple[int, slice]:
@@ -150,11 +150,10 @@ class Steps:
         try:
             with meetings.held(), flat.training() if flat else nullcontext():
                 for part, tower in zip(parts, self._own.towers, strict=True):
-                    creating = tf.variable_creator_scope(_refuse_new_variable)
                     with (
                         naming(tower),
                         tf.device(tower.device),
-                        creating,
+                        _refusing_new_variables(),
                         meeting_alone(combine),
                         tf.summary.record_if(False),
                     ):
@@ -179,7 +178,7 @@ class Steps:
         if meetings is not None:
             combine = meetings.combine
             meetings.losses.of_tower = meetings.losses.factors
-        creating = tf.variable_creator_scope(_refuse_new_variable)
+        creating = _refusing_new_variables()
         with tf.device(self._own.towers[0].device), creating, meeting_alone(combine):
             return [getattr(self._own.main, method)(parts[0])]
 
@@ -189,7 +188,7 @@ class Steps:
 
         def step(part: Any) -> list[Any]:
             with (
-                tf.variable_creator_scope(_refuse_new_variable),
+                _refusing_new_variables(),
                 synchronized_layers(),
                 _batches.after(part),
             ):
@@ -210,7 +209,7 @@ class Steps:
             if meetings is not None:
                 meetings.losses.of_tower = own_factors
             with (
-                tf.variable_creator_scope(_refuse_new_variable),
+                _refusing_new_variables(),
                 synchronized_layers(),
                 _batches.after(part),
             ):
@@ -299,14 +298,32 @@ def _by_rank(sizes: Sequence[Any], own: slice, count: int) -> tuple[list[Any], s
     return of_ranks, slice(rank, rank + 1)
 
 
-def _refuse_new_variable(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-    if not may_meet():  # Where towers meet, optimizers make state.
-        with tf.control_dependencies(None):  # A value that waits for a batch
-            return next_creator(**kwargs)  # is not lifted, and fails in XLA.
-    raise ValueError(
-        f"TowerModel: a step would create the variable {kwargs.get('name')!r}; create "
-        "all variables in make_model, or in the layers' build."
-    )
+@contextmanager
+def _refusing_new_variables() -> Iterator[None]:
+    """Refuses variables that a step would create, even if Keras ignores the error."""
+    refused = []
+
+    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        if not may_meet():  # Where towers meet, optimizers make state.
+            with tf.control_dependencies(None):  # A value that waits for a batch
+                return next_creator(**kwargs)  # is not lifted, and fails in XLA.
+        scope = tf.get_current_name_scope()
+        refused.append(
+            ValueError(
+                "TowerModel: a step would create the variable "
+                f"{kwargs.get('name')!r}{scope and f' in {scope}'}; create all "
+                "variables in make_model, or in the build of layers that the model has."
+            )
+        )
+        raise refused[0]
+
+    try:
+        with tf.variable_creator_scope(create):
+            yield
+    finally:
+        # While Keras builds a layer, it turns any error into a warning.
+        if refused:
+            raise refused[0]
 
 
 def _no_meeting(place: Any, brought: list[Any]) -> Sequence[Any]:

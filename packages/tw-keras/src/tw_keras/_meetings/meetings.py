@@ -26,7 +26,12 @@ from tw_core.internal import (
     tf_variable,
     values_of,
 )
-from tw_keras._checks import check_all_remember, check_records, optimizers_of
+from tw_keras._checks import (
+    check_all_remember,
+    check_records,
+    metrics_of,
+    optimizers_of,
+)
 from tw_keras._meetings import metrics
 from tw_keras._meetings.accumulated import (
     accumulate,
@@ -74,7 +79,7 @@ class Meetings:
         self._step, self._copies = step, step.copies
         self._graph = tf.compat.v1.get_default_graph()  # of the step
         self._optimizers = optimizers_of(step.copies.main)
-        self._metrics = list(step.copies.main.metrics)
+        self._metrics = metrics_of(step.copies.main)
         self.losses = Losses(step, self._optimizers)
 
     @contextmanager
