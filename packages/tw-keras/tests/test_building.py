@@ -1,4 +1,4 @@
-"""Layers that only a step calls are built on every tower, as plain Keras builds them."""
+"""Layers that only a step calls are built on every tower, as Keras builds them."""
 
 import keras
 import numpy as np
@@ -295,3 +295,12 @@ def test_metrics_that_a_class_does_not_list_are_updated(num_towers):
         return [fitted, kept, model.evaluate(X, Y, **data)]
 
     check_near(results(TowerModel(ListsOne, CPUS[:num_towers])), results(ListsOne()))
+
+
+def test_shared_variables_that_a_step_builds_are_on_the_host():
+    model = TowerModel(
+        lambda: WithCall("layer"), CPUS[1:3], variables="parameter_server"
+    )
+    model.compile("sgd")
+    model.fit(X, Y, verbose=0)
+    assert {v.value.device[-5:] for v in model.variables} == {"CPU:0"}

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tw_core import Tower, copy_to_replicas
 from tw_core.internal import create_slots, follow_variables, host_of, tf_variable
-from tw_keras import _batches, _building, _checks
+from tw_keras import _building, _checks
 from tw_keras._over_ranks.agreement import take_of_rank_0
 from tw_keras._over_ranks.ranks import Ranks
 from tw_keras._over_ranks.sharded import ShardedStates
@@ -87,14 +87,19 @@ class Copies:
         if flat_below_bytes:
             self.flat = FlatTraining(make_model, towers, flat_below_bytes)
             self.models = list(map(_checked_model, self.flat.models))
-        elif variables == "parameter_server":
-            self.models = [_make(make_model, host_of(devices[0]))] * len(towers)
         else:
-            self.models = [_make(make_model, device) for device in devices]
+            made = [_make(make_model, device) for device in self._homes()]
+            self.models = made * (len(towers) // len(made))
         if self.outer is not None:  # so that it is saved with tower 0
             setattr(self.main, _checks.OUTER, self.outer)
         if all(model.built for model in self.models):
             self.make_equal()
+
+    def _homes(self) -> list[str]:
+        """Returns the devices of the distinct models' variables."""
+        devices = [tower.device for tower in self.towers]
+        is_shared = self.variables == "parameter_server"
+        return [host_of(devices[0])] if is_shared else devices
 
     @property
     def ranks_in_steps(self) -> Ranks | None:
@@ -491,13 +496,16 @@ class Copies:
         if not (lacks_layers or lacks_metrics):
             return False
         with tf.init_scope():
-            for model, tower in zip(self.distinct, self.towers, strict=False):
-                with tf.device(tower.device), naming(tower):
+            for model, tower, home in zip(
+                self.distinct, self.towers, self._homes(), strict=False
+            ):
+                with tf.device(home), naming(tower):
                     if lacks_layers:
                         _building.build_layers(data, model, method)
-            if lacks_metrics and not _building.has_metrics_built(self.main, data):
-                with tf.device(self.towers[0].device), naming(self.towers[0]):
-                    _building.build_metrics(data, self.main, method)
+            main, own = self.main, self.towers[0]
+            if lacks_metrics and not _building.has_metrics_built(main, data):
+                with tf.device(own.device), naming(own):
+                    _building.build_metrics(data, main, method)
             self._built_for.add(method)
             if lacks_layers:
                 self.make_equal()
