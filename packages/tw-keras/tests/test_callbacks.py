@@ -332,8 +332,12 @@ def test_losses_that_cannot_be_combined_are_refused():
 
     with pytest.raises(ValueError, match="must have a reduction other than 'none'"):
         compiled(mlp, loss=loss("none"))
-    model = compiled(lambda: Own(mlp().layers), loss=loss("sum"))
     x, _ = data_for("mlp")
+    for reduction in ("none", None):  # A step of one's own need not use the loss.
+        model = compiled(lambda: Own(mlp().layers), loss=loss(reduction))
+        with pytest.raises(ValueError, match="every loss that compute_loss uses must"):
+            model.fit(x, x[:, :3], verbose=0)
+    model = compiled(lambda: Own(mlp().layers), loss=loss("sum"))
     with pytest.raises(ValueError, match="cannot be separated from the regularizers"):
         model.fit(x, x[:, :3], verbose=0)
 
@@ -360,28 +364,66 @@ def test_errors_of_keras_arrive_and_name_the_tower():
         TowerModel(mlp, CPUS[:2]).fit(x, y)
 
 
-def test_synchronised_layers_need_weighed_losses_in_ones_own_step():
+class OfSix(keras.Model):
+    """Its step assumes batches of six rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x + tf.ones([6, 3], x.dtype)) - y) ** 2)
+        variables = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("inline", [True, False])
+@pytest.mark.parametrize("num_towers", [2, 3])
+@pytest.mark.each_choice
+def test_an_error_of_a_step_for_whole_batches_has_the_rows(
+    is_known, inline, num_towers
+):
+    data = tf.data.Dataset.from_tensor_slices((np.ones([12, 3]), np.ones([12, 2])))
+    model = TowerModel(OfSix, CPUS[:num_towers], inline=inline)
+    model.compile("sgd")
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError)) as caught:
+        model.fit(data.batch(6, drop_remainder=is_known), verbose=0)
+    says = f"(in tower 0 of {num_towers}, which has {6 // num_towers} of the batch's 6 "
+    assert any(note.startswith(says) for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("applies", ["optimizer", "own"])
+def test_synchronised_layers_need_losses_weighed_by_the_optimizer_that_applies(applies):
     class Own(keras.Sequential):
         def train_step(self, data):
             x, y = data
             with tf.GradientTape() as tape:
                 loss = self.compute_loss(x, y, self(x, training=True))
-                if self.weighs:
-                    loss = self.optimizer.scale_loss(loss)
+                if self.scaler:
+                    loss = getattr(self, self.scaler).scale_loss(loss)
             variables = self.trainable_variables
-            self.optimizer.apply(tape.gradient(loss, variables), variables)
+            grads = tape.gradient(loss, variables)
+            getattr(self, applies).apply(grads, variables)
             return {"loss": loss}
 
-    def make(weighs):
+    def make(scaler):
         layers = [keras.Input([6]), keras.layers.BatchNormalization(synchronized=True)]
         model = Own([*layers, keras.layers.Dense(3)])
-        model.weighs = weighs
+        model.scaler, model.own = scaler, keras.optimizers.SGD()
         return model
 
     x, y = data_for("mlp")
-    with pytest.raises(ValueError, match=r"differentiate self.optimizer.scale_loss"):
-        compiled(lambda: make(False)).fit(x, y, verbose=0)
-    compiled(lambda: make(True)).fit(x, y, verbose=0)
+    for wrong in {None, "optimizer", "own"} - {applies}:
+        with pytest.raises(ValueError, match=rf"differentiate self.{applies}.scale_l"):
+            compiled(lambda wrong=wrong: make(wrong)).fit(x, y, verbose=0)
+    compiled(lambda: make(applies)).fit(x, y, verbose=0)
 
 
 class Refusing(keras.layers.Layer):

@@ -129,3 +129,11 @@ def any_rows(data: Any) -> Any:
         return own
 
     return tf.nest.map_structure(spec, specs(data))
+
+
+def static_rows(data: Any) -> int | None:
+    """Returns a batch's number of rows, if that is known."""
+    known: list[int | None] = [
+        own.shape[0] for own in tf.nest.flatten(specs(data)) if own is not None
+    ]
+    return known[0]

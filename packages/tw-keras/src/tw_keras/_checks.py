@@ -184,13 +184,13 @@ def reductions_of(model: Any) -> frozenset[str]:
     )
 
 
-def check_losses(model: Any) -> None:
+def check_losses(reductions: frozenset[str]) -> None:
     """Refuses losses that cannot be combined over towers."""
-    reductions = reductions_of(model)
     if reductions & {"none", None}:
         raise ValueError(
-            "TowerModel: every loss must have a reduction other than 'none', so that "
-            f"the towers' losses can be combined; got {sorted(map(str, reductions))}."
+            "TowerModel: every loss that compute_loss uses must have a reduction other "
+            "than 'none', so that the towers' losses can be combined; got "
+            f"{sorted(map(str, reductions))}."
         )
 
 

@@ -191,7 +191,11 @@ class Copies:
         for model, tower in zip(self.distinct, self.towers, strict=False):
             with tf.device(tower.device):
                 model.compile(*given[0], **given[1])
-        _checks.check_losses(self.main)
+        kind: Any = type(self.main)
+        is_plain = kind.compute_loss is keras.Model.compute_loss
+        if is_plain and not _building.has_own_step(self.main):
+            # Other steps may call a compiled loss themselves, and average.
+            _checks.check_losses(_checks.reductions_of(self.main))
         self.adopt_optimizers()
 
     def adopt_optimizers(self) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_keras import _batches
+
 _log = logging.getLogger(__name__)
 # Where XLA fails: a variable on another device, or the first node that it names.
 _NAME = re.compile(r"(?s)(.*access resource |.*?(; got |\[id=\d+ |node `?))([^`}\s,]+)")
@@ -81,6 +83,9 @@ def naming_what_failed(steps: Any) -> Iterator[None]:
     """
     try:
         yield
+    except tf.errors.InvalidArgumentError as error:
+        steps.note_rows(error)
+        raise
     except tf.errors.CancelledError as error:
         if "RecvAsync is cancelled" not in str(error):
             raise
@@ -121,7 +126,7 @@ class LastBatch:
     def hold(self, method: str, data: Any) -> Any:
         """Holds the batch of a step being traced; returns it, available once held."""
         kind = [tf.constant(len(self._kinds))]
-        self._kinds.append((method, tf.nest.map_structure(_spec_of, data)))
+        self._kinds.append((method, _batches.specs(data)))
         with tf.device("/cpu:0"):
             with tf.control_dependencies(self.forget()):
                 held = [
@@ -158,10 +163,6 @@ class LastBatch:
             for leaf in tf.nest.flatten(specs, expand_composites=True)
         ]
         return method, tf.nest.pack_sequence_as(specs, leaves, expand_composites=True)
-
-
-def _spec_of(leaf: Any) -> Any:
-    return None if leaf is None else tf.type_spec_from_value(leaf)
 
 
 def _leaves(data: Any) -> list[Any]:

@@ -1,5 +1,6 @@
 """The steps of a ``TowerModel``: each copy runs one on its part of a batch."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -61,14 +62,20 @@ class Steps:
             rows=sizes,
             lent=lent,
             synchronized=synchronized,
-            rescaled=self._rescaled(reductions, added=added, is_alone=is_alone),
+            rescaled=self._rescaled(
+                reductions, added=added, is_alone=is_alone, trains=trains
+            ),
             checksum=checksum,
             share=share,
         )
         meetings = Meetings(step)
         # Padding rows do not count in the moments of all rows.
         counted = _batches.have_rows(sizes) if synchronized else None
-        with meetings.held(), flat.training() if flat else nullcontext():
+        with (
+            meetings.held(),
+            flat.training() if flat else nullcontext(),
+            self._naming_rows(data, sizes),
+        ):
             logs = self._run(method, parts, meetings, counted)
         if is_alone and trains:
             own.make_equal()
@@ -80,15 +87,17 @@ class Steps:
         return merged
 
     def _rescaled(
-        self, reductions: frozenset[str], *, added: bool, is_alone: bool
+        self, reductions: frozenset[str], *, added: bool, is_alone: bool, trains: bool
     ) -> frozenset[str]:
-        """Returns the loss reductions that must first become means over rows."""
+        """Returns the loss reductions that must first become means, or are refused."""
         is_one = is_alone or len(self._own.towers) == 1
         if is_one and self._own.ranks_in_steps is None:
             return frozenset()
-        kinds = set() if added else {"sum"}
+        kinds: set[Any] = set() if added else {"sum"}
         if self._own.weigh is None:
             kinds.add("mean_with_sample_weight")
+        if trains:
+            kinds |= {"none", None}
         return reductions & kinds
 
     def finish_epoch(self) -> None:
@@ -101,7 +110,9 @@ class Steps:
         """Returns every copy's predictions for its part, in the batch's order."""
         method = "predict_step"
         sizes, parts, lent = self._cut(method, self._held(method, data))
-        return _batches.join(self._run(method, parts), lent, sizes)
+        with self._naming_rows(data, sizes):
+            predictions = self._run(method, parts)
+        return _batches.join(predictions, lent, sizes)
 
     def _cut(self, method: str, data: Any) -> Any:
         """Cuts a batch into the towers' parts; the first batch also builds the models.
@@ -128,6 +139,35 @@ class Steps:
     def _held(self, method: str, data: Any) -> Any:
         return data if tf.executing_eagerly() else self.last.hold(method, data)
 
+    @contextmanager
+    def _naming_rows(self, data: Any, sizes: Sequence[Any]) -> Iterator[None]:
+        """Adds a note with the rows of tower 0, whose step is being traced."""
+        try:
+            yield
+        except Exception as error:
+            self._note_rows(error, data, sizes[0])
+            raise
+
+    def _note_rows(self, error: Exception, data: Any, size: Any, k: int = 0) -> None:
+        rows = _batches.static_rows(data)
+        if isinstance(size, int) and rows is not None and size != rows:
+            error.add_note(
+                f"(in tower {k} of {len(self._own.towers)}, which has {size} of the "
+                f"batch's {rows} rows)"
+            )
+
+    def note_rows(self, error: Exception) -> None:
+        """Adds a note if the last step failed at a tensor with the rows of a tower."""
+        last = self.last.take()
+        if last is None:
+            return
+        method, data = last
+        count, own = self._own_parts(method)
+        for k, size in enumerate(_batches.checked_sizes(data, count)[own]):
+            if re.search(rf"\[{size}[,\]]", str(error)):
+                self._note_rows(error, data, size, k)
+                return
+
     def run_again(self) -> None:
         """Runs the towers' parts of the last batch one by one; raises the first error.
 
@@ -138,7 +178,8 @@ class Steps:
             return
         method, data = last
         count, own = self._own_parts(method)
-        parts = cut(data, _batches.checked_sizes(data, count), lends_row=True)[own]
+        sizes = _batches.checked_sizes(data, count)
+        parts = cut(data, sizes, lends_row=True)[own]
         before = [variable.numpy() for variable in main.variables]
         meetings = Meetings(Step(copies=self._own, average=True, trains=False))
 
@@ -158,6 +199,9 @@ class Steps:
                         tf.summary.record_if(False),
                     ):
                         getattr(main, method)(part)
+        except Exception as error:
+            self._note_rows(error, data, sizes[own][tower.index], tower.index)
+            raise
         finally:
             for variable, value in zip(main.variables, before, strict=True):
                 variable.assign(value)

@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tw_core.internal import may_meet, meet, weigh
+from tw_keras._checks import check_losses
 from tw_keras._meetings.step import Step
 from tw_keras._updates.update import Brought, times
 from tw_keras._updates.wrapped import WrappedOptimizer
@@ -85,11 +86,15 @@ class Losses:
             )
 
     def rescaling(self, losses: Any, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a ``call`` of compiled losses that makes all means over rows."""
+        """Returns a ``call`` of compiled losses that makes all means over rows.
+
+        Refuses those without a reduction.
+        """
 
         def method(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
             if not may_meet():
                 return call(y_true, y_pred, sample_weight)
+            check_losses(self._step.rescaled)
             if not losses.built:
                 losses.build(y_true, y_pred)
             plain = losses._flat_losses
@@ -161,14 +166,21 @@ class Losses:
                 "TowerModel: a train_step scales a loss with one optimizer, but "
                 f"applies gradients with another, {optimizer.name}, without its "
                 "scale_loss, so it is unknown whether these are weighted by rows; "
-                "differentiate scale_loss(loss) of the optimizer that applies."
+                f"differentiate {self._path_of(optimizer)}.scale_loss(loss)."
             )
         if self._step.weights is not None and self._step.synchronized:
             raise ValueError(
                 f"TowerModel: {', '.join(self._step.synchronized)} are synchronised "
-                "over towers, whose losses must be weighted by their rows; have "
-                "your train_step differentiate self.optimizer.scale_loss(loss)."
+                "over towers, whose losses must be weighted by their rows, each by "
+                "the optimizer that applies its gradients; have your train_step "
+                f"differentiate {self._path_of(optimizer)}.scale_loss(loss)."
             )
+
+    def _path_of(self, optimizer: Any) -> str:
+        """Returns how a ``train_step`` refers to an optimizer."""
+        attributes = vars(self._step.copies.main).items()
+        found = [name for name, value in attributes if value is optimizer]
+        return f"self.{found[0]}" if found else f"the optimizer {optimizer.name}"
 
 
 def scales_losses(optimizer: Any) -> bool:
