@@ -103,8 +103,9 @@ class TowerModel(AsTower0):
             sum of their ``sample_weight`` are weighted by that sum.
           loss_reduction: ``"sum"`` if the differentiated loss is a sum over rows, as in
             a ``train_step`` that differentiates one loss per row: the towers' gradients
-            are added, not averaged. None to use the reductions of the losses of
-            ``compile``.
+            are added, not averaged; with several towers or ranks, of one optimizer.
+            What the step logs may be a sum or a mean over rows. None to use the
+            reductions of the losses of ``compile``.
           inline: whether the towers' calls of the traced step are inlined, which runs
             small steps faster and starts large ones more slowly; None to decide by the
             number of operations. (A step is traced for tower 0 alone, and called for

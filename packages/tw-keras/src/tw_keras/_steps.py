@@ -81,7 +81,7 @@ class Steps:
             own.make_equal()
         if added and own.main.losses:
             meetings.losses.check_parted()
-        merged = merged_logs(step, logs)
+        merged = merged_logs(step, logs, meetings.losses.are_means)
         if ranks is not None:
             ranks.results.note_step(method, merged)
         return merged
@@ -257,7 +257,10 @@ class Steps:
                 synchronized_layers(),
                 _batches.after(part),
             ):
-                return getattr(model, method)(part)
+                logs = getattr(model, method)(part)
+                if meetings is not None:
+                    meetings.losses.note_logs(logs)
+                return logs
 
         of_towers = zip(parts, self._own.models, self._own.beside_models(), strict=True)
         factors = [] if meetings is None else meetings.losses.factors

@@ -14,8 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tw_core.internal import may_meet, meet, weigh
-from tw_keras._checks import check_losses
+from tw_core.internal import is_same_in_towers, may_meet, meet, weigh
+from tw_keras._checks import check_losses, reductions_of
 from tw_keras._meetings.step import Step
 from tw_keras._updates.update import Brought, times
 from tw_keras._updates.wrapped import WrappedOptimizer
@@ -33,6 +33,13 @@ class Losses:
         self._weighed = set[int]()  # places of the optimizers that have used it
         self._has_parted = False  # whether regularizers' losses were divided
         self._part: tuple[tf.Graph, Any] | None = None
+        main: Any = step.copies.main
+        is_plain = type(main).train_step is keras.Model.train_step
+        is_told = is_plain and reductions_of(main) == {"sum"}
+        self._asks_for_kinds = step.copies.adds and not (step.is_whole or is_told)
+        self._applied = dict[int, str]()  # names of optimizers
+        self.are_means = dict[str, bool]()  # by name, of what a step logs
+        self.results = set[int]()  # ids of metrics' results
         asks = step.trains and any(map(self.are_weighed_by, optimizers))
         asks = asks or "sum" in step.rescaled
         self.factors = step.parts() if asks else []  # [K]; or none
@@ -74,6 +81,32 @@ class Losses:
             return weigh(value, self._part[1])
 
         return method
+
+    def is_mean(self, value: Any, what: str) -> bool:
+        """Returns whether a number is a mean over rows, in a step that adds losses.
+
+        Of an optimizer's loss ``loss_reduction="sum"`` says so; not of what is logged.
+        """
+        is_scalar = tf.is_tensor(value) and value.shape.rank == 0
+        if not (self._asks_for_kinds and is_scalar and value.dtype.is_floating):
+            return False
+        if hasattr(value, "numpy"):  # eager
+            return False
+        kinds = _reductions(value)
+        if len(kinds) > 1 or not kinds <= {"Sum", "Mean"}:
+            raise ValueError(
+                f"TowerModel: with loss_reduction='sum', {what} must be a sum or a "
+                "mean over rows, so that the towers' values can be combined; got one "
+                f"computed by {', '.join(sorted(kinds))}. Pass one value per row to a "
+                "metric, and log its result."
+            )
+        return kinds == {"Mean"}
+
+    def note_logs(self, logs: Any) -> None:
+        """Notes which of the numbers that a step logs are means over rows."""
+        for name, value in logs.items() if isinstance(logs, dict) else ():
+            if value is not None and id(value) not in self.results:
+                self.are_means[name] = self.is_mean(value, f"the logged {name!r}")
 
     def check_parted(self) -> None:
         """Refuses regularizers if a step adds their losses itself."""
@@ -150,6 +183,14 @@ class Losses:
         gradients itself, even over several batches.
         """
         step, weights = self._step, self._step.weights
+        self._applied[n] = optimizer.name
+        if self._asks_for_kinds and len(self._applied) > 1:
+            raise ValueError(
+                "TowerModel: loss_reduction='sum' holds for all optimizers, but it is "
+                "unknown whether the losses of each of "
+                f"{', '.join(self._applied.values())} are sums over rows; "
+                "differentiate means over rows, and leave out loss_reduction."
+            )
         if n not in self._weighed:
             self._check_unweighed(optimizer)
             return brought, weights, step.average
@@ -181,6 +222,42 @@ class Losses:
         attributes = vars(self._step.copies.main).items()
         found = [name for name, value in attributes if value is optimizer]
         return f"self.{found[0]}" if found else f"the optimizer {optimizer.name}"
+
+
+_LINEAR = {"AddV2", "Add", "AddN", "Sub", "Neg", "Mul", "Identity", "Cast"}
+_OVER_AXES = {"Sum", "Mean"}
+
+
+def _reductions(value: tf.Tensor) -> set[str]:
+    """Returns which operations reduce the rows in the terms of which a number is a sum.
+
+    ``Mean`` also for a term that is the same in all towers.
+    """
+    op, constant = value.op, tf.get_static_value(value)
+    if constant is not None and not constant.any():
+        return set()  # as Python's sum begins
+    if is_same_in_towers(value):
+        return {"Mean"}
+    if op.type == "MulNoNan":  # towers' shares of a regularizer's loss
+        return {"Sum"}
+    if op.type in _OVER_AXES:
+        inner = op.inputs[0].op
+        return _reductions(inner.outputs[0]) if _reduces_rows(inner) else {op.type}
+    if op.type not in _LINEAR:
+        return {op.type}
+    inputs = list(op.inputs)
+    if op.type == "Mul":
+        inputs = [own for own in inputs if not is_same_in_towers(own)]
+        if len(inputs) > 1:
+            return {op.type}
+    return set().union(*map(_reductions, inputs))
+
+
+def _reduces_rows(op: tf.Operation) -> bool:
+    if op.type not in _OVER_AXES:
+        return False
+    axes, rank = tf.get_static_value(op.inputs[1]), op.inputs[0].shape.rank
+    return bool(axes is not None and rank and (axes % rank == 0).any())
 
 
 def scales_losses(optimizer: Any) -> bool:

@@ -108,9 +108,11 @@ class Meetings:
             yield optimizer, "apply", partial(_applying, n, self._homes)
         for n, metric in enumerate(self._metrics):
             if not step.is_one_device:
-                yield metric, "update_state", partial(metrics.updating, n)
+                what = f"the number that a step passes to {metric.name!r}"
+                is_mean = partial(losses.is_mean, what=what)
+                yield metric, "update_state", partial(metrics.updating, n, is_mean)
             if not step.is_alone:
-                yield metric, "result", partial(metrics.showing, n)
+                yield metric, "result", partial(metrics.showing, n, losses)
         compiled = getattr(main, "_compile_loss", None)
         if step.rescaled and compiled:
             yield compiled, "call", partial(losses.rescaling, compiled)

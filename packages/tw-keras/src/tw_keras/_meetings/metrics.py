@@ -3,7 +3,7 @@
 So any metric has the value that it has on one device.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,10 +11,13 @@ import keras
 import tensorflow as tf
 
 from tw_core.internal import is_variable, may_meet, meet
+from tw_keras._meetings.losses import Losses
 from tw_keras._meetings.step import Step
 
 
-def updating(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
+def updating(
+    n: int, is_mean: Callable[[Any], bool], original: Callable[..., Any]
+) -> Callable[..., Any]:
     """Returns an ``update_state`` that passes its arguments to metric ``n``."""
 
     def method(*arguments: Any, **named: Any) -> Any:
@@ -23,12 +26,13 @@ def updating(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
         masks = tf.nest.map_structure(_mask_of, arguments)
         # Variables are read here: the update may run after a later assignment.
         values = tf.nest.map_structure(_read, (arguments, named))
-        return meet(("metric", n), (*values, masks))
+        means = tf.nest.map_structure(is_mean, values[0])
+        return meet(("metric", n), (*values, masks, means))
 
     return method
 
 
-def showing(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
+def showing(n: int, losses: Losses, original: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a ``result`` of metric ``n`` over all towers."""
 
     def method() -> Any:
@@ -38,7 +42,9 @@ def showing(n: int, original: Callable[..., Any]) -> Callable[..., Any]:
         specs = tf.nest.map_structure(
             lambda own: tf.TensorSpec(own.shape, own.dtype), as_tensors(original())
         )
-        return meet(("result", n), None, answer=specs, is_same=True)
+        result = meet(("result", n), None, answer=specs, is_same=True)
+        losses.results.update(map(id, tf.nest.flatten(result)))
+        return result
 
     return method
 
@@ -50,7 +56,10 @@ def update(step: Step, metric: Any, calls: Sequence[Any]) -> None:
     weights = [own.pop("sample_weight", None) for own in named]
     with tf.device(step.copies.towers[0].device):
         merge = partial(step.merged, adds=isinstance(metric, keras.metrics.Sum))
-        values = tf.nest.map_structure(merge, *positional)
+        values = tf.nest.map_structure(
+            lambda is_mean, *own: merge(*own, is_mean=is_mean),
+            *(calls[0][3], *positional),
+        )
         masks = tf.nest.map_structure(merge, *[call[2] for call in calls])
         for value, mask in zip(
             tf.nest.flatten(values), tf.nest.flatten(masks), strict=True
@@ -69,22 +78,31 @@ def update(step: Step, metric: Any, calls: Sequence[Any]) -> None:
             metric.update_state(*values, **options)
 
 
-def merged_logs(step: Step, of_towers: Sequence[Any]) -> Any:
+def merged_logs(
+    step: Step, of_towers: Sequence[Any], are_means: Mapping[str, bool]
+) -> Any:
     """Merges the logs of the towers' steps: metrics once, other losses averaged."""
     first = of_towers[0]
     if not isinstance(first, dict):
         return first
-    return {name: _log(step, [own[name] for own in of_towers]) for name in first}
+    return {
+        name: _log(
+            step,
+            [own[name] for own in of_towers],
+            is_mean=are_means.get(name, False),
+        )
+        for name in first
+    }
 
 
-def _log(step: Step, values: Sequence[Any]) -> Any:
+def _log(step: Step, values: Sequence[Any], *, is_mean: bool) -> Any:
     first = values[0]
     if isinstance(first, keras.Variable):  # a learning rate
         return tf.convert_to_tensor(first)
     if all(value is first for value in values) or not tf.is_tensor(first):
         return first
     if first.shape.rank == 0 and first.dtype.is_floating:
-        return step.mean(values)
+        return step.mean(values, is_mean=is_mean)
     return first
 
 

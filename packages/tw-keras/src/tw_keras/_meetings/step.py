@@ -64,7 +64,7 @@ class Step:
             return parts
         return [part * self.share() for part in parts]
 
-    def merged(self, *values: Any, adds: bool) -> Any:
+    def merged(self, *values: Any, adds: bool, is_mean: bool = False) -> Any:
         """Combines the towers' values into the value over all rows."""
         if values[0] is None or not tf.is_tensor(values[0]):
             return values[0]
@@ -72,7 +72,7 @@ class Step:
             return join(values, self.lent)
         if adds or not values[0].dtype.is_floating:
             return tf.add_n(self.of_own_rows(values))
-        return self.mean(values)
+        return self.mean(values, is_mean=is_mean)
 
     def of_own_rows(self, values: Sequence[Any]) -> list[Any]:
         """Zeroes the values of towers with only padding rows."""
@@ -82,17 +82,22 @@ class Step:
         none = tf.zeros_like(values[0])
         return [tf.where(k < rows, own, none) for k, own in enumerate(values)]
 
-    def mean(self, values: Sequence[Any]) -> Any:
-        """Averages the towers' losses, or adds them where they are sums."""
+    def mean(self, values: Sequence[Any], *, is_mean: bool = False) -> Any:
+        """Averages the towers' losses, or adds them where they are sums.
+
+        With ``is_mean`` they are averaged anyway.
+        """
+        averages = self.average or is_mean
         reducer: Reducer = partial(sum_on_device, device=self.copies.towers[0].device)
-        if self.average:
-            reducer = mean(reducer, weights=self.weights)
+        if averages:
+            weights = self.weights if self.average else self.rows
+            reducer = mean(reducer, weights=weights)
         else:
             values = self.of_own_rows(values)
         # If a tower is known to have no rows, Keras's loss is an empty vector.
         values = [own if own.shape.rank == 0 else tf.reduce_sum(own) for own in values]
         merged = reducer([[value] for value in values])[0][0]
-        if self.share is None or self.average:
+        if self.share is None or averages:
             return merged
         # Ranks' results are averaged by rows later, so a sum is divided by its share.
         return tf.math.divide_no_nan(merged, tf.cast(self.share(), merged.dtype))
