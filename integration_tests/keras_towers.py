@@ -101,7 +101,7 @@ def towers(model: Any) -> Any:
         lambda: next(models),
         [f"/cpu:{k}" for k in range(NUM_TOWERS)],
         group=_group,
-        data="shared",
+        data="own" if _group is None else "shared",
     )
     _made.append((model, made))
     return made

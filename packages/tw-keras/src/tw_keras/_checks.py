@@ -25,6 +25,20 @@ def check_choices(**choices: tuple[Any, Sequence[Any]]) -> None:
             )
 
 
+def check_alone(**choices: tuple[str, str]) -> None:
+    """Refuses values other than the defaults that only a group would use."""
+    given = [
+        f"{name}={value!r}"
+        for name, (value, default) in choices.items()
+        if value != default
+    ]
+    if given:
+        raise ValueError(
+            f"TowerModel: {' and '.join(given)} needs a group of ranks; pass "
+            "group=tw_ranks.join(), or leave it out."
+        )
+
+
 def check_replicated(variables: str) -> None:
     """Refuses a reducer where it would not be called."""
     if variables != "replicated":

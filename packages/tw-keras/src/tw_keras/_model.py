@@ -19,6 +19,7 @@ from tw_keras._copies import Copies, Weigh
 from tw_keras._files import written_beside
 from tw_keras._lost_errors import naming_what_failed, or_without_xla
 from tw_keras._over_ranks.agreement import settings_of
+from tw_keras._over_ranks.forgotten import warn_if_forgotten
 from tw_keras._over_ranks.local_steps import LocalSteps, check_local_steps
 from tw_keras._over_ranks.ranks import Ranks
 from tw_keras._over_ranks.sharded import check_callbacks, may_save
@@ -125,6 +126,7 @@ class TowerModel(AsTower0):
 
         Raises:
           ValueError: unknown ``variables``, ``loss_reduction``, ``data`` or ``uneven``;
+            ``data="shared"``, ``uneven="stop"`` or ``local_steps`` without a ``group``;
             flat variables that are sharded over a ``group``; a reducer that averages,
             or with variables that are not replicated; no device; copies that share
             variables or differ; or a call inside the scope of a ``tf.distribute``
@@ -304,6 +306,8 @@ class TowerModel(AsTower0):
         ``group`` all ranks call it; rank 0 shows progress and runs Keras's callbacks
         that write files.
         """
+        if self._ranks is None:
+            warn_if_forgotten()
         self.copy_to_replicas()
         bound, ranks = _FIT.bind(self, *args, **kwargs), self._ranks
         callbacks = bound.arguments.get("callbacks")
@@ -629,6 +633,7 @@ def _ranks_of(
     group: RankGroup | None, data: str, uneven: str, local_steps: LocalSteps | None
 ) -> Ranks | None:
     if group is None:
+        _checks.check_alone(data=(data, "own"), uneven=(uneven, "wait"))
         return None
     if not isinstance(group, RankGroup):
         raise TypeError(

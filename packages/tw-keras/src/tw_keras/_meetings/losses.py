@@ -207,7 +207,8 @@ class Losses:
                 "TowerModel: a train_step scales a loss with one optimizer, but "
                 f"applies gradients with another, {optimizer.name}, without its "
                 "scale_loss, so it is unknown whether these are weighted by rows; "
-                f"differentiate {self._path_of(optimizer)}.scale_loss(loss)."
+                f"differentiate {self._path_of(optimizer)}.scale_loss(loss), of the "
+                "optimizer that applies."
             )
         if self._step.weights is not None and self._step.synchronized:
             raise ValueError(
