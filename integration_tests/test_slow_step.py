@@ -1,14 +1,26 @@
-"""The planted faults of docs/examples/slow_step.py are told by their timelines."""
+"""What timelines tell: the planted faults of docs/examples/slow_step.py, and none.
+
+A ``fit`` over towers that is right is accused of nothing, however it trains.
+"""
 
 import importlib.util
 import json
 from pathlib import Path
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
+import tw_builders
 import tw_core
+import tw_doctor
+import tw_reduce
+from tw_ampopt import TowerOptimizer
 from tw_core.testing import CPUS
 from tw_doctor import explained
+from tw_doctor._timeline.parts import cargo_of
+from tw_keras import TowerModel
 
 ROOT = Path(__file__).parents[1]
 
@@ -83,3 +95,154 @@ def test_the_program_writes_picture_and_trace(slow_step, tmp_path, monkeypatch, 
     assert "waits for" in capsys.readouterr().out
     assert (out / "unpacked.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((out / "unpacked.json").read_text())["traceEvents"]
+
+
+# Steps without a fault ----------------------------------------------------------------
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.01),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "adamw": lambda: keras.optimizers.AdamW(0.01),
+    "accumulating": lambda: keras.optimizers.Adam(gradient_accumulation_steps=2),
+    "scaling": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()),
+    "own name": lambda: keras.optimizers.Adam(0.01, name="mine"),
+}
+
+
+def make_model(last_device=""):
+    model = keras.Sequential([keras.Input([32]), keras.layers.Dense(64, "relu")])
+    last = keras.layers.Dense(4)
+    with tf.device(last_device):
+        last.build([None, 64])
+    model.add(last)
+    return model
+
+
+def record_fit(make, towers, optimizer="adam", variables="replicated", **compiled):
+    """Records three steps of a fit whose functions are called, not inlined."""
+    model = TowerModel(make, CPUS[:towers], variables=variables, inline=False)
+    model.compile(OPTIMIZERS[optimizer](), "mse", **compiled)
+    batches = 12 * compiled.get("steps_per_execution", 1)
+    x = np.random.default_rng(0).normal(size=[16 * batches, 32]).astype("float32")
+    with tw_doctor.record_steps(3) as steps:
+        options = {"verbose": 0, "callbacks": [steps.keras_callback()]}
+        model.fit(x, x[:, :4], batch_size=16, **options)
+    assert len(steps.steps) == 3
+    return steps
+
+
+def check_parts(steps, updated):
+    """Each operation counts once; towers ``updated`` apply, and forward is no update."""
+    for step in steps.steps:
+        assert explained(step) >= 0.9
+        for call in step.intervals:
+            inside = [
+                own
+                for own in step.intervals
+                if own.name.startswith(f"{call.name}/") and own.part != "move"
+                if call.start <= own.start < own.end <= call.end
+            ]
+            assert not inside, (call, inside)
+        applying = {own.device for own in step.intervals if own.part == "apply"}
+        assert {step.devices[k] for k in updated} <= applying
+        words = ("apply_gradients", "apply_grad", "adam", "copy_from_owners")
+        for own in step.intervals:
+            if own.part in ("forward", "other"):
+                assert not any(word in own.name.lower() for word in words), own
+
+
+def check_no_variables_taken(steps):
+    for one in (one for step in steps.steps for one in step.arrivals):
+        assert cargo_of(one.name) != "variables", one
+    assert "variables" not in str(steps.summary())
+
+
+@pytest.mark.each_choice
+@pytest.mark.parametrize("towers", [2, 1, 3, 4])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("variables", ["replicated", "sharded", "parameter_server"])
+def test_a_fit_without_a_fault_is_accused_of_nothing(variables, optimizer, towers):
+    if towers == 1 and optimizer == "own name":
+        pytest.skip("Keras itself applies, under a name that says nothing")
+    steps = record_fit(make_model, towers, optimizer, variables)
+    is_shared = variables == "parameter_server"
+    check_parts(steps, [0] if is_shared else range(min(towers, 2)))
+    # What is shared is read where it is: variables, and the one loss scale.
+    if not is_shared and (variables, optimizer) != ("sharded", "scaling"):
+        check_no_variables_taken(steps)
+
+
+@pytest.mark.full("replicated")
+@pytest.mark.parametrize("variables", ["replicated", "sharded"])
+def test_a_compiled_update_is_no_forward_pass(variables):
+    steps = record_fit(make_model, 2, variables=variables, jit_compile=True)
+    check_parts(steps, range(2))
+    check_no_variables_taken(steps)
+
+
+def test_several_batches_in_a_call_are_told_apart():
+    steps = record_fit(make_model, 2, steps_per_execution=3)
+    check_parts(steps, range(2))
+    check_no_variables_taken(steps)
+
+
+def test_of_eager_steps_nothing_is_said_to_be_explained():
+    steps = record_fit(make_model, 2, run_eagerly=True)
+    assert "0.0% explained" in str(steps.summary())
+    assert "run_eagerly" in str(steps.summary())
+
+
+def test_a_layer_of_a_tower_on_another_device_is_told_in_a_fit():
+    devices = iter(["", CPUS[0]])
+    steps = record_fit(lambda: make_model(next(devices)), 2)
+    check_parts(steps, range(2))
+    first, second = steps.steps[0].devices
+    taken = {
+        (one.device, one.source)
+        for step in steps.steps
+        for one in step.arrivals
+        if cargo_of(one.name) == "variables"
+    }
+    assert taken == {(second, first)}
+
+
+@pytest.mark.parametrize("update", ["replicated", "sharded", "loss scaling"])
+def test_a_step_of_ones_own_is_accused_of_nothing(update):
+    towers = tw_core.towers(CPUS[:2])
+    models = tw_core.replicate(towers, lambda tower: make_model())
+    averaged = tw_reduce.mean(tw_reduce.all_reduce(CPUS[:2]))
+    make = OPTIMIZERS["adam"]
+    if update == "replicated":
+        own = tw_builders.make_optimizers(towers, make, models)
+    elif update == "sharded":
+        own, _ = tw_builders.make_sharded_optimizer(towers, make, models)
+    else:
+        lists = [model.trainable_variables for model in models]
+        own = TowerOptimizer(lists, tf_optimizer="tf.train.AdamOptimizer")
+
+    def gradient(tower, model, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    @tf.function(autograph=False)
+    def train_step(x):
+        parts = tf.split(x, len(towers))
+        losses, grads = zip(
+            *tw_core.map_towers(gradient, towers, models, parts, inline=False),
+            strict=True,
+        )
+        if update == "replicated":
+            tw_builders.apply_gradients(towers, averaged(grads), models, own)
+        elif update == "sharded":
+            tw_builders.apply_sharded_gradients(towers, grads, models, own)
+        else:
+            own.apply(grads)
+        return losses
+
+    with tw_doctor.record_steps(3) as steps:
+        for _ in range(12):
+            with steps.step():
+                train_step(tf.ones([16, 32]))
+    check_parts(steps, range(2))
+    check_no_variables_taken(steps)

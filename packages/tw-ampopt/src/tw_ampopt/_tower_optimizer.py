@@ -221,13 +221,14 @@ class TowerOptimizer(
             check_kind(RankGroup, "a tw_core.ranks.RankGroup", group=group)
         if check_flag(jit_compile=jit_compile):
             self._check_compiled()
-        return self._updater.step(
-            raw,
-            are_scaled=True,
-            weights=weights,
-            jit_compile=jit_compile and not compiles_with_xla(),
-            group=group,
-        )
+        with tf.name_scope("apply_gradients"):  # for timelines
+            return self._updater.step(
+                raw,
+                are_scaled=True,
+                weights=weights,
+                jit_compile=jit_compile and not compiles_with_xla(),
+                group=group,
+            )
 
     @property
     def progress(self) -> tuple[int, int] | None:
@@ -360,7 +361,8 @@ class TowerOptimizer(
         self._enter()
         check_step_and_name(global_step, name)
         self._check_xla()
-        with tf.name_scope(name or f"{self.id}_update"):
+        scope = tf.name_scope("apply_gradients")  # for timelines
+        with tf.name_scope(name or f"{self.id}_update"), scope:
             raw = gradients_of_pairs(grads_and_vars, self._updater.variables)
             return self._updater.step(raw, are_scaled=False, global_step=global_step)
 

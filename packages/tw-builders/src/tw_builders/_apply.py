@@ -279,16 +279,16 @@ def _apply_once(
     """Traces the update of one tower, and calls it for each."""
 
     def update(optimizer: Any, grads: list[Any], variables: list[Any]) -> None:
-        with tf.name_scope("apply_gradients"):  # for timelines
-            pairs = list(zip(grads, variables, strict=True))
-            apply_pairs(optimizer, pairs, name="apply_grad")
+        pairs = list(zip(grads, variables, strict=True))
+        apply_pairs(optimizer, pairs, name="apply_grad")
 
-    call_once(
-        update,
-        list(zip(optimizers, map(list, grads), grads.variables, strict=True)),
-        [tower.scope for tower in towers],
-        jit_compile=jit_compile,
-    )
+    with tf.name_scope("apply_gradients"):  # for timelines
+        call_once(
+            update,
+            list(zip(optimizers, map(list, grads), grads.variables, strict=True)),
+            [tower.scope for tower in towers],
+            jit_compile=jit_compile,
+        )
 
 
 def _make(tower: Tower, get_opt_fn: Callable[[], _T]) -> _T:

@@ -171,9 +171,9 @@ def apply_and_copy(
         applied = apply_pairs(
             optimizer, reduced, name="apply_grad", jit_compile=jit_compile
         )
-    if watch is None:
-        copy_from_owners(variables, owners, jit_compile=jit_compile)
-        return None
     with tf.name_scope("copy_from_owners"):
+        if watch is None:
+            copy_from_owners(variables, owners, jit_compile=jit_compile)
+            return None
         copies = copy_from_owners(variables, owners, watch.updates(applied))
     return tf.group(applied, *copies, name="train_op")

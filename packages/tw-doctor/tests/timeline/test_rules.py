@@ -31,6 +31,12 @@ OPS = {
     ("tower1/sgd_1/AssignSubVariableOp_3", "AssignSubVariableOp"): ("apply", 1),
     ("train/update_w/Sub", "Sub"): ("apply", None),
     ("AssignAddVariableOp", "AssignAddVariableOp"): ("apply", None),
+    ("apply_gradients/tower0_4/StatefulPartitionedCall", "StatefulPartitionedCall"): (
+        "apply",
+        0,
+    ),
+    ("tower0/adam_w_3/Square_2", "Square"): ("apply", 0),
+    ("accumulate/cond/all_reduce/mean/mul", "Mul"): ("reduce", None),
     ("tower1/bn/AssignVariableOp", "AssignVariableOp"): ("forward", 1),
     ("x/_1", "_Send"): ("move", None),
     ("tower1/Relu/_31", "_Recv"): ("move", 1),
@@ -51,6 +57,9 @@ def test_names_tell_part_and_tower(op, expected):
 def test_what_was_read_of_a_variable_travels_as_variables():
     assert cargo_of("tower1/matmul/ReadVariableOp_2") == "variables"
     assert cargo_of("tower1/gradients/x_grad/MatMul_1") == "backward"
+    # An update's own reads, as of a learning rate, are part of it.
+    assert cargo_of("apply_gradients/ReadVariableOp_1") == "apply"
+    assert cargo_of("copy_from_owners/Read_2/ReadVariableOp") == "apply"
 
 
 @pytest.mark.parametrize(
@@ -265,6 +274,60 @@ def test_after_the_last_arrival_a_gap_waits_for_a_core():
     assert reasons(step, A) == [(1, 2, "reduce from /device:CPU:1"), (2, 4, CORES)]
 
 
+def named(name, part, start, end, device):
+    return Interval(device, part, None, name, "Op", start, end)
+
+
+def test_until_the_first_operation_of_all_devices_it_is_the_call():
+    name = "tower1/w/ReadVariableOp"
+    ops = (op(4, 5), named(name, "forward", 2.9, 3, B), op(5, 6, B))
+    step = RecordedStep(0, 0, 0, 6, ops, (Arrival(A, B, name, 3, 3),))
+    assert reasons(step, A)[:2] == [
+        (0, 2.9, "the call (Python, dispatch)"),
+        (2.9, 4, CORES),
+    ]
+
+
+def test_who_reads_a_variable_that_an_update_shares_waits_for_the_work_before():
+    name = "apply_gradients/ReadVariableOp"
+    got = named("IteratorGetNext", "input", 0, 2.9, B)
+    ops = (op(4, 5), got, named(name, "apply", 3, 3.1, B))
+    step = RecordedStep(0, 0, 0, 5, ops, (Arrival(A, B, name, 4, 4),))
+    assert reasons(step, A) == [(0, 3.1, "input from /device:CPU:1"), (3.1, 4, CORES)]
+
+
+def test_a_variable_elsewhere_is_waited_for_until_it_is_read():
+    name = "tower1/w/ReadVariableOp"
+    ops = (op(4, 5), op(0, 1, B), named(name, "forward", 3.8, 3.9, B))
+    step = RecordedStep(0, 0, 0, 5, ops, (Arrival(A, B, name, 3.9, 4),))
+    assert reasons(step, A) == [(0, 4, "tower 1's variables from /device:CPU:1")]
+
+
+@pytest.mark.parametrize("is_far", [False, True])
+def test_what_a_cpu_of_the_same_task_sent_waits_for_a_core(is_far):
+    source = "/job:worker/task:1/device:CPU:0" if is_far else B
+    came = (Arrival(A, source, "split", 1, 3), Arrival(A, source, "split_1", 2, 4))
+    ops = (op(4, 5), named("split", "other", 0, 1, source), op(2, 3, source))
+    step = RecordedStep(0, 0, 0, 5, ops, came)
+    if is_far:
+        found = [(0, 4, f"other from {source}")]
+    else:
+        found = [(0, 1, f"other from {B}"), (1, 4, CORES)]
+    assert reasons(step, A) == found
+
+
+def test_a_send_that_came_long_after_its_operation_waited_for_a_core():
+    ops = (op(4, 5), named("split", "other", 0, 1, B), op(1, 4, B))
+    step = RecordedStep(0, 0, 0, 5, ops, (Arrival(A, B, "split", 4, 4),))
+    assert reasons(step, A) == [(0, 1, "other from /device:CPU:1"), (1, 4, CORES)]
+
+
+def test_a_stretch_below_a_tenth_of_a_gap_counts_with_the_one_before():
+    came = (Arrival(A, B, "mean/z", 3.95, 3.95),)
+    step = RecordedStep(0, 0, 0, 5, (op(0, 1), op(4, 5), op(0, 5, B)), came)
+    assert reasons(step, A) == [(1, 4, "reduce from /device:CPU:1")]
+
+
 def test_time_before_the_call_is_the_programs():
     step = RecordedStep(0, 0, 3, 5, (op(3, 5),), (), (Call("IteratorGetNext", 0, 2.9),))
     why = "the program between steps (input, Python): IteratorGetNext"
@@ -296,6 +359,18 @@ def test_the_other_devices_end_the_step():
     assert reasons(step, A) == [
         (1, 4, "tower 0's apply on /device:CPU:1 to end the step")
     ]
+
+
+def test_the_call_returns_when_the_other_device_has_ended():
+    ops = (op(0, 1), op(0, 2.9, B, "apply"), op(2.9, 3, B, "input"))
+    assert reasons(RecordedStep(0, 0, 0, 4, ops), A) == [
+        (1, 3, "tower 0's apply on /device:CPU:1 to end the step"),
+        (3, 4, "the call's return"),
+    ]
+
+
+def test_of_a_step_without_known_devices_nothing_is_explained():
+    assert explained(RecordedStep(0, 0, 1, 4, (op(0, 1, ""),))) == 0.0
 
 
 def test_a_gap_between_calls_is_the_programs():

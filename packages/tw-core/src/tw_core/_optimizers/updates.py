@@ -62,12 +62,15 @@ def apply_pairs(
     kind = kind_of(optimizer)
     variables = [variable for _, variable in pairs]
     check_elementwise(optimizer, variables)
+    # For timelines; such an optimizer's name may be anything, as adam_w_1.
+    scope = tf.name_scope("apply_gradients")
     if jit_compile:
-        _apply_compiled(optimizer, pairs)
+        with scope:
+            _apply_compiled(optimizer, pairs)
         return None
     with _refusing_what_xla_lacks(optimizer, variables):
         if kind is OptimizerKind.KERAS_3:
-            with _once_known([grad for grad, _ in pairs]):
+            with scope, _once_known([grad for grad, _ in pairs]):
                 return _apply_keras_3(optimizer, pairs)
         plain = list(zip([g for g, _ in pairs], tf_variables(variables), strict=True))
         if kind is not OptimizerKind.V1:

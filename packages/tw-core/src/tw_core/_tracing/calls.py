@@ -279,7 +279,7 @@ class _Tower:
         plan = plan_packing(
             [None if is_here or not is_small(t, device) else t.dtype for t in wanted]
         )
-        with tf.device(device):
+        with self.scope(), tf.device(device):
             read = [
                 tf.raw_ops.ReadVariableOp(resource=handle, dtype=tensor.dtype)
                 for handle, tensor in zip(handles, wanted, strict=True)

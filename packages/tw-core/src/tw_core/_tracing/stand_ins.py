@@ -64,7 +64,7 @@ def make_equal(
 def read(handle: Any) -> tf.Tensor:
     """Reads a variable where it is."""
     _, dtype = spec_of_handle(handle)
-    with tf.device(handle.device):
+    with tf.device(handle.device), tf.name_scope("sync_variables"):  # for timelines
         return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
 
 

@@ -128,12 +128,13 @@ def copy_to_replicas(
 def _copy(variable_lists: Sequence[Sequence[Any]]) -> tf.Operation | None:
     lists = [[tf_variable(v) for v in variables] for variables in variable_lists]
     assigns = []
-    for source, *copies in zip(*lists, strict=True):
-        with tf.device(source.device):
-            value = source.read_value()
-        for variable in copies:
-            with tf.device(variable.device):
-                assigns.append(variable.assign(value, read_value=False))
+    with tf.name_scope("sync_variables"):  # for timelines
+        for source, *copies in zip(*lists, strict=True):
+            with tf.device(source.device):
+                value = source.read_value()
+            for variable in copies:
+                with tf.device(variable.device):
+                    assigns.append(variable.assign(value, read_value=False))
     if tf.executing_eagerly() or len(lists) == 1:
         return None
     return tf.group(*assigns, name="copy_to_replicas")

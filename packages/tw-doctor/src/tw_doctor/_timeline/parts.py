@@ -34,13 +34,15 @@ _REDUCES = {
     *("by_tensorflow", "by_nccl", "by_mpi"),  # The engine between processes.
 }
 _APPLY_SCOPES = {
-    *("apply_grad", "apply_gradients", "copy_from_owners", "sync_variables"),
+    *("accumulate", "apply_grad", "apply_gradients"),
+    *("copy_from_owners", "sync_variables"),
     # The names that optimizers of Keras and of TensorFlow 1 have by default.
-    *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "ftrl"),
-    *("gradientdescent", "lamb", "lion", "momentum", "muon", "nadam", "rmsprop"),
+    *("adadelta", "adafactor", "adagrad", "adam", "adam_w", "adamax", "adamw"),
+    *("ftrl", "gradientdescent", "lamb", "lion", "momentum", "muon", "nadam", "rmsprop"),
     *("sgd", "loss_scale_optimizer", "simpleadam", "tf_optimizer", "trainopt"),
 }
 _BACKWARDS = {"gradients", "gradient_tape"}
+_COMPUTES = {"forward", "backward", "other"}  # what reads variables to compute
 _INPUT_SCOPES = {"staging_input", "load", "per_tower"}
 
 _TOWER = re.compile(r"tower(\d+)$")
@@ -87,9 +89,17 @@ def interval_of(
 
 
 def cargo_of(name: str) -> str:
-    """Returns a tensor's kind by its op's name: ``"variables"``, or the op's part."""
-    is_read = name.rpartition("/")[2].startswith("ReadVariableOp")
-    return "variables" if is_read else part_of(name, "")
+    """Returns a tensor's kind by its op's name: ``"variables"``, or the op's part.
+
+    Updates, too, read variables: such as the learning rate that all towers share.
+    """
+    part = part_of(name, "")
+    return "variables" if is_read(name) and part in _COMPUTES else part
+
+
+def is_read(name: str) -> bool:
+    """Whether an op reads a variable."""
+    return name.rpartition("/")[2].startswith("ReadVariableOp")
 
 
 def tower_of(name: str) -> int | None:

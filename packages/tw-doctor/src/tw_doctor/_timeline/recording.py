@@ -258,8 +258,14 @@ class StepRecorder:
                 f"Steps of {self._pace.plain_ms:.1f} ms without recording are sampled: "
                 f"{len(self._steps)} of {self._pace.seen} steps, in {windows}."
             )
-        notes = "\n".join(filter(None, [note, *self._sent()]))
-        return summarize(self._recorded(), cost=self._pace.cost, note=notes)
+        steps, unknown = self._recorded(), ""
+        if not any(step.devices for step in steps):
+            unknown = (
+                "No device was recorded: TensorFlow names none for eager operations. "
+                "Record a tf.function or a session; fit without run_eagerly."
+            )
+        notes = "\n".join(filter(None, [note, unknown, *self._sent()]))
+        return summarize(steps, cost=self._pace.cost, note=notes)
 
     def write(self, path: str | Path, *, task: str = "") -> None:
         """Writes the recorded steps as a trace file.

@@ -29,6 +29,8 @@ _BEGIN, _END = "ExecutorState::ProcessAsync::Start", "ExecutorState::ProcessAsyn
 _LAST_NUMBER = re.compile(r"_(\d+)$")
 _GPU = re.compile(r"/device:(GPU:\d+)")
 _EAGER = "EagerLocalExecute: "
+_RECEIVES = {"_Recv", "_HostRecv"}
+_MOVES = {*_RECEIVES, "_Send", "_HostSend"}
 
 
 class _Event(NamedTuple):
@@ -100,7 +102,7 @@ def steps_of_space(
     intervals = [
         interval_of(devices.of(own.executor), *own[1:])
         for own in found.ran
-        if own.kind != "_Recv"
+        if own.kind not in _RECEIVES
     ]
     kernels = list(_kernels(space, found, devices))
     on_gpus = {own.device for own in kernels}  # there the executors only launch
@@ -234,14 +236,22 @@ def _operations(lines: Iterable[list[_Event]]) -> _Found:
                 source, target = map(canonical_device, key.groups()[:2])
                 sent.append(_Sent(executor, name, key[3], source, target, event.start))
     ran += [own._replace(end=ended[key]) for key, own in begun.items() if key in ended]
-    named = [own._replace(name=_name_in_caller(own, callers)) for own in ran]
-    return _Found(_linked(named), sent, callers, launchers)
+    # The time of a call is that of its function's operations, if these are recorded.
+    inside = {own.executor for own in ran}
+    calls = {own for executor, own in callers.items() if executor in inside}
+    named = _linked([own._replace(name=_name_in_caller(own, callers)) for own in ran])
+    kept = [
+        own
+        for own, raw in zip(named, ran, strict=True)
+        if _Caller(raw.executor, raw.name) not in calls
+    ]
+    return _Found(kept, sent, callers, launchers)
 
 
 def _name_in_caller(own: _Ran, callers: dict[tuple[object, ...], _Caller]) -> str:
     """Returns the name that an op has where the call of its function is inlined."""
     name, caller = own.name, callers.get(own.executor)
-    while caller is not None and own.kind not in ("_Send", "_Recv"):
+    while caller is not None and own.kind not in _MOVES:
         name, caller = f"{caller.name}/{name}", callers.get(caller.executor)
     return name
 
@@ -310,11 +320,11 @@ class _Devices:
         sources = {own.name: own.source for own in sent}
         targets = {_received_as(own.name): own.target for own in sent}
         for own in ran:
-            if own.kind == "_Send" and own.name in sources:
+            if own.kind in ("_Send", "_HostSend") and own.name in sources:
                 self._found[own.executor] = sources[own.name]
-            elif own.kind == "_Recv" and own.name in targets:
+            elif own.kind in _RECEIVES and own.name in targets:
                 self._found.setdefault(own.executor, targets[own.name])
-        made = [own for own in ran if own.kind != "_Recv"]
+        made = [own for own in ran if own.kind not in _RECEIVES]
         for own in made:
             device = self.on(own.executor, own.name)
             if device:
@@ -374,7 +384,7 @@ def _arrivals(found: _Found, devices: _Devices) -> Iterator[Arrival]:
         if own.num_bytes:
             made[own.name].append(own.num_bytes)
     for own in found.ran:
-        if own.kind != "_Recv":
+        if own.kind not in _RECEIVES:
             continue
         device = devices.of(own.executor)
         known = sends.get((own.name, device), [])
@@ -385,7 +395,7 @@ def _arrivals(found: _Found, devices: _Devices) -> Iterator[Arrival]:
             device,
             devices.source_of(own) if match is None else match.source,
             name,
-            own.start if match is None else match.time,
+            own.end if match is None else match.time,
             own.end,
             made[name][-1] if made[name] else None,
         )

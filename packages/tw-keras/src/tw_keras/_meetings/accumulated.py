@@ -87,10 +87,11 @@ def _collect_for_shards(
     copies: Any = step.copies
     told = step.ranks.in_steps.tell(exchange, told, step.checksum)
     parts = list(zip(exchange.places, added, strict=True))
-    grads, is_update = copies.sharded.sums.collect(
-        *(exchange.shards, parts, told, copies.accumulation.at_once),
-        name=f"update {exchange.place}",
-    )
+    with tf.name_scope("accumulate"):  # for timelines
+        grads, is_update = copies.sharded.sums.collect(
+            *(exchange.shards, parts, told, copies.accumulation.at_once),
+            name=f"update {exchange.place}",
+        )
     return [*grads, is_update]
 
 
@@ -160,9 +161,10 @@ def _collect(
             for k, row in enumerate(rows)
         ]
 
-    grads = copies.accumulation.collect(
-        optimizer, exchange.variables, parts, told, reduce
-    )
+    with tf.name_scope("accumulate"):  # for timelines
+        grads = copies.accumulation.collect(
+            optimizer, exchange.variables, parts, told, reduce
+        )
     rows = [
         [grads[k if k in at else at[0]][m] for m, at in enumerate(homes)]
         for k in range(len(exchange.brought))

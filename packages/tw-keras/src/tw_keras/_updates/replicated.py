@@ -101,23 +101,23 @@ def apply_replicated(update: Update, brought: Sequence[Brought]) -> None:
 
     def apply(optimizer: Any, grads: list[Any], variables: list[Any]) -> None:
         # After the data's end an inlined call still runs what does not read it.
-        waits = _batches.after([values_of(grad) for grad in grads])
-        with waits, tf.name_scope("apply_gradients"):  # for timelines
+        with _batches.after([values_of(grad) for grad in grads]):
             apply_pairs(optimizer, list(zip(grads, variables, strict=True)))
 
     is_one = len(brought) == 1 and not update.compiled_by_xla
-    if tf.executing_eagerly() or is_one:
-        with tf.device(update.towers[0].device):
-            apply(optimizer, reduced[0], variables[0])
-        copy_to_replicas(variables)
-        return
-    _follow_learning_rate(optimizer, states)
-    call_once(
-        apply,
-        list(zip(states, reduced, variables, strict=True)),
-        [tower.scope for tower in update.towers],
-        jit_compile=update.compiled_by_xla,
-    )
+    with tf.name_scope("apply_gradients"):  # for timelines
+        if tf.executing_eagerly() or is_one:
+            with tf.device(update.towers[0].device):
+                apply(optimizer, reduced[0], variables[0])
+            copy_to_replicas(variables)
+            return
+        _follow_learning_rate(optimizer, states)
+        call_once(
+            apply,
+            list(zip(states, reduced, variables, strict=True)),
+            [tower.scope for tower in update.towers],
+            jit_compile=update.compiled_by_xla,
+        )
 
 
 def _follow_learning_rate(optimizer: Any, states: Sequence[Any]) -> None:
