@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from harness.processes import Program
 
+import tw_core
 from tw_core.testing import CPUS
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
@@ -81,6 +82,30 @@ def test_a_run_learns_and_writes_everything(run, builder, mode):
     assert json.loads((out / "timings.json").read_text())["images_per_s"] > 0
     for word in ("4 towers", builder, "cpu:3", "bytes", "Test accuracy"):
         assert word.lower() in said.lower()
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 4])
+@pytest.mark.parametrize("length", [1, 20, 90])
+def test_names_stay_in_their_boxes(example, tmp_path, monkeypatch, length, num_devices):
+    figures = []
+    digits_plots = sys.modules["digits_plots"]
+    monkeypatch.setattr(digits_plots.plt, "close", figures.append)
+    devices = [f"/device:CPU:{n}" for n in range(num_devices)]
+    placed = tw_core.devices.Placement(
+        operations=dict.fromkeys(devices, 80),
+        variables={own: {"w" * length: 4, "dense/Adam_1": 20_480} for own in devices},
+        transfers=(),
+    )
+    towers = tw_core.towers([CPUS[n % num_devices] for n in range(8)])
+    path = tmp_path / "placement.png"
+    digits_plots.draw_placement(placed, towers, title="replicated", path=path)
+    axes = figures[0].axes[0]
+    renderer = figures[0].canvas.get_renderer()
+    boxes = [own.get_window_extent(renderer) for own in axes.patches]
+    assert len(axes.texts) == 2 * len(boxes) == 2 * num_devices
+    for n, text in enumerate(axes.texts):
+        own = text.get_window_extent(renderer)
+        assert boxes[n // 2].x0 < own.x0 < own.x1 < boxes[n // 2].x1, text
 
 
 @pytest.mark.full("function")

@@ -8,6 +8,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 from matplotlib.patches import FancyBboxPatch
+from matplotlib.textpath import TextPath
 
 import tw_core
 
@@ -39,12 +40,15 @@ def draw_placement(placed, towers, *, title, path, owned=False):
     With ``owned`` each variable is applied by one device and copied by the others.
     """
     devices = _devices(placed, towers)
-    width = max(6.0, 1.0 + 2.8 * len(devices))  # inches
+    lists = [_inventory(device, placed) for device in devices]
+    # More than the text: the box has a margin, and the layout takes some space.
+    column = max(1.8, 1.4 * max(map(_inches, lists)))
+    width = max(6.0, 1.0 + (column + 1.0) * len(devices))  # inches
     figure, (boxes, moves) = plt.subplots(
         1,
         2,
         figsize=(width, 4.6),
-        width_ratios=[1.8 * len(devices), 1.0 + len(devices)],
+        width_ratios=[column * len(devices), 1.0 + len(devices)],
         layout="constrained",
     )
     figure.suptitle(f"{title}: where variables live, what moves in a step")
@@ -104,20 +108,37 @@ def _draw_boxes(axes, devices, placed, towers):
             for t in towers
             if tw_core.devices.canonical_device(t.device) == device
         ]
-        head = f"{_short(device)}\n{', '.join(names) or 'no tower'}"
+        held = names[0] if len(names) == 1 else f"{len(names) or 'no'} towers"
+        head = f"{_short(device)}\n{held}"
         axes.text(i + 0.5, 0.96, head, ha="center", va="top", weight="bold")
         axes.text(i + 0.5, 0.81, _inventory(device, placed), **_LIST)
 
 
 _LIST = {"ha": "center", "va": "top", "fontsize": 9, "linespacing": 1.4}
 _MOST_LINES = 8
+_MOST_LETTERS = 36  # of a variable's name
+
+
+def _inches(lines):
+    size = _LIST["fontsize"]
+    paths = [TextPath((0, 0), own, size=size) for own in lines.splitlines() if own]
+    return max(path.get_extents().width for path in paths) / 72
+
+
+def _shortened(name):
+    """Leaves the middle of a long name out."""
+    half = _MOST_LETTERS // 2
+    is_long = len(name) > _MOST_LETTERS
+    return f"{name[: half - 1]}…{name[-half:]}" if is_long else name
 
 
 def _inventory(device, placed):
     sizes = placed.variables.get(device, {})
     largest = sorted(sizes.items(), key=lambda item: -item[1])
-    lines = [f"{name.split('/', 1)[-1] if name.startswith('tower') else name}"
-             f"  {_bytes(size)}" for name, size in largest[:_MOST_LINES]]  # fmt: skip
+    lines = []
+    for name, size in largest[:_MOST_LINES]:
+        own = name.split("/", 1)[-1] if name.startswith("tower") else name
+        lines.append(f"{_shortened(own)}  {_bytes(size)}")
     if len(largest) > _MOST_LINES:
         rest = largest[_MOST_LINES:]
         lines.append(f"{len(rest)} more  {_bytes(sum(size for _, size in rest))}")
