@@ -38,7 +38,16 @@ _APPLY_SCOPES = {
     *("copy_from_owners", "sync_variables"),
     # The names that optimizers of Keras and of TensorFlow 1 have by default.
     *("adadelta", "adafactor", "adagrad", "adam", "adam_w", "adamax", "adamw"),
-    *("ftrl", "gradientdescent", "lamb", "lion", "momentum", "muon", "nadam", "rmsprop"),
+    *(
+        "ftrl",
+        "gradientdescent",
+        "lamb",
+        "lion",
+        "momentum",
+        "muon",
+        "nadam",
+        "rmsprop",
+    ),
     *("sgd", "loss_scale_optimizer", "simpleadam", "tf_optimizer", "trainopt"),
 }
 _BACKWARDS = {"gradients", "gradient_tape"}

@@ -205,9 +205,7 @@ class _Reasons:
 
     def _after_all(self, start: float, end: float) -> list[_Stretch]:
         step, device = self._step, self._device
-        last = max(
-            step.on(step.last_device), key=lambda own: own.end, default=None
-        )
+        last = max(step.on(step.last_device), key=lambda own: own.end, default=None)
         if step.last_device in ("", device) or last is None or start >= last.end:
             return [(start, end, RETURN)]
         part, of_tower = self._busiest_part(last.device, start, last.end)

@@ -238,12 +238,12 @@ def _operations(lines: Iterable[list[_Event]]) -> _Found:
     ran += [own._replace(end=ended[key]) for key, own in begun.items() if key in ended]
     # The time of a call is that of its function's operations, if these are recorded.
     inside = {own.executor for own in ran}
-    calls = {own for executor, own in callers.items() if executor in inside}
+    called = {own for executor, own in callers.items() if executor in inside}
     named = _linked([own._replace(name=_name_in_caller(own, callers)) for own in ran])
     kept = [
         own
         for own, raw in zip(named, ran, strict=True)
-        if _Caller(raw.executor, raw.name) not in calls
+        if _Caller(raw.executor, raw.name) not in called
     ]
     return _Found(kept, sent, callers, launchers)
 
