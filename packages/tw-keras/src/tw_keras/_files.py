@@ -3,7 +3,7 @@
 A file is written beside its place and then moved there, so that a kill leaves the old
 one whole. Memory belongs to weights of one checksum: a kill between the two moves
 leaves files that do not belong together, and are told apart when they are read. A model
-is worth more than a reducer's memory, so a damaged memory is no error.
+is worth more than a reducer's memory, so a damaged memory costs a warning only.
 """
 
 import io
