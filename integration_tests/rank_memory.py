@@ -78,15 +78,20 @@ def randomly_compressed(group: Any, num_towers: int, seed: str) -> list[Any]:
 
 
 def overflowing(group: Any) -> list[Any]:
-    """Has rank 1 bring infinity; returns if memory stayed, and sums are finite."""
+    """Has rank 1 bring infinity; returns if memory stayed, and sums are finite.
+
+    Before, all ranks bring finite gradients whose sum overflows; last is if theirs is.
+    """
     variables = [[tf.Variable(tf.zeros(own)) for own in SHAPES]]
     add = partial(tw_ranks.sum_across, group=group)
-    state = ReducerState(REDUCERS["int8"], variables, add=add)
+    state = ReducerState(REDUCERS["sign"], variables, add=add)
     run = group.bounded(tf.function(state, autograph=False))
     *grads, _ = map(tf.constant, gradients(0, group.rank))
+    [huge] = run([[1e36 * own for own in grads]])
+    huge = [bool(np.isfinite(own).all()) for own in huge]
     run([grads])
     before = state.variables[0].numpy()
     grads[1] += np.inf if group.rank == 1 else 0.0
     [sums] = run([grads])
     finite = [bool(np.isfinite(own).all()) for own in sums]
-    return [np.array_equal(before, state.variables[0]), finite]
+    return [np.array_equal(before, state.variables[0]), finite, huge]

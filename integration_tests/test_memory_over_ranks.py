@@ -52,6 +52,7 @@ def test_ranks_send_what_compressors_of_ones_own_like(ranks, number):
 
 
 def test_one_ranks_infinity_leaves_the_memory_of_all(ranks):
-    for is_same, are_finite in ranks.call("rank_memory:overflowing"):
+    for is_same, are_finite, were_finite in ranks.call("rank_memory:overflowing"):
         assert is_same
+        assert all(were_finite)
         assert not all(are_finite)

@@ -89,7 +89,7 @@ def check_adds(**argument: Any) -> Reducer:
 def check_reducer(**argument: Any) -> Any:
     """Refuses anything that is not a function, and compressors of this package."""
     ((name, reducer),) = argument.items()
-    if compressor := getattr(reducer, "compressor", None):
+    if compressor := compressor_name(reducer):
         raise TypeError(
             f"{name} must reduce the gradients of all towers; {compressor} compresses "
             "one tensor. Make a reducer of it: "
@@ -100,8 +100,13 @@ def check_reducer(**argument: Any) -> Any:
 
 def named_compressor(compressor: _F, name: str) -> _F:
     """Names a compressor, or the function that makes it, for messages."""
-    compressor.compressor = name  # type: ignore[attr-defined]
+    compressor._tw_compressor = name  # type: ignore[attr-defined]
     return compressor
+
+
+def compressor_name(function: Any) -> str | None:
+    """Returns what ``named_compressor`` named a function; None for any other."""
+    return getattr(function, "_tw_compressor", None)
 
 
 def reduced_by(reducer: Reducer, grads: TowerTensors) -> list[list[Tensorlike]]:

@@ -85,6 +85,8 @@ def follow_variables(optimizer: Any, variables: Sequence[Any]) -> None:
     create_slots(optimizer, variables)
     for name, made in vars(optimizer).items():
         old: Any = before.get(name)
+        if made is old:
+            continue
         if is_variable(made) and is_variable(old):
             made.assign(old)
         elif isinstance(made, list) and len(made) == len(variables):  # by variable

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.internal import check_function, check_whole_number, tf_variables
-from tw_reduce._checks import ADDABLE
+from tw_reduce._checks import ADDABLE, compressor_name
 from tw_reduce._memory.protocol import Compressor, StatefulReducer, States
 from tw_reduce._memory.rows import cut_row, is_row, join_rows
 from tw_reduce._reducer import Reducer, Tensorlike
@@ -39,15 +39,14 @@ def error_feedback(
       gradients.
 
     Raises:
-      TypeError: ``compressor`` is not a function, or one that makes compressors, or
-        ``min_elements`` is not a whole number;
-        when called, the compressor returns something else, or sends what cannot be
-        added.
+      TypeError: ``compressor`` is not a function of a tensor, or ``min_elements`` not a
+        whole number; when called, the compressor returns something else than a list and
+        a function, or sends what cannot be added.
       ValueError: ``min_elements`` is negative; when called, the compressor's
         approximation has another shape or dtype than the tensor.
     """
     check_function(compressor=compressor)
-    made = getattr(compressor, "compressor", None)
+    made = compressor_name(compressor)
     if made == f"{getattr(compressor, '__name__', '')}()":
         raise TypeError(
             f"compressor must compress a tensor; this function makes one: write {made}."
