@@ -194,6 +194,21 @@ def test_it_is_built_however_training_begins(kind, how):
     check_as_on_one_device(lambda: kind("layer"), 2, "replicated", **HOW[how])
 
 
+class InPrediction(WithCall):
+    """A part that training calls, too, and that a prediction builds."""
+
+    def predict_step(self, data):
+        return self.part(data[0] if isinstance(data, tuple) else data)
+
+
+@pytest.mark.parametrize("part", ["Dense", "layer", "made in build"])
+@pytest.mark.each_choice
+def test_what_only_a_prediction_calls_is_built(part):
+    check_as_on_one_device(
+        lambda: InPrediction(part), 2, "replicated", before=predict_first
+    )
+
+
 def test_a_step_that_needs_the_number_of_rows_builds_them_too():
     check_as_on_one_device(
         lambda: WithRows("layer"), 2, "replicated", drop_remainder=True

@@ -195,7 +195,12 @@ def _trace(call: Callable[[Any], None], batch: Any) -> None:
     def symbol(spec: tf.TensorSpec | None) -> Any:
         return spec and tf.compat.v1.placeholder(spec.dtype, spec.shape)
 
-    with tf.__internal__.FuncGraph("build").as_default():
+    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        with tf.init_scope():  # If predict is being traced, it would initialize them.
+            return next_creator(**kwargs)
+
+    graph = tf.__internal__.FuncGraph("build")
+    with graph.as_default(), tf.variable_creator_scope(create):
         call(tf.nest.map_structure(symbol, batch, expand_composites=True))
 
 

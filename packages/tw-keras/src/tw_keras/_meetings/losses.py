@@ -35,8 +35,8 @@ class Losses:
         self._part: tuple[tf.Graph, Any] | None = None
         main: Any = step.copies.main
         is_plain = type(main).train_step is keras.Model.train_step
-        is_told = is_plain and reductions_of(main) == {"sum"}
-        self._asks_for_kinds = step.copies.adds and not (step.is_whole or is_told)
+        is_known = is_plain and reductions_of(main) == {"sum"}
+        self._asks_for_kinds = step.copies.adds and not (step.is_whole or is_known)
         self._applied = dict[int, str]()  # names of optimizers
         self.are_means = dict[str, bool]()  # by name, of what a step logs
         self.results = set[int]()  # ids of metrics' results
