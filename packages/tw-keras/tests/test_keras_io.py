@@ -79,6 +79,15 @@ class Stepping(keras.Model):
         return {own.name: own.result() for own in self.metrics}
 
 
+class Perceptron(Stepping):
+    def __init__(self):
+        super().__init__()
+        self.inner = mlp(4, 5, 2)
+
+    def call(self, x):
+        return self.inner(x)
+
+
 class Distiller(Stepping):
     """The teacher is built by the step; losses have temperatures and weights."""
 
@@ -382,15 +391,8 @@ class Mixup(keras.Model):
         return super().train_step((mixed, share * y))
 
 
-class Adversarial(Stepping):
+class Adversarial(Perceptron):
     """Perturbs its inputs along a gradient, in a tape of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = mlp(4, 5, 2)
-
-    def call(self, x):
-        return self.inner(x)
 
     def loss_of(self, data):
         x, y = data
@@ -449,16 +451,12 @@ class Hits(keras.metrics.Metric):
         return ops.divide_no_nan(self.hits, self.asked)
 
 
-class OwnMetrics(Stepping):
+class OwnMetrics(Perceptron):
     """Metrics of its own in the step and in the test, with weights of rows."""
 
     def __init__(self):
         super().__init__()
-        self.inner, self.hits = mlp(4, 5, 2), Hits("hits")
-        self.mae = keras.metrics.MeanAbsoluteError("mae")
-
-    def call(self, x):
-        return self.inner(x)
+        self.hits, self.mae = Hits("hits"), keras.metrics.MeanAbsoluteError("mae")
 
     @property
     def metrics(self):
@@ -472,15 +470,8 @@ class OwnMetrics(Stepping):
         return mean_square(found - y)
 
 
-class Weighted(Stepping):
+class Weighted(Perceptron):
     """Passes rows' weights on to the compiled loss."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = mlp(4, 5, 2)
-
-    def call(self, x):
-        return self.inner(x)
 
     def loss_of(self, data):
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
@@ -551,16 +542,12 @@ class TwoRates(Stepping):
         return {"loss": loss}
 
 
-class Uncertain(Stepping):
+class Uncertain(Perceptron):
     """Learns the weights of its losses, which belong to the model itself."""
 
     def __init__(self):
         super().__init__()
-        self.inner = mlp(4, 5, 2)
         self.scales = self.add_weight(shape=(2,), initializer="zeros", name="scales")
-
-    def call(self, x):
-        return self.inner(x)
 
     def loss_of(self, data):
         x, y = data
@@ -607,20 +594,16 @@ def synchronised():
     return keras.Sequential([keras.Input([4]), dense(5), norm, dense()])
 
 
-class Accumulates(Stepping):
+class Accumulates(Perceptron):
     """Adds gradients in variables of its own, and applies every second batch."""
 
     def __init__(self):
         super().__init__()
-        self.inner = mlp(4, 5, 2)
         self.count = self.add_weight(initializer="zeros", trainable=False)
         self.sums = [
             self.add_weight(shape=own.shape, initializer="zeros", trainable=False)
             for own in self.inner.trainable_variables
         ]
-
-    def call(self, x):
-        return self.inner(x)
 
     def train_step(self, data):
         x, y = data
