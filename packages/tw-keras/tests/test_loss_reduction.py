@@ -57,8 +57,9 @@ class PerRow(keras.Model):
         if self.tracks:
             self.tracker.update_state(loss)
             loss = self.tracker.result()
-        rate = tf.convert_to_tensor(self.optimizer.learning_rate)
-        return {"loss": loss, "rows": self.rows.result(), "rate": rate}
+        rate = self.optimizer.learning_rate
+        more = {"rate": rate, "same": tf.convert_to_tensor(rate)}
+        return {"loss": loss, "rows": self.rows.result(), **more}
 
 
 def trained(model):

@@ -8,7 +8,7 @@ towers; and losses whose reduction is not a mean over rows, next to others.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import keras
@@ -33,16 +33,20 @@ class Losses:
         self._weighed = set[int]()  # places of the optimizers that have used it
         self._has_parted = False  # whether regularizers' losses were divided
         self._part: tuple[tf.Graph, Any] | None = None
-        main: Any = step.copies.main
-        is_plain = type(main).train_step is keras.Model.train_step
-        is_known = is_plain and reductions_of(main) == {"sum"}
-        self._asks_for_kinds = step.copies.adds and not (step.is_whole or is_known)
         self._applied = dict[int, str]()  # names of optimizers
         self.are_means = dict[str, bool]()  # by name, of what a step logs
         self.results = set[int]()  # ids of metrics' results
         asks = step.trains and any(map(self.are_weighed_by, optimizers))
         asks = asks or "sum" in step.rescaled
         self.factors = step.parts() if asks else []  # [K]; or none
+
+    @cached_property
+    def _asks_for_kinds(self) -> bool:
+        """Whether ``loss_reduction`` says alone that losses are sums."""
+        main: Any = self._step.copies.main
+        is_plain = type(main).train_step is keras.Model.train_step
+        is_known = is_plain and reductions_of(main) == {"sum"}
+        return self._step.copies.adds and not (self._step.is_whole or is_known)
 
     def are_weighed_by(self, optimizer: Any) -> bool:
         """Returns whether losses are weighted by tower before they are scaled."""
@@ -87,8 +91,8 @@ class Losses:
 
         Of an optimizer's loss ``loss_reduction="sum"`` says so; not of what is logged.
         """
-        is_scalar = tf.is_tensor(value) and value.shape.rank == 0
-        if not (self._asks_for_kinds and is_scalar and value.dtype.is_floating):
+        is_scalar = isinstance(value, tf.Tensor) and value.shape.rank == 0
+        if not (is_scalar and value.dtype.is_floating and self._asks_for_kinds):
             return False
         if hasattr(value, "numpy"):  # eager
             return False
@@ -184,7 +188,7 @@ class Losses:
         """
         step, weights = self._step, self._step.weights
         self._applied[n] = optimizer.name
-        if self._asks_for_kinds and len(self._applied) > 1:
+        if len(self._applied) > 1 and self._asks_for_kinds:
             raise ValueError(
                 "TowerModel: loss_reduction='sum' holds for all optimizers, but it is "
                 "unknown whether the losses of each of "
