@@ -103,6 +103,7 @@ def test_what_only_a_group_uses_is_refused_without_one():
     def make():
         return keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
 
-    says = "data='shared' and uneven='stop' needs a group of ranks; pass group"
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match="='shared' needs a group of ranks; pass gr"):
+        TowerModel(make, CPUS[:2], data="shared")
+    with pytest.raises(ValueError, match="='shared' and uneven='stop' need a group"):
         TowerModel(make, CPUS[:2], data="shared", uneven="stop")

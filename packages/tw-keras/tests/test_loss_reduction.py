@@ -25,13 +25,19 @@ LOGGED = {
     "mean of sums": lambda losses: tf.reduce_mean(
         tf.reduce_sum(losses[:, None] * tf.ones([1, 2], losses.dtype), axis=-1)
     ),
+    "over its rows": lambda losses: (
+        tf.reduce_sum(losses) / tf.cast(tf.shape(losses)[0], losses.dtype)
+    ),
+    "Keras's loss": lambda losses: keras.losses.MeanSquaredError()(
+        losses[:, None], tf.zeros_like(losses)[:, None]
+    ),
     "Python's sum": lambda losses: sum([tf.reduce_sum(losses)] * 2),
 }
 UNCLEAR = {
     "sum and number": lambda losses: tf.reduce_sum(losses) + 1,
     "sum and mean": lambda losses: tf.reduce_sum(losses) + tf.reduce_mean(losses),
     "root": lambda losses: tf.sqrt(tf.reduce_mean(losses)),
-    "of Keras": lambda losses: keras.losses.MeanSquaredError()(losses[:, None], X[:1]),
+    "over a number": lambda losses: tf.reduce_sum(losses) / 5,
 }
 
 

@@ -104,11 +104,12 @@ def has_metrics_built(model: Any, data: Any) -> bool:
     return all(getattr(own, "built", True) for own in stateful)
 
 
-def build_layers(data: Any, model: Any, method: str) -> None:
+def build_layers(data: Any, model: Any, method: str | None) -> None:
     """Creates a model's variables from a batch's specs, as its step would.
 
-    Calls the model, and traces the step if layers are left, such as a teacher that only
-    a ``train_step`` calls. If that fails, so does the step, with its own error.
+    Calls the model, and traces the step ``method`` if layers are left, such as a
+    teacher that only a ``train_step`` calls. If that fails, so does the step, with its
+    own error.
     """
     is_own, failed = has_own_step(model), None
     # Some need to know the number of rows; others must not.
@@ -117,7 +118,7 @@ def build_layers(data: Any, model: Any, method: str) -> None:
         failed = _trace_any(partial(_call, model, is_own=is_own), batches)
         if failed is not None and not is_own:
             raise failed
-    if failed is not None or unbuilt_of(model):
+    if method is not None and (failed is not None or unbuilt_of(model)):
         _trace_any(partial(_step, model, method), batches)
     model.built = True
 

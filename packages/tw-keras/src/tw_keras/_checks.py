@@ -34,8 +34,8 @@ def check_alone(**choices: tuple[str, str]) -> None:
     ]
     if given:
         raise ValueError(
-            f"TowerModel: {' and '.join(given)} needs a group of ranks; pass "
-            "group=tw_ranks.join(), or leave it out."
+            f"TowerModel: {' and '.join(given)} need{'s' * (len(given) == 1)} a group "
+            "of ranks; pass group=tw_ranks.join(), or leave that out."
         )
 
 

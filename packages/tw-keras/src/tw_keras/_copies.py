@@ -489,9 +489,10 @@ class Copies:
 
         A later step may call layers that the first has not.
         """
+        # Flat variables are known when models are made; other layers are refused.
+        traced = None if self.flat is not None else method
         lacks_layers = not self._is_built or (
-            method not in self._built_for
-            and self.flat is None  # whose variables are known when it is made
+            traced not in (None, *self._built_for)
             and bool(_building.unbuilt_of(self.main))
         )
         lacks_metrics = method != "predict_step" and not (
@@ -505,7 +506,7 @@ class Copies:
             ):
                 with tf.device(home), naming(tower):
                     if lacks_layers:
-                        _building.build_layers(data, model, method)
+                        _building.build_layers(data, model, traced)
             main, own = self.main, self.towers[0]
             if lacks_metrics and not _building.has_metrics_built(main, data):
                 with tf.device(own.device), naming(own):

@@ -231,6 +231,7 @@ class Losses:
 
 _LINEAR = {"AddV2", "Add", "AddN", "Sub", "Neg", "Mul", "Identity", "Cast"}
 _OVER_AXES = {"Sum", "Mean"}
+_QUOTIENTS = {"RealDiv", "DivNoNan"}
 
 
 def _reductions(value: tf.Tensor) -> set[str]:
@@ -248,6 +249,8 @@ def _reductions(value: tf.Tensor) -> set[str]:
     if op.type in _OVER_AXES:
         inner = op.inputs[0].op
         return _reductions(inner.outputs[0]) if _reduces_rows(inner) else {op.type}
+    if op.type in _QUOTIENTS and _counts(op.inputs[1]):
+        return {"Mean"} if _reductions(op.inputs[0]) == {"Sum"} else {op.type}
     if op.type not in _LINEAR:
         return {op.type}
     inputs = list(op.inputs)
@@ -256,6 +259,15 @@ def _reductions(value: tf.Tensor) -> set[str]:
         if len(inputs) > 1:
             return {op.type}
     return set().union(*map(_reductions, inputs))
+
+
+def _counts(divisor: tf.Tensor) -> bool:
+    """Returns whether a divisor is a number of rows, or of elements, as Keras's is."""
+    op = divisor.op
+    while op.type in ("Cast", "Identity"):
+        op = op.inputs[0].op
+    is_length = op.type == "StridedSlice" and op.inputs[0].op.type == "Shape"
+    return op.type in ("Prod", "Size") or is_length
 
 
 def _reduces_rows(op: tf.Operation) -> bool:
