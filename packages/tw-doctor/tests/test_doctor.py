@@ -147,6 +147,7 @@ def test_gpus_that_are_not_there_are_missed_in_a_sentence():
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert "--device gpu: TensorFlow sees no GPU here, so nothing was checked" in line
+    assert "CUDA_VISIBLE_DEVICES hides all GPUs from TensorFlow: unset it" in line
     assert "RuntimeError" not in line
 
 

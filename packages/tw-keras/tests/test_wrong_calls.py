@@ -41,6 +41,25 @@ INTERFACE = Interface(
     exempt=EXEMPT,
 )
 OTHERS = {
+    "TowerModel.make_model": [
+        (
+            lambda units, *, rate: dense(),
+            *(
+                TypeError,
+                "called without arguments, once per tower; got one with missing",
+            ),
+        ),
+        (lambda: None, TypeError, "must return a keras.Model; got NoneType"),
+    ],
+    "TowerModel.devices": [
+        ([], ValueError, "devices is empty; at least one tower is needed"),
+        (
+            None,
+            TypeError,
+            "devices must be a list of ints and device strings; got None",
+        ),
+        ([None], TypeError, "one of tf.config.list_logical_devices(); got None"),
+    ],
     "TowerModel.variables": [("mirrored", ValueError, "must be 'replicated' or")],
     "TowerModel.loss_reduction": [("mean", ValueError, "must be 'sum' or None")],
     "TowerModel.data": [("mine", ValueError, "data must be 'own' or 'shared'")],

@@ -23,6 +23,7 @@ from tw_reduce import (
     sum_collective,
     sum_nccl,
     sum_on_device,
+    sum_round_robin,
 )
 from tw_reduce._sums import collectives
 from tw_reduce.plans import EIGHT_GPU_CROSS
@@ -292,3 +293,27 @@ def test_a_pack_that_is_multiplied_as_one_has_the_bits_of_its_gradients(run, mak
     for got, own in zip(means, sums, strict=True):
         for value, total in zip(got, own, strict=True):
             np.testing.assert_array_equal(value, total * np.float32(1 / 3))
+
+
+OF_TF_CONFIG = {
+    "all_reduce": lambda devices: all_reduce(devices),
+    "auto": lambda devices: auto(devices),
+    "hierarchical": lambda devices: hierarchical([[0], [1]], devices=devices),
+    "sum_balanced": lambda devices: partial(sum_balanced, devices=devices),
+    "sum_collective": lambda devices: partial(
+        sum_collective, devices=devices, keys=CollectiveKeys()
+    ),
+    "sum_on_device": lambda devices: partial(sum_on_device, device=devices[1]),
+    "sum_round_robin": lambda devices: partial(sum_round_robin, devices=devices),
+    "reducer_for_mode": lambda devices: reducer_for_mode("gpu", devices),
+    "allreduce_grads_naive": lambda devices: partial(
+        allreduce_grads_naive, devices=devices, average=False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_TF_CONFIG)
+def test_logical_devices_of_tf_config_are_taken_for_their_names(name):
+    reduce = OF_TF_CONFIG[name](tf.config.list_logical_devices("CPU")[:2])
+    sums = run_in_function(lambda: reduce([[tf.ones([3])], [tf.fill([3], 2.0)]]))
+    np.testing.assert_array_equal(tf.nest.flatten(sums)[0], [3.0] * 3)

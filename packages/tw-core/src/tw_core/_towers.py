@@ -19,7 +19,12 @@ from tw_core._modes import without_autograph
 from tw_core._records.collections import leave_no_summaries
 from tw_core._records.losses import own_losses
 from tw_core._records.origins import build_in_progress, record_scope
-from tw_core.devices._logical import canonical_device, check_known_devices, parse_device
+from tw_core.devices._logical import (
+    canonical_device,
+    check_known_devices,
+    device_name,
+    parse_device,
+)
 from tw_core.synchronized import joined_towers
 from tw_core.synchronized._sums import call_towers_once
 
@@ -49,6 +54,7 @@ class Tower:
     def __post_init__(self) -> None:
         check_whole_number(index=self.index)
         check_whole_number(total=self.total)
+        object.__setattr__(self, "device", device_name(self.device))
         parse_device(self.device)
         if not 0 <= self.index < self.total:
             raise ValueError(
@@ -87,7 +93,8 @@ def towers(devices: Sequence[int | str | Tower]) -> tuple[Tower, ...]:
     """Makes one tower per device, in the order given.
 
     Args:
-      devices: an int k means ``"/gpu:k"``; a string is used as it is. A device
+      devices: an int k means ``"/gpu:k"``; a string is used as it is; a logical
+        or physical device of ``tf.config`` stands for its string. A device
         may occur several times, which is logged as a warning. Towers from an
         earlier call are returned as they are, so that functions that take
         devices can take towers too.
@@ -96,9 +103,10 @@ def towers(devices: Sequence[int | str | Tower]) -> tuple[Tower, ...]:
       K towers.
 
     Raises:
-      ValueError: no device, a negative int, a string TensorFlow cannot read, or
-        an earlier call's towers, incomplete or reordered.
-      TypeError: an item that is neither an int nor a string.
+      ValueError: no device, a negative int, a string TensorFlow cannot read, a
+        physical device that is hidden or divided, or an earlier call's towers,
+        incomplete or reordered.
+      TypeError: an item of another kind.
 
     >>> towers([0, "/cpu:0"])[0]
     Tower(index=0, device='/gpu:0', total=2)
@@ -351,8 +359,12 @@ def _whole(towers: Sequence[Any]) -> tuple[Tower, ...]:
 
 
 def _device_name(device: int | str | Tower) -> str:
+    device = device_name(device)
     if isinstance(device, bool) or not isinstance(device, Integral | str):
-        raise TypeError(f"A device is an int (GPU number) or a string; got {device!r}.")
+        raise TypeError(
+            "A device is an int (GPU number), a string, or one of "
+            f"tf.config.list_logical_devices(); got {device!r}."
+        )
     if isinstance(device, str):
         return device
     if device < 0:

@@ -58,9 +58,12 @@ from ._variable_kinds import is_variable as is_variable
 from ._variable_kinds import plain_name as plain_name
 from ._variable_kinds import tf_variable as tf_variable
 from ._variable_kinds import tf_variables as tf_variables
+from .devices._logical import DEVICES as DEVICES
 from .devices._logical import check_known_devices as check_known_devices
+from .devices._logical import device_name as device_name
 from .devices._logical import host_of as host_of
 from .devices._logical import repeated_devices as repeated_devices
+from .devices._logical import why_no_gpu as why_no_gpu
 from .gradients._lists import list_pairs as list_pairs
 from .gradients._reading import Gradients as Gradients
 from .gradients._reading import check_any_gradient as check_any_gradient

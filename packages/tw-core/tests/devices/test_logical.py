@@ -8,7 +8,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tw_core import use_logical_cpus
+from tw_core import Shared, Tower, towers, use_logical_cpus
 from tw_core.devices import _logical, available_devices, canonical_device, check_devices
 from tw_core.devices._logical import parse_device
 from tw_core.internal import host_of, repeated_devices
@@ -101,6 +101,61 @@ def test_every_unknown_device_is_named_once_with_the_known_ones():
         check_devices(["/tpu"])
     others = ["/job:ps/task:3/gpu:9", "/job:localhost/cpu:99"]
     check_devices(["/cpu:0", "/CPU:7", "cpu", "", *others])
+
+
+@pytest.mark.parametrize(
+    ("built", "hidden", "gpus", "says"),
+    [
+        (
+            False,
+            None,
+            [],
+            "sees no GPU: it was installed without CUDA. Run",
+        ),
+        (True, None, [], "without CUDA, or the machine has no GPU or driver"),
+        (True, "-1", [], "CUDA_VISIBLE_DEVICES hides all GPUs"),
+        (True, None, ["a GPU"], "tf.config.set_visible_devices"),
+    ],
+)
+def test_where_no_gpu_is_seen_it_says_what_to_install(
+    monkeypatch, built, hidden, gpus, says
+):
+    if tf.config.list_physical_devices("GPU"):
+        pytest.skip("there are GPUs")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    monkeypatch.setattr(tf.test, "is_built_with_gpu_support", lambda: built)
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda _: gpus)
+    with pytest.raises(ValueError, match=r"Unknown devices \['/gpu:0'\]") as error:
+        check_devices(["/gpu:0", "/cpu:0"])
+    assert says in str(error.value)
+    has_advice = "pip install 'tensorflow[and-cuda]'" in str(error.value)
+    assert has_advice == (hidden is None and not gpus)
+    with pytest.raises(ValueError, match="Use known ones"):
+        check_devices(["/cpu:99"])
+
+
+def test_devices_of_tf_config_are_known_by_name(monkeypatch):
+    logical = tf.config.list_logical_devices("CPU")
+    [physical] = tf.config.list_physical_devices("CPU")
+    assert [tower.device for tower in towers(logical[:2])] == [
+        "/device:CPU:0",
+        "/device:CPU:1",
+    ]
+    assert Tower(0, logical[1], 1) == Tower(0, "/device:CPU:1", 1)
+    assert Shared((logical[1],)) == Shared(("/device:CPU:1",))
+    assert canonical_device(logical[3]) == "/device:CPU:3"
+    check_devices(logical)
+    divided = r"physical_device:CPU:0 is divided .* those you want of \['/device:CPU:0'"
+    with pytest.raises(ValueError, match=divided):
+        towers([physical])
+    two = [tf.config.PhysicalDevice(f"/physical_device:GPU:{n}", "GPU") for n in (0, 1)]
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda _: two[1:])
+    monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda _: None)
+    assert canonical_device(two[1]) == "/device:GPU:0"  # of those that are visible
+    with pytest.raises(ValueError, match="physical_device:GPU:0 is not visible"):
+        canonical_device(two[0])
 
 
 def test_a_sessions_own_devices_count_not_the_configured_ones(graph):

@@ -1,6 +1,7 @@
 """Checks of a ``TowerModel``'s arguments, layers, losses and optimizers."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -37,6 +38,20 @@ def check_alone(**choices: tuple[str, str]) -> None:
             f"TowerModel: {' and '.join(given)} need{'s' * (len(given) == 1)} a group "
             "of ranks; pass group=tw_ranks.join(), or leave that out."
         )
+
+
+def check_needs_nothing(make_model: Callable[..., Any]) -> None:
+    """Refuses a function that cannot be called without arguments."""
+    try:
+        inspect.signature(make_model).bind()
+    except TypeError as error:
+        raise TypeError(
+            "TowerModel: make_model is called without arguments, once per tower; got "
+            f"one with {error}. Bind them: lambda: make_model(...), or "
+            "functools.partial(make_model, ...)."
+        ) from None
+    except ValueError:  # Some functions written in C have no signature.
+        pass
 
 
 def check_replicated(variables: str) -> None:

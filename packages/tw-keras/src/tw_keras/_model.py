@@ -131,7 +131,8 @@ class TowerModel(AsTower0):
             or with variables that are not replicated; no device; copies that share
             variables or differ; or a call inside the scope of a ``tf.distribute``
             strategy.
-          TypeError: ``make_model`` is not a function, or does not return a Keras model.
+          TypeError: ``make_model`` is not a function, needs arguments, or does not
+            return a Keras model.
           RuntimeError: in a graph or a ``tf.function``.
         """
         if isinstance(make_model, keras.Model):
@@ -140,6 +141,7 @@ class TowerModel(AsTower0):
                 f"for each tower; got the model {make_model.name!r}."
             )
         check_function(make_model=make_model)
+        _checks.check_needs_nothing(make_model)
         _checks.check_choices(
             variables=(variables, tuple(APPLY)),
             loss_reduction=(loss_reduction, ("sum", None)),

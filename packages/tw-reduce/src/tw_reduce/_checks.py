@@ -9,12 +9,14 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tw_core.internal import (
+    DEVICES,
     Gradients,
     check_function,
     check_gradients,
     check_known_devices,
     check_list,
     check_nested,
+    device_name,
     read_gradients,
     repeated_devices,
 )
@@ -155,31 +157,35 @@ def check_items(kind: type, of: str, wanted: str, **argument: Any) -> None:
         )
 
 
-def check_devices(devices: Sequence[str], *, num_towers: int | None = None) -> None:
-    """Refuses an empty list and, where devices can be known, unknown ones.
+def check_devices(
+    devices: Sequence[Any], *, num_towers: int | None = None
+) -> list[str]:
+    """Names devices; refuses an empty list and, where they can be known, unknown ones.
 
     In a graph only a session knows its devices; without a default session they
     are not checked there. With ``num_towers`` there must be that many.
     """
-    check_device_strings(devices)
-    check_known_devices(devices)
+    names = check_device_strings(devices)
+    check_known_devices(names)
     if num_towers is not None and len(devices) != num_towers:
         raise ValueError(
             f"devices must hold one device per tower; got {len(devices)} for "
             f"{num_towers} towers. Pass the towers' devices, tower 0 first."
         )
+    return names
 
 
-def check_device_strings(devices: Sequence[str]) -> None:
-    """Refuses an empty list, and anything but a list of strings."""
+def check_device_strings(devices: Sequence[Any]) -> list[str]:
+    """Names devices; refuses an empty list, and anything but a list of devices."""
     listed = isinstance(devices, Sequence) and not isinstance(devices, str)
-    if not listed or not all(isinstance(device, str) for device in devices):
+    if not listed or not all(isinstance(own, (str, *DEVICES)) for own in devices):
         raise TypeError(
             f"devices must be a list of device strings; got {devices!r}. Write e.g. "
             "['/cpu:0']."
         )
     if not devices:
         raise ValueError("devices is empty; pass e.g. ['/cpu:0'].")
+    return list(map(device_name, devices))
 
 
 def check_distinct(devices: Sequence[str]) -> None:

@@ -145,7 +145,7 @@ def reducer_for_mode(
             f"Unknown mode {mode!r}; known are {[*modes]}. Or pass a reducer, such as "
             "auto(devices)."
         )
-    check_devices(devices)
+    devices = check_devices(devices)
     own, keys = tuple(devices), keys or CollectiveKeys()
     if mode == "hierarchical":
         if len(own) != 8:
@@ -174,7 +174,7 @@ def _chosen(
     explain: Callable[[AutoPlan], object] | None,
 ) -> Reducer:
     """Makes ``auto``, or ``all_reduce``, which copies the sums to all towers."""
-    check_devices(devices)
+    devices = check_devices(devices)
     check_below_bytes(below_bytes)
     if keys is not None:
         check_keys(keys)
@@ -256,7 +256,7 @@ def _reduce_by_plan(
     grads: Gradients,
 ) -> list[list[Tensorlike]]:
     check_addable(grads)
-    check_devices(devices, num_towers=len(grads))
+    devices = check_devices(devices, num_towers=len(grads))
     plan = plan_for(describe_columns(grads))
     if explain is not None:
         explain(plan)

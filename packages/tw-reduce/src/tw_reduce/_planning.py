@@ -128,7 +128,7 @@ def plan_auto(
       ValueError: no device, or ``below_bytes`` is negative; ``measured`` is damaged or
         of other devices.
     """
-    check_device_strings(devices)
+    devices = check_device_strings(devices)
     check_below_bytes(below_bytes)
     check_infos(infos)
     check_flag(copies=copies)

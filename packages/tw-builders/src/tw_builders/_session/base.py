@@ -29,6 +29,7 @@ from tw_core.internal import (
     check_list,
     check_session_graph,
     check_whole_number,
+    device_name,
     read_pairs,
     tower_build,
 )
@@ -147,7 +148,7 @@ class DataParallelBuilder:
         names = _free_names(len(built))
         with tower_build(undo_on_error=True), joined_towers(len(built)) as joined:
             for k, tower in enumerate(built):
-                device = tower.device if devices is None else devices[k]
+                device = tower.device if devices is None else device_name(devices[k])
                 own_variables = bool(use_vs[k]) if use_vs is not None else False
                 _log.info("Building %s on %s", tower.name, device)
                 vs_name = tower.name if own_variables else ""
@@ -305,6 +306,7 @@ def _free_names(total: int) -> list[str]:
 
 
 def _check_devices(devices: Sequence[Any]) -> None:
+    devices = list(map(device_name, devices))
     names = [device for device in devices if isinstance(device, str)]
     others = [d for d in devices if not isinstance(d, str) and not callable(d)]
     if any(device is not None for device in others):

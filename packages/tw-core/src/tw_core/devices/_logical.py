@@ -9,17 +9,50 @@ GPU takes memory before a session's own configuration is read. So the devices
 are counted from the physical ones and their configuration.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from tw_core._checks import check_flag, check_whole_number
 from tw_core._modes import builds_session_graph, without_autograph
 
+DEVICES = (tf.config.LogicalDevice, tf.config.PhysicalDevice)
+
+
+def device_name(device: Any) -> Any:
+    """Returns the device string of a device of ``tf.config``; anything else as it is.
+
+    Raises:
+      ValueError: a physical device that is hidden, or divided into logical ones.
+    """
+    if isinstance(device, tf.config.LogicalDevice):
+        return device.name
+    if not isinstance(device, tf.config.PhysicalDevice):
+        return device
+    kind, number = device.device_type, 0
+    for own in tf.config.get_visible_devices(kind):
+        parts = len(tf.config.get_logical_device_configuration(own) or [None])
+        if own == device and parts == 1:
+            return f"/device:{kind}:{number}"
+        if own == device:
+            names = [f"/device:{kind}:{number + n}" for n in range(parts)]
+            raise ValueError(
+                f"{device.name} is divided into logical devices; pass those you want "
+                f"of {names}."
+            )
+        number += parts
+    raise ValueError(
+        f"{device.name} is not visible to TensorFlow; pass one of "
+        "tf.config.list_logical_devices(), or see tf.config.set_visible_devices."
+    )
+
 
 def parse_device(device: str) -> tf.DeviceSpec:
     """Parses a device string, refusing negative device numbers."""
+    device = device_name(device)
     if not isinstance(device, str):
         raise ValueError(_no_device(device))
     try:
@@ -262,7 +295,7 @@ def _use_gpus_of_this_process(config: tf.compat.v1.ConfigProto) -> None:
 def _specs(devices: Iterable[str]) -> dict[str, tf.DeviceSpec]:
     if isinstance(devices, str) or not isinstance(devices, Iterable):
         raise TypeError(f"devices must be a list of device strings; got {devices!r}.")
-    return {device: parse_device(device) for device in devices}
+    return {device: parse_device(device) for device in map(device_name, devices)}
 
 
 def _check_known(
@@ -271,11 +304,30 @@ def _check_known(
     known = _devices_of(session)
     unknown = [device for device, spec in specs.items() if not _is_known(spec, known)]
     if unknown:
+        kinds = {specs[device].device_type for device in unknown}
+        advice = "Use known ones"
+        if "GPU" in kinds and not any("GPU" in own for own in known):
+            advice = why_no_gpu()
         raise ValueError(
-            f"Unknown devices {unknown}; known are {known}. Use known ones, or call "
+            f"Unknown devices {unknown}; known are {known}. {advice}, or call "
             "tw_core.use_logical_cpus(n) before TensorFlow starts to have n logical "
             "CPUs."
         )
+
+
+def why_no_gpu() -> str:
+    """Says why TensorFlow sees no GPU, and what to install."""
+    if tf.config.list_physical_devices("GPU"):
+        return (
+            "The GPUs are hidden, or the session has none: see "
+            "tf.config.set_visible_devices and ConfigProto.device_count"
+        )
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return "CUDA_VISIBLE_DEVICES hides all GPUs from TensorFlow: unset it"
+    why = "it was installed without CUDA"
+    if tf.test.is_built_with_gpu_support():  # whose libraries may be missing
+        why += ", or the machine has no GPU or driver (see nvidia-smi)"
+    return f"TensorFlow sees no GPU: {why}. Run pip install 'tensorflow[and-cuda]'"
 
 
 def _is_known(spec: tf.DeviceSpec, known: Sequence[str]) -> bool:

@@ -22,7 +22,7 @@ from tw_core._records.origins import owning_tower, record_scope
 from tw_core._towers import Tower, check_tower
 from tw_core._variable_kinds import make_local
 from tw_core.devices._least_loaded import LeastLoadedDeviceSetter
-from tw_core.devices._logical import parse_device
+from tw_core.devices._logical import device_name, parse_device
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,9 @@ class Shared:
                 f"{self.devices!r}. Write ({self.devices!r},)."
             )
         check_list(devices=self.devices, of="device strings", empty=True)
-        for device in self.devices:
+        names = tuple(map(device_name, self.devices))
+        object.__setattr__(self, "devices", names)
+        for device in names:
             parse_device(device)
 
     @contextmanager

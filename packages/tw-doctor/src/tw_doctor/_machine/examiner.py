@@ -17,6 +17,7 @@ import tensorflow as tf
 
 import tw_core
 from tw_core.devices import canonical_device
+from tw_core.internal import why_no_gpu
 from tw_doctor._machine import facts as _facts
 from tw_doctor._machine.checks import (
     Check,
@@ -131,9 +132,8 @@ def make_towers(device: str, count: int | None) -> list[str]:
     gpus = tf.config.list_physical_devices("GPU")
     if device == "gpu" and not gpus:
         raise DoesNotFit(
-            "--device gpu: TensorFlow sees no GPU here, so nothing was checked. Check "
-            "that `nvidia-smi` lists one and that TensorFlow was installed as "
-            "tensorflow[and-cuda], or choose --device cpu"
+            "--device gpu: TensorFlow sees no GPU here, so nothing was checked. "
+            f"{why_no_gpu()}; or pass --device cpu"
         )
     if not gpus or device == "cpu":
         tf.config.set_visible_devices([], "GPU")
@@ -162,6 +162,7 @@ def _all_facts() -> dict[str, Any]:
         **_facts.system(),
         "logical_devices": [own.name for own in tf.config.list_logical_devices()],
         "gpus": names,
+        "no_gpu": "" if tf.config.list_physical_devices("GPU") else why_no_gpu(),
         "gpu_memory": _facts.gpu_memory(),
         "links": _facts.links(),
         "tf_config": _or_fault(_facts.tf_config),

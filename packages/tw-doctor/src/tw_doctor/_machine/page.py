@@ -53,7 +53,7 @@ def facts_lines(report: Mapping[str, Any]) -> list[str]:
         f"machine    {facts['system']}, {facts['cores']} cores, {made_on['processor']}",
         f"load       {facts['load']}{_BUSY if facts['load'] > 1 else ''}",
         f"memory     {'; '.join(memory)}",
-        f"gpus       {made_on['gpus']}",
+        f"gpus       {made_on['gpus']}{facts['no_gpu'] and '. ' + facts['no_gpu']}",
         f"towers     {', '.join(report['devices'])}",
         f"TF_CONFIG  {facts['tf_config']}",
         f"processes  {facts['engine']}",

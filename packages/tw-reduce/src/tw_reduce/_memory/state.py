@@ -394,8 +394,7 @@ class _Towers:
             )
         if devices is None:
             return cls(towers, [own[0].device if own else "" for own in towers])
-        check_devices(devices, num_towers=len(towers))
-        return cls(towers, list(devices))
+        return cls(towers, check_devices(devices, num_towers=len(towers)))
 
     def call(self, init: Any) -> list[Sequence[Any]]:
         """Calls a function with each tower's variables, on its device."""

@@ -118,7 +118,7 @@ def sum_collective(
             "which TensorFlow runs no collectives. Call it in the graph itself, or use "
             "sum_balanced."
         )
-    check_devices(devices, num_towers=len(grads))
+    devices = check_devices(devices, num_towers=len(grads))
     check_distinct(devices)
     with tf.name_scope("sum_collective"):
         dense = _dense_columns(grads, devices)
@@ -162,7 +162,7 @@ def sum_nccl(
     if len(grads) == 1:
         return [list(grads[0])]
     check_traced()
-    check_one_gpu_per_tower(devices, len(grads))
+    devices = check_one_gpu_per_tower(devices, len(grads))
     if unfit := positions_of(grads, lambda dtype: dtype.name not in NCCL_DTYPES):
         raise ValueError(
             f"sum_nccl: NCCL adds {', '.join(NCCL_DTYPES)}; got others at positions "
@@ -184,12 +184,12 @@ def sum_nccl(
     return rows(sums, len(grads))
 
 
-def check_one_gpu_per_tower(devices: Sequence[str], num_towers: int) -> None:
-    """Refuses devices that NCCL cannot serve, naming alternatives.
+def check_one_gpu_per_tower(devices: Sequence[str], num_towers: int) -> list[str]:
+    """Names devices; refuses those that NCCL cannot serve, naming alternatives.
 
     Devices of another job are assumed to exist.
     """
-    check_device_strings(devices)
+    devices = check_device_strings(devices)
     specs = [tf.DeviceSpec.from_string(canonical_device(device)) for device in devices]
     others = [
         device
@@ -205,7 +205,7 @@ def check_one_gpu_per_tower(devices: Sequence[str], num_towers: int) -> None:
         raise ValueError(
             f"sum_nccl: this process has no GPU; got {list(devices)}. {_ALTERNATIVES}"
         )
-    check_devices(devices, num_towers=num_towers)
+    devices = check_devices(devices, num_towers=num_towers)
     check_distinct(devices)
     num_gpus = len(tf.config.get_visible_devices("GPU"))
     if all(spec.job is None for spec in specs) and num_gpus < num_towers:
@@ -213,6 +213,7 @@ def check_one_gpu_per_tower(devices: Sequence[str], num_towers: int) -> None:
             f"sum_nccl: NCCL needs a GPU for each tower; got {num_towers} towers on "
             f"{num_gpus}. {_ALTERNATIVES}"
         )
+    return devices
 
 
 def _dense_columns(grads: Gradients, devices: Sequence[str]) -> list[list[tf.Tensor]]:

@@ -110,7 +110,7 @@ def hierarchical(
         num_towers = sum(len(group) for group in settled)
         _check_groups(settled, num_towers, by="their own size")
     else:
-        check_devices(devices)
+        devices = check_devices(devices)
         _check_groups(settled, len(devices), by="the devices")
     return partial(_sum_hierarchical, settled, devices)
 

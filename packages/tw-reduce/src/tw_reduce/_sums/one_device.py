@@ -30,6 +30,7 @@ from tw_core.internal import (
     check_text,
     check_whole_number,
     compiles_with_xla,
+    device_name,
     elementwise,
     host_of,
     narrow_source,
@@ -76,7 +77,7 @@ def plan_balanced(
     (1, 0, 1, 0)
     """
     check_list(num_bytes=num_bytes, of="whole numbers", empty=True)
-    check_device_strings(devices)
+    devices = check_device_strings(devices)
     for size in num_bytes:
         if size is not None:
             check_whole_number(num_bytes=size, at_least=0)
@@ -116,6 +117,7 @@ def sum_on_device(grads: TowerTensors, *, device: str) -> list[list[Tensorlike]]
       TypeError: something that is not a tensor.
     """
     grads = addable(grads)
+    device = device_name(device)
     check_text(device=device)
     check_devices([device])
     return _add(grads, [device] * len(grads[0]), "sum_on_device")
@@ -141,7 +143,7 @@ def sum_round_robin(
       TypeError: something that is not a tensor.
     """
     grads = addable(grads)
-    check_devices(devices)
+    devices = check_devices(devices)
     turns = [devices[n % len(devices)] for n in range(len(grads[0]))]
     return _add(grads, turns, "sum_round_robin")
 
@@ -166,7 +168,7 @@ def sum_balanced(
       TypeError: something that is not a tensor.
     """
     grads = addable(grads)
-    check_devices(devices)
+    devices = check_devices(devices)
     plan = balanced(num_bytes_of_columns(grads), devices)
     return _add(grads, [devices[index] for index in plan.device_of], "sum_balanced")
 

@@ -88,7 +88,7 @@ class CollectiveKeys:
           TypeError: not a list of strings.
           ValueError: no device.
         """
-        check_device_strings(devices)
+        devices = check_device_strings(devices)
         members = tuple(sorted(canonical_device(d) for d in devices))
         with self._lock:
             if members not in self._groups:

@@ -101,7 +101,7 @@ def allreduce_grads_hierarchical(
       TypeError: something that is not a tensor; integers with ``average``.
     """
     check_flag(average=average)
-    check_device_strings(devices)
+    devices = check_device_strings(devices)
     all_grads = read_gradients(all_grads)
     if len(devices) != 8 or len(all_grads) != 8:
         raise ValueError(
@@ -137,7 +137,7 @@ def allreduce_grads_naive(
     all_grads = addable(all_grads)
     check_flag(average=average)
     if devices is not None:
-        check_devices(devices)
+        devices = check_devices(devices)
     if len(all_grads) == 1:
         return list(all_grads[0])
     turns: Sequence[str | None] = devices or [None]

@@ -254,7 +254,7 @@ def _on_devices(
     devices: Sequence[str],
 ) -> list[list[tf.Tensor]]:
     check_list(towers=lists, of="lists of tensors")
-    check_devices(devices)
+    devices = check_devices(devices)
     if len(lists) != len(devices):
         raise ValueError(
             f"One device per tower is needed; got {len(devices)} devices for "
