@@ -132,7 +132,7 @@ def record_fit(make, towers, optimizer="adam", variables="replicated", **compile
 
 
 def check_parts(steps, updated):
-    """Each operation counts once; towers ``updated`` apply, and forward is no update."""
+    """Operations count once, towers ``updated`` apply, and forward is no update."""
     for step in steps.steps:
         assert explained(step) >= 0.9
         for call in step.intervals:
