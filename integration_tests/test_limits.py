@@ -126,6 +126,14 @@ FAULTS = {
         {f"{LOW}/_work.py": "x = 1  # Besides, it is late.\n"},
         '_work.py:1 "Besides": write',
     ),
+    "lost file": (
+        {"docs/design/a.md": "`_work.py`, `_room/`\nand `_room/_b.py` are here.\n"},
+        "^docs/design/a.md:2 names _room/_b.py, which is neither a file or [^\n]*$",
+    ),
+    "lost name": (
+        {"docs/design/a.md": "`_room`, `_a` and `_gone`, a member\n"},
+        "^docs/design/a.md:1 names _gone, which is neither a file or [^\n]*$",
+    ),
     "forgotten package": (
         {"packages/tw-new/pyproject.toml": PROJECT.format("tw-new", "[]")},
         r"layers must have \['tw_new'\] too(?s:.)*budgets must have \['tw-new'\] too",

@@ -1,7 +1,4 @@
-"""Every code block of the READMEs and pages runs, with the wheels users install.
-
-Those of the design pages list signatures: they are compared with ``api.txt`` instead.
-"""
+"""Every code block of the READMEs and pages runs, with the wheels users install."""
 
 import re
 import sys
@@ -25,16 +22,12 @@ PAGES_DEADLINE_S = 900
 LAUNCH_DEADLINE_S = 150
 TRIES = 3  # of a peer's program
 CPUS = re.compile(r"use_logical_cpus\((\d+)\)")
-DESIGN = [path for path in PAGES if path.parent.name == "design"]  # list signatures
 OURS = re.compile(r"^(?:from|import) (?:tw_|horovod)", re.MULTILINE)
 SYNC_REPLICAS = ROOT / "docs" / "migration" / "sync_replicas_optimizer.md"
-SIGNATURE = re.compile(r"^([\w.]+)\(", re.MULTILINE)
 STARTED_AFRESH = ROOT / "packages" / "tw-syncrep" / "README.md"
 LAUNCHED = [path for path in (*READMES, *PAGES) if launches(path)]
 RUN = [
-    path
-    for path in (*READMES, *PAGES)
-    if python_blocks(path) and path not in (*DESIGN, *LAUNCHED)
+    path for path in (*READMES, *PAGES) if python_blocks(path) and path not in LAUNCHED
 ]
 # What the README's change leaves out, and what it must not change.
 CHANGE = """
@@ -166,20 +159,6 @@ def test_only_a_migration_guide_shows_code_that_is_not_run(path):
     shown = [b for b in blocks(path) if b.info.startswith("{code-block}")]
     assert all(block.is_before for block in shown), [b.line for b in shown]
     assert not shown or path.parent.name == "migration"
-
-
-@pytest.mark.parametrize(
-    "path", [path for path in DESIGN if python_blocks(path)], ids=name
-)
-def test_the_signatures_of_a_design_page_are_of_public_names(path):
-    faces = (ROOT / f"packages/tw-{path.stem}").glob("[ai]*.txt")
-    public = "".join(face.read_text() for face in faces)
-    code = "\n".join(block.code for block in python_blocks(path))
-    listed = SIGNATURE.findall(code)
-    assert listed
-    ours = rf" tw_{path.stem}\.(\w+(?:\.\w+)*)(?:\(| = )"
-    unknown = {*listed} - {*re.findall(ours, public)}
-    assert not unknown, f"{path} lists {unknown}, which neither face has"
 
 
 def test_the_test_command_of_the_readme_is_what_ci_runs():

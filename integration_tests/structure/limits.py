@@ -6,6 +6,7 @@ nothing is imported; imports inside functions and under ``TYPE_CHECKING`` count.
 
 import argparse
 import ast
+import re
 import sys
 import tomllib
 from collections import Counter
@@ -27,6 +28,9 @@ ROOT = Path(__file__).parents[2]
 GRACE = 1.03
 """A package may have so many times the lines of its budget."""
 FILES = 13
+_WORD = re.compile(r"\w+")
+# `packages/…/a.py`, `a.py`, `_room/a.py`, `_room/`, `_name`; NAME stands for any.
+_NAMED = re.compile(r"`((?!\S*NAME)(?:(?:packages|_\w+)/[\w./-]*\.py|\w+\.py|_\w+/?))`")
 
 
 def sources(root: Path, package: str = "*", ending: str = "py") -> list[Path]:
@@ -274,8 +278,26 @@ def find_unlisted(root: Path) -> Iterator[str]:
             )
 
 
+def find_lost_paths(root: Path) -> Iterator[str]:
+    """Finds files, folders and private names on design pages that are no more."""
+    everywhere = ("*", "packages/*/src/**/*", "packages/*/tests/**/*", "*_tests/**/*")
+    files = [one for pattern in everywhere for one in root.glob(pattern)]
+    paths = {own for one in files for own in (one, one.with_suffix(""))}
+    known = "".join(f"/{path.relative_to(root)}\n" for path in paths)
+    names = {name for one in sources(root) for name in _WORD.findall(one.read_text())}
+    for page in sorted(root.glob("docs/design/*.md")):
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            for found in _NAMED.findall(line):
+                if f"/{found.rstrip('/')}\n" not in known and found not in names:
+                    yield (
+                        f"{page.relative_to(root)}:{number} names {found}, which is "
+                        "neither a file or folder nor a name."
+                    )
+
+
 RULES: tuple[Callable[[Path], Iterator[str]], ...] = (
     find_unlisted,
+    find_lost_paths,
     find_heavy,
     find_crowded,
     find_circles,
