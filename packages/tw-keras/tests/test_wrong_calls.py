@@ -40,6 +40,13 @@ INTERFACE = Interface(
     named={".devices": "towers|devices"},
     exempt=EXEMPT,
 )
+
+
+class Needy(keras.Model):
+    def __init__(self, units):
+        super().__init__()
+
+
 OTHERS = {
     "TowerModel.make_model": [
         (
@@ -49,6 +56,7 @@ OTHERS = {
                 "called without arguments, once per tower; got one with missing",
             ),
         ),
+        (Needy, TypeError, "once per tower; got one with missing a required argument"),
         (lambda: None, TypeError, "must return a keras.Model; got NoneType"),
     ],
     "TowerModel.devices": [

@@ -42,8 +42,10 @@ def check_alone(**choices: tuple[str, str]) -> None:
 
 def check_needs_nothing(make_model: Callable[..., Any]) -> None:
     """Refuses a function that cannot be called without arguments."""
+    is_class = isinstance(make_model, type)  # whose __new__ takes anything, in Keras
+    called = getattr(make_model, "__init__") if is_class else make_model  # noqa: B009
     try:
-        inspect.signature(make_model).bind()
+        inspect.signature(called).bind(*[None] * is_class)
     except TypeError as error:
         raise TypeError(
             "TowerModel: make_model is called without arguments, once per tower; got "
