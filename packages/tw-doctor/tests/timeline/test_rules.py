@@ -296,6 +296,13 @@ def test_who_reads_a_variable_that_an_update_shares_waits_for_the_work_before():
     assert reasons(step, A) == [(0, 3.1, "input from /device:CPU:1"), (3.1, 4, CORES)]
 
 
+def test_a_call_that_waits_for_work_elsewhere_names_the_work():
+    name = "apply_gradients/tower1/StatefulPartitionedCall/input_control_node"
+    ops = (op(4, 5), named("all_reduce/AddN", "reduce", 1, 4, B))
+    step = RecordedStep(0, 0, 0, 5, ops, (Arrival(A, B, name, 4, 4),))
+    assert (1, 4, "reduce from /device:CPU:1") in reasons(step, A)
+
+
 def test_a_variable_elsewhere_is_waited_for_until_it_is_read():
     name = "tower1/w/ReadVariableOp"
     ops = (op(4, 5), op(0, 1, B), named(name, "forward", 3.8, 3.9, B))

@@ -181,7 +181,8 @@ class _Reasons:
         tower = tower_of(name)
         cargo = cargo_of(name)
         busy, of_busy = self._busiest_part(arrival.source, start, ready)
-        is_idle = cargo == "other" or (is_read(name) and cargo != "variables")
+        is_idle = cargo == "other" or name.endswith("_control_node")
+        is_idle |= is_read(name) and cargo != "variables"
         if is_idle and busy:  # the work there, after which the tensor was made
             cargo, tower = busy, of_busy
         elif cargo in ("forward", "variables") and busy == "input":
