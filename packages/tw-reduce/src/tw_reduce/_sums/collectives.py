@@ -118,7 +118,8 @@ def sum_collective(
             "which TensorFlow runs no collectives. Call it in the graph itself, or use "
             "sum_balanced."
         )
-    devices = check_devices(devices, num_towers=len(grads))
+    devices = check_device_strings(devices)
+    check_devices(devices, num_towers=len(grads))
     check_distinct(devices)
     with tf.name_scope("sum_collective"):
         dense = _dense_columns(grads, devices)
@@ -205,7 +206,7 @@ def check_one_gpu_per_tower(devices: Sequence[str], num_towers: int) -> list[str
         raise ValueError(
             f"sum_nccl: this process has no GPU; got {list(devices)}. {_ALTERNATIVES}"
         )
-    devices = check_devices(devices, num_towers=num_towers)
+    check_devices(devices, num_towers=num_towers)
     check_distinct(devices)
     num_gpus = len(tf.config.get_visible_devices("GPU"))
     if all(spec.job is None for spec in specs) and num_gpus < num_towers:
