@@ -5,7 +5,7 @@ import logging
 import re
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import tensorflow as tf
@@ -84,7 +84,8 @@ def naming_what_failed(steps: Any) -> Iterator[None]:
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        steps.note_rows(error)
+        with suppress(Exception):  # of a batch that cannot be cut, as the error says
+            steps.note_rows(error)
         raise
     except tf.errors.CancelledError as error:
         if "RecvAsync is cancelled" not in str(error):
