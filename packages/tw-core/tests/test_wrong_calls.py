@@ -134,7 +134,7 @@ EXEMPT = {
     ),
     "takes anything; only the caller knows what would be wrong": (
         "is_elementwise is_variable is_same_in_towers repeated_variables "
-        "shared_variables kind_of "
+        "shared_variables kind_of device_name "
         "TowerHandles.__contains__ TowerHandles.__getitem__ .x"
     ),
     "takes any iterable, whose items it checks": (
@@ -145,12 +145,13 @@ EXEMPT = {
         "are_alike plain_name reduce_scatter all_gather updates_elementwise"
     ),
     "called by what has read its arguments, for each gradient or variable": (
-        "power_of_two shares_of unit_of weigh map_values narrow_source values_of "
+        "power_of_two scalar_of shares_of unit_of weigh weight_dtype map_values "
+        "narrow_source values_of "
         "with_gradient with_unique_rows add_rows has_unique_rows join_rows split_rows "
         "Gradients read_pairs.variables scale.factor "
         "apply_pairs check_any_gradient check_weights.average check_weights.num_towers "
-        "create_slots cut_flat is_small join_flat map_flat pack_tensors packed_below "
-        "plan_packing unpack_tensors "
+        "create_slots follow_variables cut_flat is_small join_flat map_flat "
+        "pack_tensors packed_below plan_packing unpack_tensors "
         "PackPlan.packed_shapes FlatModel FlatModel.__call__ FlatModel.view_slots "
         "FlatVariables.is_missing FlatVariables.keep_alone flat_variable_of "
         "slots_like_parts"
