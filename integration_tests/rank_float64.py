@@ -4,15 +4,14 @@ Each returns the weights and the places where our code cast to a narrower float,
 back from one.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from harness.casts import narrow_casts
+from harness.casts import float64, narrow_casts
 
 import tw_ampopt
 import tw_ranks
@@ -31,18 +30,6 @@ Y = RANDOM.normal(size=(STEPS * ROWS, 1))
 CLIP = 0.3
 optimizers = keras.optimizers
 sgd = partial(optimizers.SGD, 0.1, momentum=0.9)
-
-
-@contextmanager
-def float64() -> Iterator[None]:
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    try:
-        yield
-    finally:
-        keras.config.set_floatx(before[0])
-        keras.config.set_dtype_policy(before[1])
 
 
 def made(_: Any = None) -> Any:

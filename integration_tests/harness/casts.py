@@ -1,14 +1,32 @@
-"""Finds casts between float64 and narrower floats in graphs that packages build."""
+"""Keras in float64, and casts from it to narrower floats in graphs that we build."""
 
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import keras
 import tensorflow as tf
 
 _NARROW = {"float32", "float16", "bfloat16"}
 # A loss scale is computed in float32, and what multiplies by it divides by it.
 _EXACT = {("state.py", "scale")}
+
+
+@contextmanager
+def float64() -> Iterator[None]:
+    """What Keras adds up in losses and metrics is of this dtype, too.
+
+    The policy of layers is set as well: where none is, the first layer keeps the
+    float type that it finds, for every layer of the process that is made later.
+    """
+    before = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(before[0])
+        keras.config.set_dtype_policy(before[1])
 
 
 @contextmanager

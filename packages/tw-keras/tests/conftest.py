@@ -39,7 +39,7 @@ def outputs_losses_count_batches_once(monkeypatch):
 @pytest.fixture
 def in_float64():
     """Computes in float64, so that what differs differs by a fault."""
-    from tower_models import float64
+    from harness.casts import float64
 
     with float64():
         yield

@@ -8,7 +8,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tower_models import CPUS, float64
+from harness.casts import float64
+from tower_models import CPUS
 
 from tw_keras import TowerModel
 

@@ -4,7 +4,6 @@ All compute in float64, so that what differs differs by a fault and not by round
 """
 
 import functools
-from contextlib import contextmanager
 
 import keras
 import numpy as np
@@ -18,23 +17,6 @@ KERAS = tuple(map(int, keras.__version__.split(".")[:2]))
 STEPS = 3  # in one call; an epoch ends with fewer
 OPTIONS = {"dtype": "float64"}
 layers = keras.layers
-
-
-@contextmanager
-def float64():
-    """What Keras adds up in losses and metrics is of this dtype, too.
-
-    The policy of layers is set as well: where none is, the first layer keeps the
-    float type that it finds, for every layer of the process that is made later.
-    """
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    try:
-        yield
-    finally:
-        keras.config.set_floatx(before[0])
-        keras.config.set_dtype_policy(before[1])
 
 
 def mlp():
