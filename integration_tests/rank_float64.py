@@ -221,6 +221,15 @@ def epochs() -> list[str]:
     return found
 
 
+def numbers() -> list[str]:
+    """Returns the casts of a step whose towers have a Python number as their weight."""
+    with float64(), narrow_casts() as found:
+        model = TowerModel(made, CPUS[:2], weights=lambda x, y, w: 0.3)
+        model.compile(sgd(), "mse")
+        model.fit(X, Y, batch_size=ROWS, verbose=0)
+    return found
+
+
 def replicas() -> list[str]:
     """Returns the casts of a graph of synchronous replicas, with weights."""
     v1 = tf.compat.v1

@@ -311,6 +311,8 @@ class Steps:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(part)
         with tf.device(tower.device):
             weight = self._own.weigh(x, y, sample_weight)
+            if not tf.is_tensor(weight):  # A number would become float32.
+                weight = tf.constant(weight, tf.float64)
             return tf.where(size > 0, weight, tf.zeros_like(weight))
 
     def trace_beforehand(self, data: Any) -> None:
