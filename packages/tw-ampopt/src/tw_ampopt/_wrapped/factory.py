@@ -52,7 +52,7 @@ def takes_name(factory: OptimizerFactory) -> bool:
 def next_rate(value: LearningRateLike, updates: tf.Variable) -> tf.Tensor:
     """Returns the rate of the next update, after ``updates`` others.
 
-    In float32, except where it was computed in float64.
+    In float64 if it is a number or was computed in float64, else in float32.
     """
     if callable(value) and not isinstance(value, tf.Variable | tf.Tensor):
         value = value(updates.read_value())
