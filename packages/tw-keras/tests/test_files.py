@@ -136,9 +136,18 @@ def test_files_in_parts_find_each_other(tmp_path):
         np.testing.assert_array_equal(one, two)
 
 
-def test_memory_of_older_weights_does_not_stay(tmp_path):
-    path = tmp_path / "m.weights.h5"
-    (tmp_path / "m.weights.h5.reducer.npz").touch()
+def test_memory_of_older_weights_stays_as_long_as_they_do(tmp_path, monkeypatch):
+    path, memory = tmp_path / "m.weights.h5", tmp_path / "m.weights.h5.reducer.npz"
+    path.touch()
+    memory.touch()
+
+    def fail(*_):
+        raise OSError("no permission")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="permission"):
+        patch.setattr(os, "replace", fail)
+        made().save_weights(path)
+    assert memory.exists()
     made().save_weights(path)
     assert os.listdir(tmp_path) == ["m.weights.h5"]
 

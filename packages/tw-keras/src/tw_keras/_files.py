@@ -54,12 +54,12 @@ def written_beside(filepath: Any, *, overwrite: bool) -> Iterator[Any]:
     try:
         yield str(partial / path.name)
         written = [own.name for own in partial.iterdir()]
-        if Path(companion_of(path)).name not in written:
-            Path(companion_of(path)).unlink(missing_ok=True)  # Of older weights.
         for name in sorted(written, key=lambda name: name == path.name):  # It is last.
             if path.with_name(name).exists():
                 shutil.copymode(path.with_name(name), partial / name)
             os.replace(partial / name, path.with_name(name))
+        if Path(companion_of(path)).name not in written:
+            Path(companion_of(path)).unlink(missing_ok=True)  # Of older weights.
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
