@@ -1,11 +1,13 @@
 """Sessions that test, check, build and run the packages."""
 
+import atexit
 import datetime
 import json
 import os
 import re
 import shutil
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,13 @@ nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = True
 # Every change must pass these. `full` runs the rest, at night.
-nox.options.sessions = ["tests", "integration", "lint", "api"]
+nox.options.sessions = ["lint", "tests", "integration"]
 
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
 SITE = ROOT / "out" / "docs"
+DURATIONS = ROOT / "integration_tests" / "durations.txt"
+RAN: dict[str, dict[str, int]] = {}  # session -> how many tests passed, and wait
 # The interpreters that TensorFlow supports, as far as they are present.
 PYTHONS = [v for v in ("3.11", "3.12", "3.13") if shutil.which(f"python{v}")]
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
@@ -146,11 +150,33 @@ def tool(session: nox.Session, *arguments: str | Path, **options: Any) -> str:
     return str(session.run(*command, env=env, **options))
 
 
+def run_tests(session: nox.Session, *arguments: str, **env: str | None) -> None:
+    """Runs tests, and notes how many passed and how many wait for ``full``."""
+    result = (Path(session.create_tmp()) / "result.json").resolve()
+    env = {**ENV, "TOWERS_RESULT": str(result), **env}
+    session.run("pytest", "--durations=10", *at_once(3), *arguments, env=env)
+    RAN[session.name] = json.loads(result.read_text())
+
+
+@atexit.register
+def say_what_passed() -> None:
+    """Says in the last line what every change ran, and what else there is."""
+    if all(name in RAN for name in ("tests", "integration")):
+        counts = {
+            key: sum(one[key] for one in RAN.values()) for key in ("passed", "left_out")
+        }
+        took = float(DURATIONS.read_text().partition(" ")[0]) / 60
+        print(
+            f"{counts['passed']:,} quick tests passed. `nox -s full` runs "
+            f"{counts['left_out']:,} more, in {took:.0f} minutes on two idle cores."
+        )
+
+
 @nox.session(reuse_venv=True)
 def tests(session: nox.Session) -> None:
-    """Runs all packages' tests and doctests, from the checkout."""
+    """Runs the packages' quick tests and doctests, from the checkout; every change."""
     install(session, *editable(*PACKAGES), *test_requirements(*PACKAGES))
-    session.run("pytest", "--doctest-modules", *at_once(4), *session.posargs, env=ENV)
+    run_tests(session, "--doctest-modules", *session.posargs)
 
 
 @nox.session(reuse_venv=True)
@@ -188,46 +214,56 @@ def unit(session: nox.Session, package: str) -> None:
     session.run("pytest", f"packages/{package}/tests", *session.posargs, env=env)
 
 
-def run_on_wheels(session: nox.Session, path: str, *more: str, **env: str) -> None:
-    """Runs integration tests on the built wheels of all packages."""
-    extras = (*group("examples"), *group("rl"), *group("release"), *more)
-    needed = (*map(wheel, PACKAGES), *test_requirements(*PACKAGES), *extras)
-    install(session, *needed)
-    variables = {**ENV, "PYTHONPATH": None, **env}
-    session.run("pytest", path, *at_once(4), *session.posargs, env=variables)
+def install_wheels(session: nox.Session, *more: str) -> None:
+    """Installs all packages from their wheels, and what the integration tests need."""
+    groups = ("examples", "rl", "release", *more)
+    needed = (*test_requirements(*PACKAGES), *(x for own in groups for x in group(own)))
+    install(session, *map(wheel, PACKAGES), *needed)
 
 
 @nox.session(requires=["build"], reuse_venv=False)
 def integration(session: nox.Session) -> None:
-    """Runs the integration tests, with a short conformance table."""
-    run_on_wheels(session, "integration_tests", *group("horovod"))
+    """Runs the quick tests of the packages together, on wheels; every change."""
+    install_wheels(session, "horovod")
+    run_tests(session, *(session.posargs or ["integration_tests"]), PYTHONPATH=None)
 
 
 @nox.session(requires=["build"], reuse_venv=False)
 def full(session: nox.Session) -> None:
-    """Runs every case of every test on wheels; then ``pieces`` and ``docs``.
+    """Runs all cases of all tests, on wheels, by night and before a release.
 
-    ``tests`` and ``integration`` run a selection of cases, and shorter long tests.
+    As in ``-- tw-keras tw-ranks``: of these packages and of the integration tests that
+    use them; ``-- gallery``: of the integration tests of that name. Arguments with a
+    dash are pytest's, but for ``--record``, which rewrites the file of durations.
     """
-    env = {"TOWERS_TESTS": "full", "TOWERS_CONFORMANCE": "full"}
-    run_on_wheels(session, "integration_tests", *group("horovod-full"), **env)
-    session.run("pytest", *at_once(4), env={**ENV, "PYTHONPATH": None, **env})
-    for name in ("pieces", "docs"):
-        session.notify(name)
-
-
-@nox.session(requires=["build"], reuse_venv=False)
-def conformance(session: nox.Session) -> None:
-    """Trains every case of the conformance table."""
-    table = "integration_tests/test_conformance.py"
-    run_on_wheels(session, table, TOWERS_CONFORMANCE="full")
-
-
-@nox.session(requires=["build"], reuse_venv=False)
-def gallery(session: nox.Session) -> None:
-    """Trains the gallery's programs at full length, some from five seeds."""
-    programs = "integration_tests/test_keras_gallery.py"
-    run_on_wheels(session, programs, TOWERS_GALLERY="full")
+    install_wheels(session, "horovod-full")
+    words = [word for word in session.posargs if not word.startswith("-")]
+    options = [word for word in session.posargs if word.startswith("-")]
+    env: dict[str, str | None] = {"TOWERS_TESTS": "full", "PYTHONPATH": None}
+    if "gallery" in words:
+        env["TOWERS_GALLERY"] = "full"
+    if "--record" in options:
+        options.remove("--record")
+        env["TOWERS_DURATIONS"] = str(DURATIONS)
+    if words:
+        found = tool(session, "structure.users", *words, silent=True).split()
+        runs = [[x for x in found if x.startswith(y)] for y in ("integr", "packages")]
+    else:
+        runs = [["integration_tests"], ["packages"]]
+    began = time.monotonic()
+    failed = []
+    for paths in filter(None, runs):
+        try:
+            run_tests(session, *options, *paths, **env)
+        except nox.command.CommandFailed:
+            failed += paths
+    if failed:
+        session.error(f"tests of {', '.join(failed)} failed, as said above")
+    if "TOWERS_DURATIONS" in env and not words:
+        tool(session, "structure.durations", f"{time.monotonic() - began:.0f}")
+    if not words:
+        for name in ("pieces", "docs"):
+            session.notify(name, posargs=[])
 
 
 @nox.session(requires=["build"], reuse_venv=False, python=PYTHONS)

@@ -10,7 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from covering import pytest_collection_modifyitems, pytest_configure
+from quick import (
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_sessionfinish,
+)
 from harness.fixtures import groups, make_cluster, make_ranks, processes
 from hypothesis import settings
 
@@ -21,6 +25,7 @@ __all__ = [
     "processes",
     "pytest_collection_modifyitems",
     "pytest_configure",
+    "pytest_sessionfinish",
 ]
 
 PACKAGES = Path(__file__).parents[1] / "packages"

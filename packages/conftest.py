@@ -10,10 +10,14 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from covering import pytest_collection_modifyitems, pytest_configure
+from quick import (
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_sessionfinish,
+)
 from hypothesis import settings
 
-__all__ = ["pytest_collection_modifyitems", "pytest_configure"]
+__all__ = ["pytest_collection_modifyitems", "pytest_configure", "pytest_sessionfinish"]
 
 examples = 100 if os.environ.get("TOWERS_TESTS") == "full" else 25
 settings.register_profile(

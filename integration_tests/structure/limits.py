@@ -22,6 +22,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from structure.docstrings import find_private_sections
+from structure.durations import find_slow
 from structure.words import find_tics
 
 ROOT = Path(__file__).parents[2]
@@ -306,6 +307,7 @@ RULES: tuple[Callable[[Path], Iterator[str]], ...] = (
     find_wrong_bounds,
     find_arrows_up,
     find_private_sections,
+    find_slow,
     find_tics,
 )
 
