@@ -1,12 +1,14 @@
 """Which cases are quick: the choice, what is noted of them, and what lint refuses."""
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from quick import cover
 from structure import durations
+from structure.users import named_by
 
 pytest_plugins = ["pytester"]
 
@@ -21,6 +23,19 @@ def test_each_value_of_all_cases_is_among_the_chosen(cases):
     values = {value for case in cases for value in case.items()}
     assert {value for case in chosen for value in case.items()} == values
     assert len(chosen) <= len(values)
+
+
+def test_a_package_names_its_tests_and_those_that_use_it():
+    found = {str(path) for path in named_by("tw-horovod")}
+    assert "packages/tw-horovod/tests" in found
+    # One imports it, one starts a program that does, one runs all pages.
+    used = ("test_horovod_programs", "test_horovod_table", "test_readmes")
+    assert found > {f"integration_tests/{name}.py" for name in used}
+    assert "integration_tests/test_sharded_epochs.py" not in found
+    assert list(named_by("gallery")) == [
+        Path("integration_tests/test_keras_gallery.py")
+    ]
+    assert list(named_by("nothing of this name")) == []
 
 
 SUITE = """

@@ -18,7 +18,7 @@ PAGES = "test_readmes.py"  # runs what all packages show
 _NAMED = re.compile(r"\b[a-z]\w*\.py\b")
 
 
-def tests_of(word: str, root: Path = ROOT) -> Iterator[Path]:
+def named_by(word: str, root: Path = ROOT) -> Iterator[Path]:
     """Yields folders and files of tests, relative to the root."""
     folder = root / "integration_tests"
     tests = sorted(folder.glob("test_*.py"))
@@ -57,7 +57,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="+")
     words = parser.parse_args().words
-    found = {word: list(tests_of(word)) for word in words}
+    found = {word: list(named_by(word)) for word in words}
     if lost := [word for word, paths in found.items() if not paths]:
         sys.stderr.write(f"no package and no integration test is named {lost}\n")
         return 2
