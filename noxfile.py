@@ -354,7 +354,7 @@ def lock(session: nox.Session) -> None:
 def coverage(session: nox.Session) -> None:
     """Measures branch coverage of a package by its own tests, as in: -- tw-reduce.
 
-    Writes the rows of the table in docs/design/tests.md; no number makes it fail.
+    Writes the rows of the table in docs/design/house.md; no number makes it fail.
     """
     install(session, *editable(*PACKAGES), *group("coverage"))
     install(session, *test_requirements(*PACKAGES))

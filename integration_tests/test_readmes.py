@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,11 @@ LAUNCHED = [path for path in (*READMES, *PAGES) if launches(path)]
 RUN = [
     path for path in (*READMES, *PAGES) if python_blocks(path) and path not in LAUNCHED
 ]
+# Of these every change runs all.
+FIRST = {
+    *READMES,
+    *(ROOT / "docs" / "howto" / f"{x}.md" for x in ("keras", "builders")),
+}
 # What the README's change leaves out, and what it must not change.
 CHANGE = """
 import keras, numpy as np
@@ -57,11 +63,22 @@ def num_cpus(path):
     return counts.pop() if counts else 1
 
 
+def in_one_process():
+    """Groups pages by their number of logical CPUs, the first that one reads apart."""
+    groups = defaultdict(list)
+    for path in RUN:
+        groups[f"{'first' if path in FIRST else 'later'}-{num_cpus(path)}"].append(path)
+    return groups
+
+
+GROUPS = in_one_process()
+
+
+@pytest.mark.slow(by_day=[group for group in GROUPS if "first" in group])
 @pytest.mark.timeout(PAGES_DEADLINE_S + 60)
-@pytest.mark.parametrize("count", sorted({num_cpus(path) for path in RUN}))
-def test_the_code_of_the_pages_runs_with_their_number_of_logical_cpus(count, tmp_path):
-    pages = [path for path in RUN if num_cpus(path) == count]
-    status, said = run_pages(pages, tmp_path)
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_code_of_pages_runs_with_their_number_of_logical_cpus(group, tmp_path):
+    status, said = run_pages(GROUPS[group], tmp_path)
     assert status == 0, said
 
 

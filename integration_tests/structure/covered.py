@@ -1,4 +1,4 @@
-"""Writes a package's row of the table of branches in docs/design/tests.md.
+"""Writes a package's row of the table of branches in docs/design/house.md.
 
 The session ``coverage`` calls it: python -m structure.covered PACKAGE COVERAGE.json.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from structure.tables import Row, merged, read_rows, write_rows
 
-PAGE = Path(__file__).parents[2] / "docs" / "design" / "tests.md"
+PAGE = Path(__file__).parents[2] / "docs" / "design" / "house.md"
 COLUMNS = ("package", "statements", "run", "branches", "taken", "on")
 
 
