@@ -74,15 +74,3 @@ def test_whole_numbers_are_left_as_they_are(outer):
         assert (bool(flag), int(count)) == (k == 0, k)
     averager = ModelAverager([[tf.Variable(3)]], group=Alone(), steps=1)
     assert averager.after_step()
-
-
-def test_wrong_arguments_are_refused():
-    weights = [[tf.Variable([1.0])]]
-    with pytest.raises(TypeError, match="group must be from tw_ranks"):
-        ModelAverager(weights, group=None, steps=2)
-    with pytest.raises(ValueError, match="steps must be"):
-        ModelAverager(weights, group=Alone(), steps=0)
-    with pytest.raises(ValueError, match="weight must be"):
-        ModelAverager(weights, group=Alone(), steps=1).after_step(weight=-1)
-    with pytest.raises(TypeError, match="variables"):
-        ModelAverager(weights[0], group=Alone(), steps=1)

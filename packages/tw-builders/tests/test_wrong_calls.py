@@ -151,6 +151,20 @@ def of_another_graph():
         return tf.ones([2])
 
 
+def pairs_of(*names, **options):
+    """A tower's pairs of variables of these names."""
+    return [(tf.ones([2]), v1.get_variable(name, [2], **options)) for name in names]
+
+
+def lacking_one():
+    pairs = pairs_of("w", "b")
+    return [pairs, pairs[:1]]
+
+
+def of_references():
+    return [[(tf.ones([2]), v1.Variable([1.0, 2.0], use_resource=False))]] * 2
+
+
 def averaging(grads):
     """Stands for a reducer that gives means, and says so."""
     return grads
@@ -197,6 +211,16 @@ NO_BATCHES = [
         *(TypeError, "dense, ragged and sparse tensors; got [DatasetSpec"),
     ),
 ]
+SHARED = (
+    {"grad_list": Late(lambda: [pairs_of("w")] * 2)},
+    *(ValueError, "w:0 is one variable in towers [0, 1], and would"),
+)
+SEPARATE = (
+    {"grad_list": Late(lambda: [pairs_of("w"), pairs_of("tower1/w")])},
+    *(ValueError, "w is a separate variable in towers [1]"),
+)
+ONLY = descend()
+SAME = ({"get_opt_fn": lambda: ONLY}, ValueError, "Towers 0 and 1 got the same")
 NO_GRADS = [
     ([None, None], TypeError, "grads must be a list with one list of gradients"),
     ([["g"], ["g"]], TypeError, "something else at tower 0 item 0"),
@@ -218,6 +242,10 @@ OTHERS = {
         build: [
             ({"grad_list": []}, ValueError, "got 0 lists for 2 towers"),
             ({"grad_list": [3, 4]}, TypeError, "one list of (gradient, variable) pai"),
+            ({"grad_list": Late(lacking_one)}, ValueError, "b is missing from towers"),
+            ({"grad_list": Late(of_references)}, ValueError, "reference variable"),
+            *([SHARED] if "Replic" in build or "Sharded" in build else [SEPARATE]),
+            *([SAME] if "Replicated" in build else []),
         ]
         for build in BUILDS
     },
@@ -237,6 +265,7 @@ OTHERS = {
         ({"devices": [3, None]}, TypeError, "strings and functions; got [3, None]"),
         ({"devices": ["cpu zero", None]}, ValueError, "is not a TensorFlow device str"),
         ({"use_vs": [None, None]}, TypeError, "must be True or False; got None"),
+        ({"func": weight}, ValueError, "may not make trainable variables"),
     ],
     "SyncMultiGPUParameterServerBuilder.ps_device": [
         ("tpu", ValueError, "ps_device must be 'cpu' (all"),
@@ -250,6 +279,14 @@ OTHERS = {
     "per_tower.prefetch": [(0, ValueError, "prefetch must be at least 1; got 0")],
     "apply_gradients": [
         ({"grads": [[None], [None]]}, ValueError, "w has gradient None in towers [0]"),
+        (
+            {"grads": Late(lambda: [[tf.ones([2])], [tf.ones([3])]])},
+            *(ValueError, "gradients of shapes ['(2,)', '(3,)']"),
+        ),
+        (
+            {"replicas": Late(lambda: [[keras.Variable(np.ones(2, "f"))]] * 2)},
+            *(ValueError, "is one variable in towers [0, 1], and would"),
+        ),
         ({"optimizers": []}, ValueError, "one item per tower"),
         ({"optimizers": [descend()] * 2}, ValueError, "Towers 0 and 1 got the same"),
         *(({"optimizers": [value] * 2}, *case) for value, *case in OPTIMIZER[:2]),
@@ -272,6 +309,7 @@ OTHERS = {
     "make_sharded_optimizer.get_opt_fn": NO_OPTIMIZER,
     "make_optimizers.get_opt_fn": NO_OPTIMIZER,
     "apply_shared_gradients": [
+        SEPARATE,
         ({"grad_list": []}, ValueError, "No gradient at all"),
         ({"grad_list": [[("g", "w")]]}, TypeError, "something else at tower 0 item 0"),
         (
@@ -280,7 +318,22 @@ OTHERS = {
         ),
         *(({"optimizer": value}, *case) for value, *case in OPTIMIZER[:2]),
     ],
+    "ModelAverager.steps": [(0, ValueError, "steps must be at least 1; got 0")],
+    "ModelAverager.after_step.weight": [(-1, ValueError, "at least 0; got -1")],
+    "RankShardedOptimizer.replicas": [
+        ([["w"]], ValueError, "must hold one item per tower"),
+    ],
+    "RankShardedOptimizer.apply": [
+        (
+            {"grads": Late(lambda: grads()[:1])},
+            ValueError,
+            "got [1] gradients and [1, 1",
+        ),
+        ({"grads": [[], []]}, ValueError, "got [0, 0] gradients"),
+        ({"average": False, "weights": [1, 1]}, ValueError, "pass average=True"),
+    ],
     "RankShardedOptimizer.scatter.whole": [
+        (keras.optimizers.Adam(), TypeError, "of class SGD; got Adam"),
         (None, TypeError, "whole must be, on rank 0, the optimizer that gather"),
         (keras.optimizers.SGD(0.1), ValueError, "of shapes [(2,)]; got shapes []"),
     ],
