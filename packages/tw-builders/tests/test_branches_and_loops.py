@@ -126,24 +126,6 @@ def expect():
 
 @each_place
 @each_sharing
-@each_v1_optimizer
-@pytest.mark.each_choice
-def test_in_a_session_graph(expect, place, way, optimizer):
-    with tf.Graph().as_default():
-        variables = make_variables(way)
-        optimizers = make_optimizers_of(way, optimizer)
-        on = v1.placeholder(tf.bool, [])
-        count = place(make_step(variables, optimizers, way=way), on)
-        with new_session() as session:
-            for _ in range(STEPS):
-                assert session.run(count, {on: True}) == 1
-            if place is not directly:
-                assert session.run(count, {on: False}) == 0
-            expect(optimizer, session.run(variables))
-
-
-@each_place
-@each_sharing
 @pytest.mark.parametrize(
     ("optimizer", "wrapped"),
     [(n, w) for n in OPTIMIZERS for w in (False, True) if not (w and "keras" in n)],
