@@ -296,34 +296,6 @@ def test_replicas_are_matched_after_a_failure(tmp_path):
     assert len(saved) == len(originals)
 
 
-def test_a_variable_of_a_failed_build_keeps_its_shape():
-    def tower(**kwargs):
-        def fn():
-            w = v1.get_variable("w", **kwargs)
-            return pairs_of(tf.reduce_sum(w**2), [w])
-
-        return fn
-
-    with tf.Graph().as_default():
-        with pytest.raises(KeyError, match="boom"):
-            build_on_two("replicated", failing_in(1, tower(shape=[2])))
-        for kwargs, other in {
-            "shape": ({"shape": [3]}, r"shape \(3,\) \(it has \(2,\)\)"),
-            "value": ({"initializer": np.ones(3, np.float32)}, r"shape \(3,\)"),
-            "dtype": ({"shape": [2], "dtype": tf.float64}, "dtype .*float64"),
-            "trainable": ({"shape": [2], "trainable": False}, "trainable False"),
-        }.values():
-            with pytest.raises(ValueError, match=f"'w' was made by a build.*{other}"):
-                build_on_two("replicated", tower(**kwargs))
-        grads, op = build_on_two(
-            "replicated", tower(initializer=np.float32([4.0, 8.0]))
-        )
-        with new_session() as session:
-            np.testing.assert_array_equal(session.run(grads[0][0][1]), [4.0, 8.0])
-            np.testing.assert_array_equal(session.run(grads[1][0][1]), [4.0, 8.0])
-            train(session, grads, op)
-
-
 def test_the_global_step_stays_after_a_failure():
     def tower():
         v1.train.get_or_create_global_step()

@@ -134,37 +134,3 @@ def test_layers_of_keras_2_find_the_sums_in_a_session_graph():
         with new_session() as sess:
             got, want = sess.run([got, want])
     np.testing.assert_allclose(np.concatenate(got), want, rtol=1e-9)
-
-
-def test_a_failed_build_can_be_repeated():
-    with tf.Graph().as_default():
-        parts = tf.split(tf.constant(X), [5, 7])
-        builder = SyncMultiGPUReplicatedBuilder(list(CPUS[:2]), False, "cpu")
-
-        def tower(fails=False):
-            index = get_current_tower_context().index
-            pairs = own_pairs(loss_of(parts[index]))
-            if fails and index == 1:
-                raise KeyError("of tower 1")
-            return pairs
-
-        with pytest.raises(KeyError, match="of tower 1"):
-            builder.call_for_each_tower(lambda: tower(fails=True))
-        got = trained(*build(builder, tower, sgd)[1:])
-    for name, value in on_one_device().items():
-        np.testing.assert_allclose(got[name], value, rtol=1e-10, err_msg=name)
-
-
-def test_towers_with_other_layers_are_refused_by_name():
-    with tf.Graph().as_default():
-        builder = SyncMultiGPUReplicatedBuilder(list(CPUS[:2]), True, "cpu")
-
-        def tower():
-            names = ["bn0", "bn1"]
-            x = tf.constant(X)
-            for name in names[: 2 - get_current_tower_context().index]:
-                x = batch_normalization(x, training=True, name=name)
-            return x
-
-        with pytest.raises(ValueError, match=r"tower1 has not reached .*bn1"):
-            builder.call_for_each_tower(tower)

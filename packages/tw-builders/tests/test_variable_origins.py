@@ -15,7 +15,6 @@ from tw_builders import (
 )
 from tw_core import (
     Replicated,
-    get_current_tower_context,
     map_towers,
     split_grad_list,
     towers,
@@ -59,31 +58,6 @@ def number_all(session, variables):
     return {v.name: session.run(v) for v in variables}
 
 
-@pytest.mark.parametrize("name", ["x{}", "x_{}"])
-def test_data_that_each_tower_holds_stays_its_own(name):
-    """Held in local variables that are numbered by tower, as in a benchmark."""
-    data = np.arange(12.0, dtype=np.float32).reshape(3, 4)
-
-    def tower():
-        k = get_current_tower_context().index
-        held = v1.Variable(
-            data[k],
-            trainable=False,
-            collections=[v1.GraphKeys.LOCAL_VARIABLES],
-            name=name.format(k),
-        )
-        weight = v1.get_variable("w", [4], initializer=v1.zeros_initializer())
-        return pairs_of(tf.reduce_sum(weight * held), [weight])
-
-    with tf.Graph().as_default(), new_session() as session:
-        grads, train_op, sync = build_replicated(3, "momentum", tower)
-        initialise(session)
-        session.run(sync)
-        session.run(train_op)
-        for _, weight in (pair for tower_grads in grads for pair in tower_grads):
-            np.testing.assert_array_equal(session.run(weight), -0.1 * data.mean(0))
-
-
 def expect_copies(session, sync, originals, copies):
     """Checks that ``sync`` leaves originals alone and copies each to its copies."""
     want = number_all(session, [*originals, *copies])
@@ -105,53 +79,6 @@ def test_a_model_with_scopes_called_as_towers_keeps_its_weights(num_towers, opti
         assert len(copies) == (num_towers - 1) * len(originals)
         initialise(session)
         expect_copies(session, sync, originals, copies)
-
-
-def test_moving_averages_made_anywhere_follow_their_variable():
-    def tower():
-        pairs = gradients(model())
-        tf.train.ExponentialMovingAverage(0.5).apply([v for _, v in pairs])
-        return pairs
-
-    with tf.Graph().as_default(), new_session() as session:
-        builder = SyncMultiGPUReplicatedBuilder(list(CPUS[:2]), True, "cpu")
-        grads = builder.call_for_each_tower(tower)
-        everywhere = [v for own in grads for _, v in own]
-        outside = tf.train.ExponentialMovingAverage(0.5, name="outside")
-        outside.apply(everywhere)
-        builder.build(grads, OPTIMIZERS["momentum"])
-        initialise(session)
-        variables = [*v1.global_variables(), *v1.local_variables()]
-        before = number_all(session, variables)
-        session.run(builder.get_post_init_ops())
-        after = {v.name: session.run(v) for v in variables}
-    for (_, original), (_, copy) in zip(*grads, strict=True):
-        for suffix in ("outside", "ExponentialMovingAverage", "Momentum"):
-            [first] = [n for n in before if n == f"{original.op.name}/{suffix}:0"]
-            names = {f"{copy.op.name}/{suffix}:0", f"tower1/{copy.op.name}/{suffix}:0"}
-            [second] = names & set(before)
-            np.testing.assert_array_equal(after[first], before[first])
-            np.testing.assert_array_equal(after[second], before[first])
-
-
-def test_variables_that_tensorflow_numbers_follow_their_order():
-    """As Keras's layers: the same names do not come back in another tower."""
-
-    def tower():
-        v1.get_variable("v", initializer=5.0, trainable=False)
-        made = [tf.Variable([float(k)], name="v") for k in range(3)]
-        index = get_current_tower_context().index
-        made += [tf.Variable([9.0 - k], name=f"dense_{2 * index + k}") for k in (0, 1)]
-        return gradients(made)
-
-    with tf.Graph().as_default(), new_session() as session:
-        grads, _, sync = build_replicated(2, "adam", tower)
-        initialise(session)
-        number_all(session, v1.global_variables())
-        session.run(sync)
-        first, second = (session.run([v for _, v in own]) for own in grads)
-        np.testing.assert_array_equal(first, second)
-        assert len({float(v[0]) for v in first}) == len(first)
 
 
 def test_a_policys_scopes_and_functions_on_towers_are_told_apart_as_well():
