@@ -17,7 +17,7 @@ from tw_builders import (
     make_sharded_optimizer,
     owned_variables,
 )
-from tw_core import get_current_tower_context, map_towers, placement, replicate, towers
+from tw_core import get_current_tower_context, map_towers, replicate, towers
 from tw_core.devices import canonical_device
 from tw_core.flat_variables import flatten
 from tw_core.internal import tf_variable
@@ -211,23 +211,6 @@ def test_average_divides_by_the_towers_where_the_owner_is(average):
             want = 15.0 / 4 if average else 15.0
             for grad in running.run([grad for grad, _ in builder.grads]):
                 np.testing.assert_array_equal(grad, [want, want])
-
-
-@pytest.mark.parametrize("num_towers", [2, 5])
-def test_parameters_and_slots_take_the_bytes_of_one_optimizer(num_towers):
-    def pairs():
-        variables = [v1.get_variable(f"w{n}", [512, 512]) for n in range(6)]
-        return [(tf.ones([512, 512]), v) for v in variables]
-
-    def bytes_of(kind):
-        with tf.Graph().as_default() as graph:
-            builder = SYNCHRONOUS[kind](list(CPUS[:num_towers]))
-            build(builder, pairs, partial(v1.train.AdamOptimizer, 0.1))
-            return sum(placement(graph).bytes_on.values())
-
-    share = (num_towers + 2) / (3 * num_towers)
-    got = bytes_of("sharded") / bytes_of("replicated")
-    assert got == pytest.approx(share, rel=0.02)
 
 
 # Optimizers that need all gradients at once.
