@@ -144,7 +144,8 @@ def train_alone(model_name, optimizer_name):
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.each_choice
 def test_towers_reach_the_variables_of_one_device(model, optimizer, num_towers, kind):
-    replicas, _ = train(model, optimizer, num_towers, kind)
+    """Optimizers live on their tower, and step once a step."""
+    replicas, optimizers = train(model, optimizer, num_towers, kind)
     want = train_alone(model, optimizer)
     for replica in replicas:
         for got, wanted in zip(values(replica), want, strict=True):
@@ -152,17 +153,11 @@ def test_towers_reach_the_variables_of_one_device(model, optimizer, num_towers, 
     for replica in replicas[1:]:
         for got, first in zip(values(replica), values(replicas[0]), strict=True):
             np.testing.assert_array_equal(got, first)
-
-
-def test_optimizers_live_on_their_tower_and_step_once_a_step():
-    replicas, optimizers = train("keras", "keras adam", 4, "replicated")
-    for k, (model, optimizer) in enumerate(zip(replicas, optimizers, strict=True)):
-        devices = {v.value.device for v in [*model.variables, *optimizer.variables]}
-        assert devices == {f"/job:localhost/replica:0/task:0/device:CPU:{k}"}
-        assert int(optimizer.iterations) == STEPS
-    for kind in ("shared", "sharded"):
-        _, [only] = train("keras", "keras adam", 2, kind)
-        assert int(only.iterations) == STEPS
+    if optimizer.startswith("keras"):
+        assert [int(own.iterations) for own in optimizers] == [STEPS] * len(optimizers)
+        if kind == "replicated":
+            state = [{v.value.device[-1] for v in own.variables} for own in optimizers]
+            assert state == [{str(tower)} for tower in range(num_towers)]
 
 
 def test_batch_normalisation_and_dropout_train_in_towers():

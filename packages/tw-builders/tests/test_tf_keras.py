@@ -100,26 +100,20 @@ def trained():
 @pytest.mark.parametrize(
     "optimizer", ["v1 momentum", "tf_keras legacy", "unnamed layers"]
 )
-def test_replicas_of_a_tf_keras_model_train_alike(trained, optimizer):
+def test_replicas_of_a_tf_keras_model_train_alike_with_statistics_of_their_own(
+    trained, optimizer
+):
     run = trained[optimizer]
     np.testing.assert_array_equal(*run["trained"])
     assert not np.allclose(run["trained"][0], run["before"])
-
-
-def test_every_tower_updates_its_own_statistics(trained):
-    run = trained["v1 momentum"]
     assert run["updates"] == [4, 4]
     first, second = run["means"]
     assert np.abs(first).max() > 0
     assert not np.array_equal(first, second)
-
-
-@pytest.mark.parametrize("optimizer", ["v1 momentum", "tf_keras legacy"])
-def test_variables_of_further_towers_are_local(trained, optimizer):
-    run = trained[optimizer]
-    assert not [name for name in run["global"] if "tower1" in name]
-    assert all(name.startswith("tower1/") for name in run["local"])
     assert len(run["local"]) == len(run["global"])
+    if optimizer != "unnamed layers":  # which TensorFlow numbers on
+        assert not [name for name in run["global"] if "tower1" in name]
+        assert all(name.startswith("tower1/") for name in run["local"])
 
 
 def test_a_tf_keras_optimizer_that_would_update_nothing_is_refused(trained):

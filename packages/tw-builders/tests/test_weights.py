@@ -7,12 +7,10 @@ from session_builders import SYNCHRONOUS, build, initialise, pairs_of
 
 from tw_builders import (
     SyncMultiGPUReplicatedBuilder,
-    apply_gradients,
     apply_shared_gradients,
-    make_optimizers,
 )
-from tw_core import get_current_tower_context, map_towers, replicate, towers
-from tw_reduce import all_reduce, mean
+from tw_core import get_current_tower_context, map_towers, towers
+from tw_core.internal import create_slots
 
 CPUS = ["/cpu:0", "/cpu:1", "/cpu:2"]
 # Powers of two, so that every mean is exact; one tower may have no rows.
@@ -87,68 +85,36 @@ def test_equal_weights_change_no_bit(name):
             np.testing.assert_array_equal(value, wanted)
 
 
-class Model(tf.Module):
-    def __init__(self):
-        super().__init__()
-        self.w = tf.Variable(tf.zeros([SIZES[0]], tf.float64))
-        self.big = tf.Variable(tf.zeros([SIZES[1]], tf.float64))
-
-
-def train_in_function(counts, *, shared):
-    """Trains; the weights are tensors that only the run knows."""
+def train_in_function(counts):
+    """Trains shared variables; the weights are tensors that only the run knows."""
     x, y = data(counts)
     ours = towers(CPUS[: len(counts)])
-    if shared:
-        [model] = replicate(ours[:1], lambda _: Model())
-        models = [model] * len(ours)
-    else:
-        models = replicate(ours, lambda _: Model())
-    make = lambda: tf.compat.v1.train.MomentumOptimizer(2**-4, 0.5)  # noqa: E731
-    optimizers = make_optimizers(
-        ours[: 1 if shared else None], make, models[: 1 if shared else None]
-    )
-    reducer = all_reduce([tower.device for tower in ours])
+    variables = [tf.Variable(tf.zeros([size], tf.float64)) for size in SIZES]
+    optimizer = tf.compat.v1.train.MomentumOptimizer(2**-4, 0.5)
+    create_slots(optimizer, variables)
 
-    def gradients(_, model, x, y):
-        variables = [model.w, model.big]
+    def pairs(_, x, y):
         with tf.GradientTape() as tape:
             loss = loss_of(x, y, *variables)
-        return tape.gradient(loss, variables)
+        return list(zip(tape.gradient(loss, variables), variables, strict=True))
 
     @tf.function
     def step(xs, ys):
         weights = [tf.shape(x)[0] for x in xs]
-        grads = map_towers(gradients, ours, models, xs, ys)
-        if not shared:
-            means = mean(reducer, weights=weights)(grads)
-            lists = [[model.w, model.big] for model in models]
-            apply_gradients(ours, means, lists, optimizers)
-            return
-        pairs = [
-            list(zip(own, [models[0].w, models[0].big], strict=True)) for own in grads
-        ]
-        apply_shared_gradients(pairs, optimizers[0], weights=weights)
+        grad_list = map_towers(pairs, ours, xs, ys)
+        apply_shared_gradients(grad_list, optimizer, weights=weights)
 
     for _ in range(3):
         step(parts(x, counts), parts(y, counts))
-    return [[model.w.numpy(), model.big.numpy()] for model in models]
+    return [v.numpy() for v in variables]
 
 
 @each_count
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.each_choice
-def test_functions_weigh_towers_by_their_rows(shared, counts):
+def test_a_function_weighs_towers_by_their_rows(counts):
+    """A mean with weights is tested where reducers are."""
     [want] = train_in_graph(BUILDERS["default"], (sum(counts),), {})
-    for own in train_in_function(counts, shared=shared):
-        for value, wanted in zip(own, want, strict=True):
-            np.testing.assert_allclose(value, wanted, rtol=1e-12, atol=1e-15)
-
-
-@pytest.mark.parametrize("name", BUILDERS)
-def test_bad_weights_are_refused_by_the_builder_before_it_builds(name):
-    for weights in ([1], [1, -1], [1, None], 2):
-        with pytest.raises((TypeError, ValueError), match=r"^weights must"):
-            train_in_graph(BUILDERS[name], (2, 2), {"weights": weights})
+    for value, wanted in zip(train_in_function(counts), want, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-12, atol=1e-15)
 
 
 def test_weights_of_a_sum_are_refused():
