@@ -222,26 +222,6 @@ def test_a_reference_variable_is_refused_where_it_is_made(graph, reference_varia
         v1.get_variable("w", [1])
 
 
-# What is left after an exception.
-
-
-def test_an_exception_in_a_trace_does_not_spoil_the_next():
-    fail = [True]
-
-    @tf.function(autograph=False)
-    def traced():
-        with train(0):
-            x = tf.constant(1.0)
-            if fail.pop():
-                raise KeyError("boom")
-            return x
-
-    with pytest.raises(KeyError, match="boom"):
-        traced()
-    fail.append(False)
-    assert traced() == 1.0
-
-
 # With the rest of TensorFlow.
 
 
@@ -278,32 +258,3 @@ def test_a_monitored_session_saves_one_copy_of_the_towers_and_goes_on(graph, tmp
     assert set(saved) == {"w", "global_step"}
     reader = tf.train.load_checkpoint(str(tmp_path))
     assert reader.get_tensor("global_step") == 2
-
-
-def test_a_keras_model_is_called_in_towers_of_a_function():
-    model = keras.Sequential(
-        [keras.Input([3]), keras.layers.Dense(2), keras.layers.BatchNormalization()]
-    )
-
-    @tf.function(autograph=False)
-    def traced(x):
-        outputs = []
-        for k in range(2):
-            with train(k):
-                outputs.append(model(x, training=True))
-        return outputs
-
-    first, second = traced(tf.ones([4, 3]))
-    np.testing.assert_array_equal(first, second)
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_a_keras_layer_in_towers_of_a_session_graph(graph, own):
-    layer = keras.layers.Dense(2, kernel_initializer="ones")
-    x = tf.ones([1, 3])
-    with train(0):
-        first = layer(x)
-    with train(1, "tower1" if own else ""):
-        second = keras.layers.Dense(2)(x) if own else layer(x)
-    assert len(v1.trainable_variables()) == (4 if own else 2)
-    assert (first.name.split("/")[0], second.name.split("/")[0]) == ("tower0", "tower1")

@@ -92,20 +92,16 @@ def test_what_is_not_there_is_named_with_what_there_is(func, find, says):
         find(func.towers)
 
 
-def test_a_handle_knows_its_tower_inputs_and_outputs(func, graph):
+def test_a_handle_knows_its_towers_inputs_outputs_and_collections(func, graph):
     handle = func.towers[1]
     assert (handle.ns_name, handle.vs_name) == ("tower1", "tower1")
     assert handle.is_training
     assert handle.inputs[0] is graph.get_tensor_by_name("image:0")
     assert handle.outputs["loss"].name == "tower1/mul:0"
     assert repr(handle) == "TowerHandle('tower1')"
-
-
-def test_a_handle_knows_what_its_tower_added_to_a_collection(func):
-    for which in (0, 1, 2):
-        handle = func.towers[which]
-        assert handle.get_collection("mine") == [handle.outputs["loss"]]
-        assert handle.get_collection(name="mine") == [handle.outputs["loss"]]
+    for own in func.towers:
+        added = own.outputs["loss"]
+        assert own.get_collection("mine") == own.get_collection(name="mine") == [added]
 
 
 # All towers.
