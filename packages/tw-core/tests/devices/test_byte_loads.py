@@ -2,7 +2,6 @@
 
 # Private import: counting by place, which two public setters share.
 
-import logging
 from dataclasses import dataclass
 
 import pytest
@@ -71,14 +70,3 @@ def test_a_handle_counts_where_it_is_moved_after_it_was_noted():
 def test_a_known_shape_counts_its_elements(shape, dtype, num_bytes, caplog):
     assert bytes_of("w", tf.TensorShape(shape), dtype) == num_bytes
     assert caplog.messages == []
-
-
-@pytest.mark.parametrize(
-    ("shape", "num_bytes"), [([None, 3], 12), ([None, 0], 0), ([None], 4), (None, 4)]
-)
-def test_an_unknown_dimension_counts_as_one_and_is_said(shape, num_bytes, caplog):
-    with caplog.at_level(logging.WARNING, logger="tw_core"):
-        assert bytes_of("w", tf.TensorShape(shape), tf.float32) == num_bytes
-    (message,) = caplog.messages
-    assert message.startswith("variable w has the shape ")
-    assert f"counted as {num_bytes} bytes" in message
