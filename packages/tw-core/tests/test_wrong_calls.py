@@ -190,7 +190,7 @@ def of_another_graph():
 
 NO_DEVICE = [
     (value, ValueError, f"{value!r} is not a TensorFlow device string")
-    for value in (None, 3, "cpu zero", "/cpu:-1")
+    for value in (None, "cpu zero", "/cpu:-1")
 ]
 NO_TOWERS = [
     ([], ValueError, "towers is empty"),
@@ -228,9 +228,7 @@ OTHERS = {
     ],
     "towers.devices": [
         ([], ValueError, "or tw_core.devices.available_devices()"),
-        ([None], TypeError, "A device is an int"),
-        ([True], TypeError, "got True"),
-        ([0.5], TypeError, "got 0.5"),
+        ([True], TypeError, "A device is an int"),
         ([-1], ValueError, "0 or more; got -1"),
         (["cpu zero"], ValueError, "is not a TensorFlow device string"),
     ],
@@ -291,12 +289,6 @@ OTHERS = {
         (["x"], ValueError, "needs a name of its own"),
         ([*SPEC, *SPEC], ValueError, "got ['x', 'x']"),
     ],
-    "TowerHandles.handles": [(None, TypeError, "a list of TowerHandle; got None")],
-    "without_autograph.function": [
-        (None, TypeError, "function must be a function; got None"),
-    ],
-    "TowerHandle.input_names": [([3], TypeError, "must be a string; got 3")],
-    "TowerHandle.context": [(None, TypeError, "must be a tower context; got None")],
     **{
         f"TowerHandle.{method}.name": [
             ("", ValueError, "must not be empty"),
@@ -304,6 +296,10 @@ OTHERS = {
         ]
         for method in ("get_tensor", "get_variable")
     },
+    "TowerHandles.handles": [(None, TypeError, "a list of TowerHandle; got None")],
+    "without_autograph.function": [
+        (None, TypeError, "function must be a function; got None"),
+    ],
     "TowerHandle.get_collection": [
         ({}, ValueError, "but not both"),
         ({"key": "a", "name": "b"}, ValueError, "but not both"),
@@ -314,8 +310,7 @@ OTHERS = {
         (("cpu zero",), ValueError, "is not a TensorFlow device string"),
     ],
     "VariableStore.policy": [
-        (value, TypeError, "Shared() or Replicated() object; got")
-        for value in (Shared, Replicated, "shared")
+        (Shared, TypeError, "Shared() or Replicated() object; got"),
     ],
     "replicate.factory": [
         (tf.Module(), TypeError, "factory must be a function"),
@@ -387,7 +382,6 @@ OTHERS = {
         ),
     ],
     "check_weight.weight": [
-        (True, TypeError, "must be a real number or a scalar tensor"),
         ("1", TypeError, "such as the number of rows; got '1'"),
         (Late(lambda: tf.ones([2])), TypeError, "got <tf.Tensor"),
         (Late(lambda: tf.constant(True)), TypeError, "a real number"),
@@ -413,7 +407,6 @@ OTHERS = {
     "FlatVariables.below_bytes": [(-1, ValueError, "must be at least 0; got -1")],
     "pack_gradients.pairs": [([3], TypeError, "(gradient, variable) pairs; got [3]")],
     "check_optimizer.optimizer": [
-        (None, TypeError, "got NoneType"),
         (v1.train.AdamOptimizer, TypeError, "got the class AdamOptimizer"),
         ("adam", TypeError, "with apply_gradients(pairs)"),
     ],
