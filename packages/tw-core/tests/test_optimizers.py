@@ -367,14 +367,6 @@ def test_state_is_below_the_name_scope_where_it_is_made(name):
     assert all(v.name.startswith("tower1/") for v in variables_of(optimizer))
 
 
-def test_an_optimizer_that_was_built_keeps_its_state():
-    optimizer, variables = keras.optimizers.Adam(), two_variables()
-    optimizer.build(variables)
-    before = list(map(id, optimizer.variables))
-    create_slots(optimizer, variables)
-    assert list(map(id, optimizer.variables)) == before
-
-
 @pytest.mark.parametrize(
     "name", ["SGD", "Adam", "RMSprop", "Nadam", "Adafactor", "Adadelta", "Ftrl", "Lamb"]
 )

@@ -69,6 +69,8 @@ class Built:
             optimizer = make_optimizer()
             pairs = pack_gradients(optimizer.compute_gradients(self.loss))
             self.variables = [v for _, v in pairs]
+            if below:  # early, they are the same
+                create_slots(optimizer, self.variables)
             self.step = apply_pairs(optimizer, pairs)
             self.saver = v1.train.Saver()
             self.init = v1.global_variables_initializer()
@@ -159,32 +161,6 @@ def test_views_can_be_assigned_read_anew_and_averaged(graph):
         a.assign([1.0])
     with pytest.raises(AttributeError, match="pack_gradients"):
         _ = a.handle
-
-
-def test_a_monitored_session_initialises_saves_and_goes_on(tmp_path):
-    losses = []
-    for _ in range(2):
-        with tf.Graph().as_default():
-            v1.train.get_or_create_global_step()
-            with FlatVariables(BELOW).scope():
-                loss = loss_of(tf.constant(X))
-            optimizer = OPTIMIZERS["momentum"]()
-            pairs = pack_gradients(optimizer.compute_gradients(loss))
-            create_slots(optimizer, [v for _, v in pairs])  # Early, they are the same.
-            before = [v.name for v in v1.global_variables()]
-            step = apply_pairs(optimizer, pairs)
-            assert [v.name for v in v1.global_variables()] == before
-            step = tf.group(step, v1.assign_add(v1.train.get_global_step(), 1))
-            with v1.train.MonitoredTrainingSession(
-                checkpoint_dir=str(tmp_path), save_checkpoint_steps=1
-            ) as session:
-                losses += [session.run([loss, step])[0] for _ in range(3)]
-    plain = Built(OPTIMIZERS["momentum"], below=0)
-    plain.session.run(plain.init)
-    with plain.graph.as_default():
-        expected = plain.loss - v1.losses.get_regularization_losses()[0]
-    assert len(losses) == 6 and losses == sorted(losses, reverse=True)
-    assert plain.session.run(expected) == pytest.approx(losses[0])
 
 
 @pytest.mark.parametrize("is_outside", [True, False])

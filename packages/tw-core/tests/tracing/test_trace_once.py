@@ -224,30 +224,6 @@ def test_a_call_ends_after_all_that_it_reads():
     assert reads <= set(function.control_ret.values())
 
 
-@pytest.mark.parametrize("inline", [True, False])
-def test_a_gradient_through_a_loop_before_a_sum_may_be_taken_after_it(inline):
-    """It gives the loop new inputs, which are built after the sum."""
-    variables = [tf.Variable(tf.eye(4) * (k + 1)) for k in range(2)]
-
-    def of_a_tower(tower, variable, x):
-        def turn(n, y):
-            return n + 1, tf.tanh(y @ variable)
-
-        with tf.GradientTape() as tape:
-            _, y = tf.while_loop(lambda n, _: n < 3, turn, [0, x])
-            total = sum_over_towers(tf.reduce_sum(y**2))
-            loss = total * tf.reduce_sum(y)
-        return loss, tape.gradient(loss, variable)
-
-    @tf.function(autograph=False)
-    def run(xs, **how):
-        return map_towers(of_a_tower, towers(CPUS[:2]), variables, xs, **how)
-
-    want = run(parts(2))
-    got = run(parts(2), trace="once", inline=inline)
-    assert_same(got, want)
-
-
 def refused(error, message, fn, *items, function=True):
     def run():
         return map_towers(fn, towers(CPUS[:2]), *items, trace="once")
