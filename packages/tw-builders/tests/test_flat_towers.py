@@ -1,4 +1,8 @@
-"""Towers with flat variables train, are saved and go on as those without."""
+"""Towers with flat variables: where these are, in functions, and what is refused.
+
+That builders train and save flat variables as they do others is tested in
+``test_losses_of_towers`` and ``test_checkpoint_pairs``.
+"""
 
 from collections import Counter
 from functools import cache, partial
@@ -7,33 +11,18 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from function_ways import make_apply
-from session_builders import SYNCHRONOUS, build, new_session, pairs_of
+from function_ways import train
+from session_builders import SYNCHRONOUS, pairs_of
 
 from tw_builders import AsyncMultiGPUBuilder, SyncMultiGPUShardedBuilder
-from tw_core import (
-    get_current_tower_context,
-    map_towers,
-    placement,
-    replicate,
-    session_config,
-    towers,
-)
+from tw_core import get_current_tower_context, placement, session_config
 from tw_core.devices import canonical_device
 from tw_core.flat_variables import FlatModel, flatten
 from tw_core.testing import CPUS
-from tw_reduce import broadcast, mean, packed, sum_balanced
 
 v1 = tf.compat.v1
 BELOW = 20_000
 STEPS = 4
-OPTIMIZERS = {
-    "momentum": partial(v1.train.MomentumOptimizer, 0.05, 0.9),
-    "adam": partial(v1.train.AdamOptimizer, 0.02),
-    "ftrl": partial(v1.train.FtrlOptimizer, 0.1),
-}
-
-
 BUILDERS = {
     name: lambda devices, below, make=make, **group: make(
         devices, flat_below_bytes=below, **group
@@ -42,83 +31,9 @@ BUILDERS = {
 }
 
 
-def weights(seed, shape):
-    return 0.3 * np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
 def batch(step):
     random = np.random.default_rng(step)
     return random.standard_normal((12, 8)).astype(np.float32)
-
-
-def model_loss(x):
-    """Variables on both sides of the thresholds of flat ones and of packs."""
-    for n in range(3):
-        w = v1.get_variable(f"net/w{n}", initializer=weights(n, (8, 8)))
-        b = v1.get_variable(f"net/b{n}", [8], initializer=v1.zeros_initializer())
-        x = tf.tanh(x @ w + b)
-    middle = v1.get_variable("middle", initializer=weights(7, (8, 600)))
-    wide = v1.get_variable("wide", initializer=weights(8, (8, 3_000)))
-    return tf.reduce_mean((x @ middle) ** 2) + tf.reduce_mean((x @ wide) ** 2)
-
-
-class Trainer:
-    """A session that trains K towers."""
-
-    def __init__(self, make_builder, optimizer, num_towers, below):
-        self.graph = tf.Graph()
-        with self.graph.as_default():
-            self.x = v1.placeholder(tf.float32, [12, 8])
-            shards = iter(tf.split(self.x, num_towers))
-            losses = []
-
-            def tower():
-                losses.append(model_loss(next(shards)))
-                return optimizer().compute_gradients(losses[-1], self.own_variables())
-
-            builder = make_builder(CPUS[:num_towers], below)
-            _, self.step, sync = build(builder, tower, optimizer)
-            self.loss = tf.add_n(losses) / num_towers
-            self.session = new_session()
-        if sync is not None:
-            self.session.run(sync)
-
-    @staticmethod
-    def own_variables():
-        name = v1.get_variable_scope().name
-        return [
-            v
-            for v in v1.trainable_variables()
-            if v.name.startswith("tower") == name.startswith("tower")
-            and v.name.startswith(name)
-        ]
-
-    def train(self):
-        found = []
-        for step in range(STEPS):
-            feed = {self.x: batch(step)}
-            found.append(self.session.run(self.loss, feed))
-            self.session.run(self.step, feed)
-        return found
-
-
-@cache
-def losses_of_one_device(optimizer):
-    return Trainer(BUILDERS["replicated"], OPTIMIZERS[optimizer], 1, 0).train()
-
-
-@pytest.mark.parametrize("num_towers", [1, 2, 4])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("builder", BUILDERS)
-@pytest.mark.each_choice
-def test_flat_towers_train_as_one_device(builder, optimizer, num_towers):
-    flat = Trainer(BUILDERS[builder], OPTIMIZERS[optimizer], num_towers, BELOW)
-    want = losses_of_one_device(optimizer)
-    np.testing.assert_allclose(flat.train(), want, rtol=1e-5, atol=1e-6)
-    with flat.graph.as_default():
-        names = [v.name for v in v1.global_variables()]
-    assert any("flat/float32" in name for name in names)
-    assert not any(name.startswith("net/w0") for name in names)
 
 
 def test_asynchronous_towers_have_flat_variables_too():
@@ -150,42 +65,25 @@ def make_keras_model():
     return keras.Model(inputs, keras.layers.Dense(1)(x))
 
 
-FUNCTION_OPTIMIZERS = {
+OPTIMIZERS = {
     "Keras 3 adam": partial(keras.optimizers.Adam, 0.01),
     "Keras 3 momentum": partial(keras.optimizers.SGD, 0.05, momentum=0.9),
     "v1 adam": partial(v1.train.AdamOptimizer, 0.01),
 }
 
 
-def train_in_function(make_replica, get_opt_fn, num_towers, way="replicated"):
-    all_towers = towers(CPUS[:num_towers])
-    devices = [tower.device for tower in all_towers]
-    own = all_towers[:1] if way == "shared" else all_towers
-    replicas = replicate(own, make_replica)
-    reduce = mean(packed(broadcast(partial(sum_balanced, devices=devices))))
-    apply, _ = make_apply(way, all_towers, get_opt_fn, replicas, reduce)
-
-    @tf.function
-    def step(x):
-        def tower_step(tower, rows):
-            replica = replicas[tower.index % len(replicas)]
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(replica(rows) ** 2)
-            return loss, tape.gradient(loss, replica.trainable_variables)
-
-        results = map_towers(tower_step, all_towers, tf.split(x, num_towers))
-        losses, grads = zip(*results, strict=True)
-        apply(grads)
-        return tf.add_n(losses) / num_towers
-
-    return [float(step(batch(n))) for n in range(STEPS)], replicas
+def train_in_function(make_model, optimizer, num_towers, way="replicated"):
+    losses, replicas, _ = train(
+        *(way, num_towers, make_model, OPTIMIZERS[optimizer]),
+        [(tf.constant(batch(n)),) for n in range(STEPS)],
+        lambda model, rows: tf.reduce_mean(model(rows) ** 2),
+    )
+    return losses, replicas
 
 
 @cache
 def trained_plainly(optimizer):
-    losses, [model] = train_in_function(
-        lambda tower: make_keras_model(), FUNCTION_OPTIMIZERS[optimizer], 1
-    )
+    losses, [model] = train_in_function(make_keras_model, optimizer, 1)
     assert np.isfinite(losses).all()
     return losses, [v.numpy() for v in model.trainable_variables]
 
@@ -200,13 +98,11 @@ def trained_plainly(optimizer):
     ("way", "num_towers"),
     [*(("replicated", k) for k in (1, 2, 4)), ("sharded", 2), ("shared", 2)],
 )
-@pytest.mark.parametrize("optimizer", FUNCTION_OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_flat_replicas_train_as_one_in_a_function(optimizer, way, num_towers):
     expected, want = trained_plainly(optimizer)
-    found, flat = train_in_function(
-        lambda tower: flatten(make_keras_model, below_bytes=BELOW),
-        *(FUNCTION_OPTIMIZERS[optimizer], num_towers, way),
-    )
+    make = partial(flatten, make_keras_model, below_bytes=BELOW)
+    found, flat = train_in_function(make, optimizer, num_towers, way)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     for replica in flat:
         assert isinstance(replica, FlatModel)
@@ -275,7 +171,7 @@ def placed(builder, num_towers, below):
 
     with tf.Graph().as_default() as graph:
         made = BUILDERS[builder](CPUS[:num_towers], below)
-        made.build(made.call_for_each_tower(pairs), OPTIMIZERS["adam"])
+        made.build(made.call_for_each_tower(pairs), v1.train.AdamOptimizer)
         reduced = made.grads if builder == "replicated" else [made.grads]
         taken = Counter()
         for grad, variable in (pair for own in reduced for pair in own):

@@ -10,12 +10,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from function_ways import make_apply
+from function_ways import train
 
 from tw_builders import apply_gradients, make_optimizers
-from tw_core import LeastLoadedDeviceSetter, map_towers, replicate, towers
+from tw_core import map_towers, replicate, towers
 from tw_core.testing import CPUS
-from tw_reduce import broadcast, mean, packed, sum_balanced
+from tw_reduce import mean, sum_balanced
 
 STEPS = 6
 RATE = 0.002  # with 0.01, 5,000 units diverge
@@ -85,40 +85,8 @@ def batches():
         yield tf.constant(np.concatenate([x, ROWS], 1)), tf.constant(y)
 
 
-def gradients(model, x, y):
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean((model(x) - y) ** 2)
-    return tape.gradient(loss, model.trainable_variables)
-
-
-def train(model_name, optimizer_name, num_towers, kind):
-    ours = towers(list(CPUS[:num_towers]))
-    make_model, shared = MODELS[model_name], kind == "shared"
-    if shared:
-        setter = LeastLoadedDeviceSetter(CPUS[0], CPUS[:num_towers])
-        with tf.variable_creator_scope(setter.create):
-            replicas = [make_model()]
-    else:
-        replicas = replicate(ours, lambda tower: make_model())
-    reducer = mean(packed(broadcast(partial(sum_balanced, devices=CPUS[:num_towers]))))
-    apply, optimizers = make_apply(
-        kind, ours, OPTIMIZERS[optimizer_name], replicas, reducer
-    )
-    models = replicas * num_towers if shared else replicas
-
-    @tf.function(autograph=False)
-    def step(x, y):
-        apply(
-            map_towers(
-                lambda tower, model, x, y: gradients(model, x, y),
-                *(ours, models, tf.split(x, num_towers), tf.split(y, num_towers)),
-            )
-        )
-
-    for x, y in batches():
-        step(x, y)
-    assert step.experimental_get_tracing_count() == 1
-    return replicas, optimizers
+def loss_of(model, x, y):
+    return tf.reduce_mean((model(x) - y) ** 2)
 
 
 def values(model):
@@ -132,7 +100,10 @@ def train_alone(model_name, optimizer_name):
     if optimizer_name.startswith("v1"):
         variables = [v if isinstance(v, tf.Variable) else v.value for v in variables]
     for x, y in batches():
-        grads = map(tf.convert_to_tensor, gradients(model, x, y))
+        with tf.GradientTape() as tape:
+            loss = loss_of(model, x, y)
+        grads = tape.gradient(loss, model.trainable_variables)
+        grads = map(tf.convert_to_tensor, grads)
         optimizer.apply_gradients(zip(grads, variables, strict=True))
     assert all(np.abs(value).max() < 10 for value in values(model)), "diverged"
     return values(model)
@@ -145,7 +116,9 @@ def train_alone(model_name, optimizer_name):
 @pytest.mark.each_choice
 def test_towers_reach_the_variables_of_one_device(model, optimizer, num_towers, kind):
     """Optimizers live on their tower, and step once a step."""
-    replicas, optimizers = train(model, optimizer, num_towers, kind)
+    _, replicas, optimizers = train(
+        *(kind, num_towers, MODELS[model], OPTIMIZERS[optimizer], batches(), loss_of)
+    )
     want = train_alone(model, optimizer)
     for replica in replicas:
         for got, wanted in zip(values(replica), want, strict=True):
