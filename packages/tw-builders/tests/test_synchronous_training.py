@@ -7,24 +7,10 @@ import pytest
 import tensorflow as tf
 from session_builders import SYNCHRONOUS, build, new_session, pairs_of
 
-from tw_builders import (
-    SyncMultiGPUReplicatedBuilder,
-    apply_gradients,
-    apply_sharded_gradients,
-    apply_shared_gradients,
-    make_optimizers,
-)
-from tw_core import (
-    Replicated,
-    Shared,
-    VariableStore,
-    get_current_tower_context,
-    map_towers,
-    split_grad_list,
-    towers,
-)
+from tw_builders import SyncMultiGPUReplicatedBuilder
+from tw_core import get_current_tower_context, towers
 from tw_core.testing import CPUS
-from tw_reduce import mean, sum_balanced
+from tw_reduce import sum_balanced
 
 v1 = tf.compat.v1
 STEPS = 8
@@ -100,7 +86,7 @@ def build_graph(builder, num_towers, optimizer):
     return (x, y), losses, train_op, [[v for _, v in tower] for tower in grads]
 
 
-def train_in_graph(builder, num_towers, optimizer):
+def train(builder, num_towers, optimizer):
     """Returns losses [steps][K] and variables [steps][K][N]."""
     with tf.Graph().as_default():
         (x, y), losses, train_op, variables = build_graph(
@@ -113,47 +99,6 @@ def train_in_graph(builder, num_towers, optimizer):
                 all_losses.append(session.run([losses, train_op], feed)[0])
                 all_values.append(session.run(variables))
             return all_losses, all_values
-
-
-def train_in_function(builder, num_towers, optimizer):
-    """As ``train_in_graph``, with the functions that ``tf.function`` users compose."""
-    ours = towers(list(CPUS[:num_towers]))
-    replicated, sharded = builder.startswith("replicated"), builder == "sharded"
-    has_copies = replicated or sharded
-    store = VariableStore(Replicated() if has_copies else Shared(("/cpu:0",)))
-    optimizers = make_optimizers(
-        ours if replicated else ours[:1], OPTIMIZERS[optimizer]
-    )
-    reducer = mean(partial(sum_balanced, devices=list(CPUS[:num_towers])))
-
-    def tower_gradients(tower, x, y):
-        with store.scope(tower):
-            loss = model_loss(x, y)
-        return loss, pairs_of(loss, store.trainable_variables(tower))
-
-    @tf.function(autograph=False)
-    def step(x, y):
-        shards = tf.split(x, num_towers), tf.split(y, num_towers)
-        losses, pairs = zip(*map_towers(tower_gradients, ours, *shards), strict=True)
-        if replicated:
-            grads, variables = split_grad_list(pairs)
-            apply_gradients(ours, reducer(grads), variables, optimizers)
-        elif sharded:
-            grads, variables = split_grad_list(pairs)
-            apply_sharded_gradients(ours, grads, variables, *optimizers)
-        else:
-            apply_shared_gradients(pairs, optimizers[0])
-        return losses
-
-    all_losses, all_values = [], []
-    for a, b in batches():
-        all_losses.append(
-            [loss.numpy() for loss in step(tf.constant(a), tf.constant(b))]
-        )
-        all_values.append(
-            [[v.numpy() for v in store.trainable_variables(tower)] for tower in ours]
-        )
-    return all_losses, all_values
 
 
 each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -171,20 +116,17 @@ each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @each_count
 @each_optimizer
 def test_towers_reach_the_variables_of_one_device(builder, num_towers, optimizer):
-    """In both modes, bit for bit alike; replicas are equal after every step."""
+    """Replicas are equal after every step; functions are in test_function_models."""
     wanted_losses, wanted = train_on_one_device(optimizer)
-    in_graph = train_in_graph(builder, num_towers, optimizer)
-    in_function = train_in_function(builder, num_towers, optimizer)
-    np.testing.assert_array_equal(in_graph[0], in_function[0])
-    for losses, values in (in_graph, in_function):
-        np.testing.assert_allclose(np.mean(losses, axis=1), wanted_losses, atol=2e-6)
-        for got, want in zip(values[-1][0], wanted, strict=True):
-            np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-6)
-        for step in values:
-            for replica in step[1:]:
-                for got, want in zip(replica, step[0], strict=True):
-                    np.testing.assert_array_equal(got, want)
-        assert not np.array_equal(values[0][0][0], values[-1][0][0])
+    losses, values = train(builder, num_towers, optimizer)
+    np.testing.assert_allclose(np.mean(losses, axis=1), wanted_losses, atol=2e-6)
+    for got, want in zip(values[-1][0], wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-6)
+    for step in values:
+        for replica in step[1:]:
+            for got, want in zip(replica, step[0], strict=True):
+                np.testing.assert_array_equal(got, want)
+    assert not np.array_equal(values[0][0][0], values[-1][0][0])
 
 
 @pytest.mark.full("spread server", "replicated, balanced")
