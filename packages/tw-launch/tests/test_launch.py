@@ -213,30 +213,22 @@ leave_pid(path) if job == "ps" else wait_for(path)
     assert "worker 0 ended" not in err
 
 
-def test_every_worker_gets_its_own_gpus_and_servers_none():
+@pytest.mark.parametrize(
+    ("shown", "of_workers", "said"),
+    [("3,1,0,2", ["3,1", "0,2"], ""), ("0", ["", ""], "1 GPU for 2 workers")],
+)
+def test_every_worker_gets_its_own_gpus_and_servers_none(shown, of_workers, said):
     program = """
     print(os.environ.get("CUDA_VISIBLE_DEVICES", "unset"), flush=True)
     time.sleep(60 if job == "ps" else 1)
     """
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "3,1,0,2"}
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": shown}
     counts = ["--ps", "1", "--workers", "2", "--evaluators", "1"]
-    status, out, _ = finish(launch(program, *counts, env=env))
+    status, out, err = finish(launch(program, *counts, env=env))
     assert status == 0
-    assert sorted(out.splitlines()) == [
-        "[evaluator 0] ",
-        "[ps 0] ",
-        "[worker 0] 3,1",
-        "[worker 1] 0,2",
-    ]
-
-
-def test_workers_without_a_gpu_each_are_told_that_they_have_none():
-    program = 'print(os.environ["CUDA_VISIBLE_DEVICES"] or "none")'
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "0"}
-    status, out, err = finish(launch(program, "--ps", "0", env=env))
-    assert status == 0
-    assert sorted(out.splitlines()) == ["[worker 0] none", "[worker 1] none"]
-    assert "1 GPU for 2 workers" in err
+    of_tasks = [f"[worker {n}] {gpus}" for n, gpus in enumerate(of_workers)]
+    assert sorted(out.splitlines()) == ["[evaluator 0] ", "[ps 0] ", *of_tasks]
+    assert said in err
 
 
 def test_a_killed_launcher_leaves_neither_tasks_nor_their_children_behind():

@@ -148,14 +148,6 @@ def test_the_delay_of_restarts_of_all_tasks_doubles_up_to_a_bound():
     assert verdict.after_s == 0
 
 
-def test_a_worker_that_has_finished_counts_again_after_a_restart_of_all():
-    rules = Rules(restarts_group=True, max_restarts=1)
-    ends = [("worker 0", 0), ("worker 1", 1), ("worker 1", 0), ("worker 2", 0)]
-    actions = [v.action for v in judge_all(rules, [*ends, ("worker 0", 0)])]
-    go_on = Action.GO_ON
-    assert actions == [go_on, Action.RESTART_GROUP, go_on, go_on, Action.SUCCEED]
-
-
 def test_a_lost_machine_ends_the_run_unless_enough_workers_are_left():
     lost = {"tasks": ["worker 1", "worker 2"], "said": "node 1 is lost"}
     _, verdict = judge_loss(Standing(WORKERS), Rules(), **lost)

