@@ -1,7 +1,6 @@
 """Training and inference towers: whose variables, what is refused, what is left."""
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -10,7 +9,6 @@ from tw_core.contexts import BaseTowerContext, PredictTowerContext
 from tw_core.variables import override_to_local_variable
 
 v1 = tf.compat.v1
-ROOT = ""
 
 
 def train(index, vs_name="", total=4):
@@ -220,41 +218,3 @@ def test_a_reference_variable_is_refused_where_it_is_made(graph, reference_varia
     want = r"^w:0 is a reference variable; only resource"
     with pytest.raises(ValueError, match=want), train(0):
         v1.get_variable("w", [1])
-
-
-# With the rest of TensorFlow.
-
-
-def linear_tower(k, x):
-    with train(k, "tower1" if k else "", total=2):
-        w = v1.get_variable("w", [3, 1], initializer=v1.ones_initializer())
-        loss = tf.reduce_mean((x @ w) ** 2, name="loss")
-        v1.summary.scalar("loss", loss)
-    return loss, w
-
-
-def test_a_monitored_session_saves_one_copy_of_the_towers_and_goes_on(graph, tmp_path):
-    step = v1.train.get_or_create_global_step()
-    x = tf.constant(np.eye(3, dtype=np.float32))
-    with override_to_local_variable(enable=False):
-        losses = [linear_tower(0, x)]
-    with override_to_local_variable():
-        losses.append(linear_tower(1, x))
-    opt = v1.train.GradientDescentOptimizer(0.1)
-    pairs = [(tf.gradients(loss, w)[0], w) for loss, w in losses]
-    update = opt.apply_gradients(pairs, global_step=step)
-    assert len(v1.get_collection(v1.GraphKeys.SUMMARIES)) == 1
-    meta = v1.train.export_meta_graph(str(tmp_path / "towers.meta"))
-    with tf.Graph().as_default() as copy:
-        v1.train.import_meta_graph(meta)
-        assert copy.get_tensor_by_name("tower1/loss:0").shape == []
-        assert names(v1.trainable_variables()) == ["w:0", "tower1/w:0"]
-    for _ in range(2):
-        with v1.train.MonitoredTrainingSession(
-            checkpoint_dir=str(tmp_path), log_step_count_steps=None
-        ) as sess:
-            sess.run(update)
-    saved = dict(tf.train.list_variables(str(tmp_path)))
-    assert set(saved) == {"w", "global_step"}
-    reader = tf.train.load_checkpoint(str(tmp_path))
-    assert reader.get_tensor("global_step") == 2
