@@ -8,17 +8,8 @@ import pytest
 import tensorflow as tf
 from session_builders import build, initialise, new_session, pairs_of
 
-from tw_builders import (
-    SyncMultiGPUReplicatedBuilder,
-    apply_gradients,
-    make_optimizers,
-)
-from tw_core import (
-    Replicated,
-    map_towers,
-    split_grad_list,
-    towers,
-)
+from tw_builders import SyncMultiGPUReplicatedBuilder, apply_gradients, make_optimizers
+from tw_core import Replicated, map_towers, split_grad_list, towers
 from tw_core.testing import CPUS
 
 v1 = tf.compat.v1

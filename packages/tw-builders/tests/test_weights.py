@@ -5,10 +5,7 @@ import pytest
 import tensorflow as tf
 from session_builders import SYNCHRONOUS, build, initialise, pairs_of
 
-from tw_builders import (
-    SyncMultiGPUReplicatedBuilder,
-    apply_shared_gradients,
-)
+from tw_builders import SyncMultiGPUReplicatedBuilder, apply_shared_gradients
 from tw_core import get_current_tower_context, map_towers, towers
 from tw_core.internal import create_slots
 
