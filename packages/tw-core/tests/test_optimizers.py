@@ -359,14 +359,6 @@ def test_state_is_made_outside_of_a_branch_and_on_the_device_in_scope(name):
             session.run(state)
 
 
-@pytest.mark.parametrize("name", ["v1 Adam", "like v1", "legacy Adam"])
-def test_state_is_below_the_name_scope_where_it_is_made(name):
-    with tf.Graph().as_default(), tf.name_scope("tower1/"):
-        optimizer = OPTIMIZERS[name]()
-        create_slots(optimizer, [tf.Variable(1.0, name="w")])
-    assert all(v.name.startswith("tower1/") for v in variables_of(optimizer))
-
-
 @pytest.mark.parametrize(
     "name", ["SGD", "Adam", "RMSprop", "Nadam", "Adafactor", "Adadelta", "Ftrl", "Lamb"]
 )

@@ -98,18 +98,6 @@ def test_it_differs_where_tensorflow_invents_a_gpu_on_a_parameter_server():
     assert all(uses_variable for _, uses_variable, *_ in rest)
 
 
-def test_variables_go_to_tasks_in_turn_and_compute_to_the_worker(graph):
-    setter = replica_device_setter(cluster=CLUSTER, worker_device="/job:worker/task:1")
-    with v1.device(setter):
-        made = [v1.get_variable(f"v{i}", []) for i in range(3)]
-        y = made[0] + 1.0
-    tasks = [f"/job:ps/task:{i}" for i in (0, 1, 0)]
-    assert [v.device for v in made] == tasks
-    assert y.device == "/job:worker/task:1"
-    with v1.device(setter), tf.device("/job:other/task:3"):
-        assert tf.constant(0).device == "/job:other/task:3"
-
-
 # By bytes.
 
 

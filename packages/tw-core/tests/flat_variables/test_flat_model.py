@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_core import map_towers, replicate, towers
+from tw_core import map_towers, towers
 from tw_core.flat_variables import FlatVariables, flatten, pack_gradients
 from tw_core.internal import apply_pairs, create_slots
 from tw_core.testing import CPUS
@@ -199,18 +199,6 @@ def test_slots_are_viewed_part_by_part():
         assert slots[n].numpy().min() == -1 and len(layout.parts) == len(parts)
     alone = [v for v in views if any(v is slot for slot in slots)]
     assert len(alone) == 2  # the large ones
-
-
-def test_replicas_of_flat_models_are_copies():
-    devices = towers(CPUS[:2])
-    replicas = replicate(devices, lambda tower: flatten(Mixed, below_bytes=BELOW))
-    assert_equal(*(values(replica.model) for replica in replicas))
-    placed = [{v.device[-1] for v in r.flat_variables.variables} for r in replicas]
-    assert placed == [{"0"}, {"1"}]
-    losses = map_towers(
-        lambda tower, replica: float(tf.reduce_mean(replica(ROWS))), devices, replicas
-    )
-    assert losses[0] == losses[1]
 
 
 def test_views_act_as_variables():
