@@ -10,9 +10,8 @@ from tensorflow.python.framework.ops import gradient_registry  # noqa: TID251
 
 from tw_core import map_towers, towers
 from tw_core.flat_variables import FlatVariables, flatten
-from tw_core.internal import with_gradient
 from tw_core.synchronized import moments_over_towers
-from tw_core.testing import CPUS, run_eagerly, run_in_function, run_in_graph
+from tw_core.testing import CPUS, run_in_function, run_in_graph
 
 v1 = tf.compat.v1
 X = np.arange(12.0).reshape(4, 3)
@@ -80,55 +79,3 @@ def test_traces_are_freed_and_leave_the_registry_as_it_was(make, run):
     gc.collect()
     assert [graph() for graph in graphs] == [None, None, None]
     assert set(gradient_registry.list()) == before
-
-
-@pytest.mark.parametrize("run", [run_in_graph, run_in_function, run_eagerly])
-@pytest.mark.parametrize("how", ["tape", "gradients"])
-def test_a_gradient_is_the_one_that_was_given(run, how):
-    if how == "gradients" and run is run_eagerly:
-        run = run_in_function  # no tf.gradients in eager mode
-
-    def twice_and_loss(x):
-        twice, thrice = with_gradient(
-            [2 * tf.stop_gradient(x), 3 * tf.stop_gradient(x)],
-            [x],
-            lambda to_twice, to_thrice: [(10 * to_twice + 100 * to_thrice) * x],
-        )
-        return twice, twice + 2 * thrice
-
-    def differentiated(fn, x):
-        """Returns the first of what ``fn`` returns, and the gradient of the second."""
-        if how == "gradients":
-            first, loss = fn(x)
-            return first, tf.gradients(loss, x)[0]
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            first, loss = fn(x)
-        return first, tape.gradient(loss, x)
-
-    def once(x):
-        return (own := differentiated(twice_and_loss, x)), own[1]
-
-    (twice, first), second = run(lambda x: differentiated(once, x), X)
-    np.testing.assert_array_equal(twice, 2 * X)
-    np.testing.assert_array_equal(first, 210 * X)
-    np.testing.assert_array_equal(second, np.full(X.shape, 210.0))
-
-
-def test_a_gradient_is_kept_in_bodies_and_called_functions():
-    def fivefold(x):
-        return with_gradient([tf.identity(x)], [x], lambda dy: [5 * dy])[0]
-
-    @tf.function(autograph=False)
-    def body(x):
-        branch = tf.cond(x > 0, lambda: fivefold(x), lambda: x)
-        looped = tf.while_loop(
-            lambda i, _: i < 2, lambda i, y: (i + 1, fivefold(y)), (0, x)
-        )
-        return branch + looped[1]
-
-    x = tf.constant(2.0)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        y = body(x)
-    assert tape.gradient(y, x) == 5 + 25
