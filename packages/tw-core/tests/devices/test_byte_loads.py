@@ -45,18 +45,6 @@ def test_places_are_balanced_and_all_bytes_counted_once(sizes, places):
     assert loads(places).least() == 0
 
 
-def test_a_handle_counts_where_it_is_moved_after_it_was_noted():
-    counted = loads(2)
-    handle = Handle("0", 8)
-    counted.note(handle)
-    handle.device = "1"
-    assert counted.bytes == [0, 8]
-    counted.note(Handle("", 8))  # on no place
-    counted.add("", 8)
-    counted.bytes[0] = 5  # of a copy
-    assert counted.bytes == [0, 8]
-
-
 @pytest.mark.parametrize(
     ("shape", "dtype", "num_bytes"),
     [
