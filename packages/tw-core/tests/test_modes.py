@@ -16,7 +16,6 @@ from tw_core import (
     map_towers,
     towers,
 )
-from tw_core._tf_compat import outermost_function_graph
 from tw_core.contexts import TowerFunc, leave_no_summaries
 from tw_core.flat_variables import slots_like_parts
 from tw_core.internal import (
@@ -58,26 +57,6 @@ def test_all_of_a_graph_and_of_a_function_is_told_apart():
     assert len(graph) >= 4 and len(function) >= 4
     assert (set(eager), set(graph)) == ({(False, False)}, {(True, False)})
     assert set(function) == set(wrapped) == {(False, True)}
-
-
-def test_the_outermost_graph_of_a_trace_is_the_functions():
-    graphs = []
-
-    def note():
-        graphs.append(outermost_function_graph())
-        return tf.constant(0)
-
-    @tf.function(autograph=False)
-    def traced():
-        graphs.append(tf.compat.v1.get_default_graph())
-        note()
-        maybe = tf.less(tf.random.uniform([]), 0.5)
-        tf.cond(maybe, note, lambda: tf.cond(maybe, note, note))
-        tf.function(note)()
-
-    traced()
-    assert len(graphs) == 6
-    assert all(graph is graphs[0] for graph in graphs)
 
 
 def takes_effect_by_itself(call):

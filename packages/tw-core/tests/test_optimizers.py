@@ -339,26 +339,6 @@ def test_state_is_named_as_the_first_update_names_it(name):
     assert names(early=True) == names(early=False)
 
 
-@pytest.mark.parametrize("name", ["v1 Adam", "like v1", "Keras 3 Adam", "legacy Adam"])
-def test_state_is_made_outside_of_a_branch_and_on_the_device_in_scope(name):
-    with tf.Graph().as_default():
-        variables, optimizer = two_variables(), OPTIMIZERS[name]()
-
-        def branch():
-            with tf.device("/cpu:2"):
-                create_slots(optimizer, variables)
-            return tf.constant(True)
-
-        tf.cond(tf.constant(True), branch, lambda: tf.constant(False))
-        listed = variables_of(optimizer)
-        state = [v if isinstance(v, tf.Variable) else v.value for v in listed]
-        with tf.compat.v1.Session(
-            config=tf.compat.v1.ConfigProto(device_count={"CPU": 8})
-        ) as session:
-            session.run(tf.compat.v1.global_variables_initializer())
-            session.run(state)
-
-
 @pytest.mark.parametrize(
     "name", ["SGD", "Adam", "RMSprop", "Nadam", "Adafactor", "Adadelta", "Ftrl", "Lamb"]
 )

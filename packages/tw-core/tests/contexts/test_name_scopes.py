@@ -41,19 +41,6 @@ def test_a_taken_name_is_refused_and_nothing_is_left_behind(graph, taken):
         assert graph.get_name_scope() == "tower0_1"  # as if no tower had tried
 
 
-def test_every_trace_of_a_function_may_use_the_name_again():
-    names = []
-
-    @tf.function(autograph=False)
-    def traced(x):
-        with tower():
-            names.append((x + 1).name)
-
-    traced(tf.zeros([2]))
-    traced(tf.zeros([3]))
-    assert names == ["tower0/add:0"] * 2
-
-
 def test_a_name_that_tensorflow_cannot_use_is_refused_and_the_tower_stays_closed(graph):
     context = tower("tower 0")
     with pytest.raises(ValueError, match="tower 0"), context:

@@ -69,18 +69,6 @@ def test_values_and_numbers_are_taken_as_they_are():
     assert scale(tf.constant(3.0, tf.float64), 1 / 3).numpy() == 3.0 * (1 / 3)
 
 
-def test_the_values_may_be_of_unknown_shape():
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        dense = tf.compat.v1.placeholder(tf.float32, None)
-        values = tf.compat.v1.placeholder(tf.float32, [None, 2])
-        sparse = tf.IndexedSlices(values, tf.constant([0, 1]))
-        feeds = {dense: [1.0, 2.0], values: [[1.0, 2.0], [3.0, 4.0]]}
-        scaled = [scale(dense, 2.0), scale(sparse, 2.0).values]
-        got = session.run(scaled, feeds)
-    np.testing.assert_array_equal(got[0], [2, 4])
-    np.testing.assert_array_equal(got[1], [[2, 4], [6, 8]])
-
-
 @each_mode
 def test_only_sparse_gradients_have_rows_to_add(run):
     dense, sparse, none = run(

@@ -98,31 +98,6 @@ def test_python_runs_once_and_variables_are_each_towers_own():
     assert not np.array_equal(drawn[0], drawn[1])  # random numbers with a seed
 
 
-def test_sparse_items_may_have_other_rows_in_every_tower():
-    """Ragged ones are among the random programs."""
-    tables = [tf.Variable(tf.ones([9, 2]) * k) for k in range(3)]
-    items = [
-        tf.ragged.constant(x) for x in ([[1], [2, 3]], [[4, 5, 6]], [[], [7], [8]])
-    ]
-    items = [own.to_sparse() for own in items]
-
-    def of_a_tower(tower, item):
-        rows, [table] = item["rows"], item["table"]
-        with tf.GradientTape() as tape:
-            found = tf.reduce_sum(tf.gather(table, rows.values))
-        return tf.sparse.reduce_sum(rows, 1), rows * 2, tape.gradient(found, table)
-
-    @tf.function(autograph=False)
-    def run(trace):
-        own = [{"table": [t], "rows": r} for t, r in zip(tables, items, strict=True)]
-        return map_towers(of_a_tower, towers(CPUS[:3]), own, trace=trace)
-
-    once, each = run("once"), run("each")
-    assert [int(tf.reduce_sum(own)) for own, *_ in each] == [6, 15, 15]
-    assert all(isinstance(grad, tf.IndexedSlices) for *_, grad in once)
-    assert_same(once, each)
-
-
 def test_the_calls_are_on_the_towers_devices_and_their_operations_on_none():
     def product(tower, x):
         with tf.device("/cpu:3"):
