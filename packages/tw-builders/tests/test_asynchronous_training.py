@@ -15,13 +15,7 @@ import pytest
 import tensorflow as tf
 from session_builders import new_session, pairs_of
 
-from tw_builders import (
-    AsyncMultiGPUBuilder,
-    AsyncRunner,
-    TowerError,
-    apply_shared_gradients,
-    locked_step,
-)
+from tw_builders import AsyncMultiGPUBuilder, AsyncRunner, TowerError, locked_step
 from tw_core import DeadlineError, get_current_tower_context
 from tw_core.testing import CPUS
 
@@ -159,30 +153,6 @@ def test_scaled_sparse_gradients_stay_sparse():
     want = np.zeros((5, 2), np.float32)
     want[[1, 3]] = [[-1.0], [-0.5]]
     np.testing.assert_array_equal(got, want)
-
-
-def test_functions_with_a_lock_share_an_optimizer_without_losing_steps():
-    w, optimizer, lock = tf.Variable(tf.zeros([3])), adam(), threading.Lock()
-
-    def tower_step(k):
-        @tf.function(autograph=False)
-        def compute():
-            with tf.device(CPUS[k]):
-                return tf.constant((k + 1) * LINEAR) + 0 * w
-
-        @tf.function(autograph=False)
-        def apply(grad):
-            apply_shared_gradients([[(grad, w)]], optimizer)
-
-        compute()
-        apply(tf.zeros([3]))
-        return locked_step(compute, apply, lock)
-
-    steps = [tower_step(k) for k in range(4)]
-    [power] = [v for v in optimizer.variables() if "beta1_power" in v.name]
-    before = power.numpy()
-    assert AsyncRunner(steps, max_steps=50).start().join(WAIT_S) == [50] * 4
-    np.testing.assert_allclose(power, before * 0.9**200, rtol=1e-3)
 
 
 def test_steps_with_a_lock_are_applied_one_at_a_time():

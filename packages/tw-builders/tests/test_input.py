@@ -270,24 +270,6 @@ def test_reduce_passes_a_state_from_item_to_item():
     assert int(tf.function(lambda: data.reduce(start, total_or_more))()) == 2145
 
 
-def test_a_loop_in_a_function_updates_variables_in_the_items_order():
-    data = per_tower(tf.data.Dataset.range(10).batch(4), ours(2))
-    seen = tf.Variable(0, dtype=tf.int64)
-
-    @tf.function
-    def train():
-        for parts in data:
-            for part in parts:
-                for x in part:
-                    seen.assign(seen * 3 + x)
-
-    train()
-    want = 0
-    for x in range(10):
-        want = want * 3 + x
-    assert int(seen) == want
-
-
 def test_a_dataset_made_in_a_function_is_read_there():
     @tf.function
     def loop(start):
