@@ -12,11 +12,6 @@ import pytest
 import tensorflow as tf
 from function_ways import train
 
-from tw_builders import apply_gradients, make_optimizers
-from tw_core import map_towers, replicate, towers
-from tw_core.testing import CPUS
-from tw_reduce import mean, sum_balanced
-
 STEPS = 6
 RATE = 0.002  # with 0.01, 5,000 units diverge
 START = np.linspace(-0.8, 0.9, 16, dtype=np.float32).reshape(4, 4)
@@ -45,12 +40,11 @@ class Module(tf.Module):
         return out + 0.001 * tf.reduce_sum(tf.tanh(x @ self.wide), 1, keepdims=True)
 
 
-def keras_model(*extra):
+def keras_model():
     model = keras.Sequential(
         [
             keras.Input([4]),
             keras.layers.Dense(4, "tanh", kernel_initializer=constant(START)),
-            *extra,
             # 20,000 and 5,000 elements: on both sides of the packing threshold.
             keras.layers.Dense(5_000, "tanh", kernel_initializer=constant(KERNEL)),
             keras.layers.Dense(1, use_bias=False, kernel_initializer=constant(LAST)),
@@ -131,38 +125,3 @@ def test_towers_reach_the_variables_of_one_device(model, optimizer, num_towers, 
         if kind == "replicated":
             state = [{v.value.device[-1] for v in own.variables} for own in optimizers]
             assert state == [{str(tower)} for tower in range(num_towers)]
-
-
-def test_batch_normalisation_and_dropout_train_in_towers():
-    ours = towers(list(CPUS[:2]))
-    replicas = replicate(
-        ours,
-        lambda tower: keras_model(
-            keras.layers.BatchNormalization(momentum=0.5),
-            keras.layers.Dropout(0.5, seed=tower.index),
-        ),
-    )
-    optimizers = make_optimizers(ours, partial(keras.optimizers.SGD, RATE), replicas)
-
-    @tf.function(autograph=False)
-    def step(x, y):
-        def tower_gradients(tower, model, x, y):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
-            return tape.gradient(loss, model.trainable_variables)
-
-        shards = tf.split(x, 2), tf.split(y, 2)
-        grads = map_towers(tower_gradients, ours, replicas, *shards)
-        reduced = mean(partial(sum_balanced, devices=CPUS[:2]))(grads)
-        apply_gradients(ours, reduced, replicas, optimizers)
-
-    x, y = next(iter(batches()))
-    hidden = [np.tanh(shard @ START) for shard in np.split(x.numpy(), 2)]
-    step(x, y)
-    for model, activations in zip(replicas, hidden, strict=True):
-        statistics = model.layers[1].moving_mean
-        np.testing.assert_allclose(statistics, activations.mean(0) / 2, atol=1e-5)
-    for first, second in zip(values(replicas[0]), values(replicas[1]), strict=True):
-        np.testing.assert_array_equal(first, second)
-    states = [model.layers[2].seed_generator.state.numpy() for model in replicas]
-    assert not np.array_equal(*states)

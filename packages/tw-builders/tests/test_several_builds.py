@@ -103,21 +103,6 @@ def test_the_sync_op_of_a_build_that_waits_for_another_does_not_train_it():
     assert all((value == 5.0).all() for value in values)
 
 
-@each_builder
-def test_a_build_in_a_graph_with_another_names_its_variables_as_alone(builder):
-    def names():
-        return {v.name for v in [*v1.global_variables(), *v1.local_variables()]}
-
-    with tf.Graph().as_default():
-        build_on_two(builder, tower_fn("a"))
-        before = names()
-        build_on_two(builder, tower_fn("b"))
-        both = names()
-    with tf.Graph().as_default():
-        build_on_two(builder, tower_fn("b"))
-        assert both - before == names()
-
-
 def test_ops_of_a_further_build_are_in_scopes_of_one_number():
     seen = []
 
