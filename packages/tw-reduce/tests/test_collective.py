@@ -38,32 +38,6 @@ def test_one_object_serves_other_graphs_shapes_and_numbers_of_towers(run):
                 np.testing.assert_array_equal(value, want)
 
 
-def test_a_function_may_be_called_again_traced_again_and_loop():
-    reduce = reducer(3, CollectiveKeys())
-
-    @tf.function(autograph=False)
-    def steps(start):
-        def body(step, total):
-            [[value], *_] = reduce([[total]] * 3)
-            return step + 1, value
-
-        return tf.while_loop(lambda step, _: step < 4, body, (0, start))[1]
-
-    for size in (2, 2, 5):
-        np.testing.assert_array_equal(steps(tf.ones([size])), [81.0] * size)
-
-
-def test_a_session_may_run_it_again_and_again():
-    with tf.Graph().as_default():
-        fed = tf.compat.v1.placeholder(tf.float32, [3])
-        results = reducer(2, CollectiveKeys())([[fed], [fed]])
-        config = tf.compat.v1.ConfigProto(device_count={"CPU": len(CPUS)})
-        with tf.compat.v1.Session(config=config) as session:
-            for step in range(20):
-                got = session.run(results, {fed: np.full(3, step)})
-                np.testing.assert_array_equal(got, np.full((2, 1, 3), 2 * step))
-
-
 THREADS = """if True:
     from concurrent.futures import ThreadPoolExecutor
     from functools import partial
