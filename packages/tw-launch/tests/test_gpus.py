@@ -56,13 +56,6 @@ def test_more_than_there_are_is_refused(gpus, says):
         share_gpus(gpus, workers=2, per_task=2)
 
 
-def test_only_workers_of_a_plan_have_gpus():
-    share = Share(ps=1, workers=2, evaluators=1, gpus=("7", "5"))
-    plans = plan_tasks(share, Start(0, {}, 0, ""))
-    shown = [plan.variables["CUDA_VISIBLE_DEVICES"] for plan in plans]
-    assert shown == ["", "7", "5", ""]
-
-
 def test_without_gpus_the_variable_of_workers_is_left_alone():
     share = Share(ps=1, workers=1, evaluators=0, gpus=(None,))
     server, worker = plan_tasks(share, Start(0, {}, 0, ""))

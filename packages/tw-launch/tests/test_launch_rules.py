@@ -60,23 +60,6 @@ def test_plans_list_servers_first_and_an_evaluator_outside():
     assert config["cluster"]["worker"] == ["a:1", "a:2"]
 
 
-def test_a_worker_is_told_its_place_on_the_machine_and_others_only_the_machine():
-    share = Share(ps=1, workers=2, evaluators=0, gpus=(None, None), node=3, num_nodes=5)
-    plans = plan_tasks(share, Start(2, {}, 7, "5f0c"))
-    own = [
-        {name: value for name, value in p.variables.items() if name.startswith("TW_")}
-        for p in plans
-    ]
-    everyone = {"TW_NODE_RANK": "3", "TW_NUM_NODES": "5", "TW_START": "2"}
-    everyone["TW_RUN_ID"] = "5f0c"
-    assert [p.name for p in plans] == ["ps 0", "worker 7", "worker 8"]
-    assert own == [
-        everyone,
-        {**everyone, "TW_LOCAL_RANK": "0", "TW_LOCAL_SIZE": "2"},
-        {**everyone, "TW_LOCAL_RANK": "1", "TW_LOCAL_SIZE": "2"},
-    ]
-
-
 def judge_all(rules, ends, workers=WORKERS):
     """Judges ends in turn; returns the actions, up to the end of the run."""
     standing, verdicts = Standing(workers), []
