@@ -182,21 +182,6 @@ def test_in_a_function_that_a_session_graph_calls(expect, way, optimizer):
             expect(optimizer, session.run(variables))
 
 
-@pytest.mark.parametrize("place", [directly, in_cond, in_loop])
-@each_sharing
-@pytest.mark.each_choice
-def test_a_keras_3_optimizer_is_refused_wherever_it_would_do_nothing(place, way):
-    def build():
-        with pytest.raises(TypeError, match="SGD, a Keras 3 optimizer, does not work"):
-            step()
-        return None
-
-    with tf.Graph().as_default():
-        optimizers = [keras.optimizers.SGD(0.1) for _ in TWO]
-        step = make_step(make_variables(way), optimizers, way=way)
-        place(build, tf.constant(True))
-
-
 @each_place
 @pytest.mark.parametrize("builder", REPEATABLE)
 @each_v1_optimizer

@@ -15,7 +15,7 @@ from tw_core import towers
 from tw_core.testing import CPUS
 
 v1 = tf.compat.v1
-DTYPES = [tf.float32, tf.float16, tf.bfloat16, tf.int32, tf.int64, tf.bool, tf.string]
+NUMBERS = [tf.float32, tf.float16, tf.bfloat16, tf.int32, tf.int64, tf.bool]
 DEADLINE_S = 30
 
 
@@ -100,7 +100,7 @@ each_reader = pytest.mark.parametrize("read", READERS)
 
 @each_reader
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-@pytest.mark.parametrize("rows, batch", [(24, 8), (10, 4), (5, 5), (1, 1)])
+@pytest.mark.parametrize("rows, batch", [(24, 8), (10, 4), (5, 5), (1, 1), (0, 4)])
 @pytest.mark.each_choice
 def test_parts_are_numpys_array_split(read, count, rows, batch):
     x = np.arange(rows * 3).reshape(rows, 3)
@@ -162,22 +162,17 @@ def test_parts_are_the_same_with_version_2_behaviour_off(version_1_shapes, rows)
 
 
 @each_reader
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
-@pytest.mark.each_choice
-def test_every_dtype_arrives(read, dtype):
+def test_every_dtype_arrives(read):
     x = np.arange(5) % 2
-    values = x.astype(str).astype(object) if dtype == tf.string else x
 
     def make():
-        data = tf.constant(values)
-        data = data if dtype == tf.string else tf.cast(data, dtype)
-        return tf.data.Dataset.from_tensor_slices(data).batch(5, drop_remainder=True)
+        columns = *(tf.cast(x, dtype) for dtype in NUMBERS), tf.as_string(x)
+        return tf.data.Dataset.from_tensor_slices(columns).batch(5, drop_remainder=True)
 
     (parts,) = read(make, 2)
-    wanted = [values[:3], values[3:]]
-    if dtype == tf.string:
-        wanted = [[text.encode() for text in part] for part in wanted]
-    assert parts == [list(part) for part in wanted]
+    for (*numbers, texts), own in zip(parts, (x[:3], x[3:]), strict=True):
+        assert numbers == [list(own)] * len(NUMBERS)
+        assert texts == [str(number).encode() for number in own]
 
 
 def composite_batches():
@@ -285,11 +280,6 @@ def test_a_dataset_made_in_a_function_is_read_there():
 
     for start in (0, 3, 10):
         assert int(loop(tf.constant(start, tf.int64))) == want(start)
-
-
-@each_reader
-def test_an_empty_dataset_ends_at_once(read):
-    assert read(lambda: tf.data.Dataset.range(0).batch(4), 2) == []
 
 
 def test_every_loop_begins_anew():
