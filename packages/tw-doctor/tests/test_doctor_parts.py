@@ -104,17 +104,6 @@ def test_who_left_is_never_ahead_of_who_stayed(monkeypatch):
     assert times["left"].ratio > 1.5 * times["steady"].ratio
 
 
-def test_every_strategy_has_a_name_one_could_write():
-    names = [str(strategy) for strategy in uniform(["sum_balanced"], THRESHOLDS)]
-    assert names == [
-        "sum_balanced",
-        "packed(sum_balanced, 16384)",
-        "packed(sum_balanced, 1048576)",
-    ]
-    both = Strategy("sum_balanced", "sum_nccl", 16_384)
-    assert str(both) == "packed(sum_balanced, 16384) and sum_nccl"
-
-
 def test_strategies_that_treat_a_list_alike_are_timed_once():
     strategies = uniform(["sum_balanced", "sum_nccl"], THRESHOLDS)
     counts = [

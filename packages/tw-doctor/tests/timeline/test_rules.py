@@ -361,13 +361,6 @@ def test_where_nothing_came_the_next_operation_was_ready():
     assert reasons(step, A) == [(1, 3, CORES)]
 
 
-def test_the_other_devices_end_the_step():
-    step = RecordedStep(0, 0, 0, 4, (op(0, 1), op(0, 4, B, "apply")))
-    assert reasons(step, A) == [
-        (1, 4, "tower 0's apply on /device:CPU:1 to end the step")
-    ]
-
-
 def test_the_call_returns_when_the_other_device_has_ended():
     ops = (op(0, 1), op(0, 2.9, B, "apply"), op(2.9, 3, B, "input"))
     assert reasons(RecordedStep(0, 0, 0, 4, ops), A) == [
