@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from session_builders import SYNCHRONOUS, build, new_session, pairs_of
+from session_builders import build, new_session, pairs_of
 
 from tw_builders import (
     SyncMultiGPUShardedBuilder,
@@ -449,19 +449,3 @@ def test_variables_on_a_device_of_their_own_are_refused_before_anything_is_built
         ):
             builder.build(grads, partial(v1.train.AdamOptimizer, 0.1))
         assert len(graph.get_operations()) == before
-
-
-@pytest.mark.parametrize(
-    "get_opt_fn", [partial(v1.train.AdamOptimizer, 0.1), partial(LEGACY.Adam, 0.1)]
-)
-def test_several_builds_save_what_those_of_the_replicated_builder_do(get_opt_fn):
-    def saved(kind):
-        with tf.Graph().as_default():
-            builder = SYNCHRONOUS[kind](list(CPUS[:3]))
-            grads, *_ = build(builder, tower_pairs, get_opt_fn)
-            builder.build(grads, get_opt_fn)
-            return {v.name: v.shape.as_list() for v in v1.global_variables()}
-
-    sharded = saved("sharded")
-    assert len(sharded) >= 5 * len(SIZES)
-    assert sharded == saved("replicated")
