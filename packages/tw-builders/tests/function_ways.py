@@ -1,8 +1,4 @@
-"""Three ways to apply gradients of towers in a ``tf.function``, and to train."""
-
-from functools import partial
-
-import tensorflow as tf
+"""Three ways to apply gradients of towers in a ``tf.function``."""
 
 from tw_builders import (
     apply_gradients,
@@ -11,9 +7,6 @@ from tw_builders import (
     make_optimizers,
     make_sharded_optimizer,
 )
-from tw_core import LeastLoadedDeviceSetter, map_towers, replicate, towers
-from tw_core.testing import CPUS
-from tw_reduce import broadcast, mean, packed, sum_balanced
 
 
 def make_apply(way, ours, get_opt_fn, replicas, reducer):
@@ -41,38 +34,3 @@ def make_apply(way, ours, get_opt_fn, replicas, reducer):
         apply_shared_gradients(pairs, optimizers[0])
 
     return apply_shared, optimizers
-
-
-def train(way, num_towers, make_model, get_opt_fn, batches, loss_of):
-    """Trains models by ``loss_of(model, *parts)`` in a function, which it traces once.
-
-    Returns the mean loss of each step, the replicas, and their optimizers.
-    """
-    devices = CPUS[:num_towers]
-    ours = towers(devices)
-    if way == "shared":
-        setter = LeastLoadedDeviceSetter(CPUS[0], devices)
-        with tf.variable_creator_scope(setter.create):
-            replicas = [make_model()]
-    else:
-        replicas = replicate(ours, lambda tower: make_model())
-    reducer = mean(packed(broadcast(partial(sum_balanced, devices=devices))))
-    apply, optimizers = make_apply(way, ours, get_opt_fn, replicas, reducer)
-
-    def tower_step(tower, model, *parts):
-        with tf.GradientTape() as tape:
-            loss = loss_of(model, *parts)
-        return loss, tape.gradient(loss, model.trainable_variables)
-
-    @tf.function(autograph=False)
-    def step(*batch):
-        models = replicas * (num_towers if way == "shared" else 1)
-        parts = [tf.split(own, num_towers) for own in batch]
-        results = map_towers(tower_step, ours, models, *parts)
-        losses, grads = zip(*results, strict=True)
-        apply(grads)
-        return tf.add_n(losses) / num_towers
-
-    losses = [float(step(*batch)) for batch in batches]
-    assert step.experimental_get_tracing_count() == 1
-    return losses, replicas, optimizers

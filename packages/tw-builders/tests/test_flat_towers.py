@@ -1,39 +1,31 @@
-"""Towers with flat variables: where these are, in functions, and what is refused.
+"""Towers with flat variables: where these are, and what is refused.
 
-That builders train and save flat variables as they do others is tested in
-``test_losses_of_towers`` and ``test_checkpoint_pairs``.
+That they are trained and saved as others are is tested in ``test_losses_of_towers``,
+``test_checkpoint_pairs`` and ``test_function_models``.
 """
 
 from collections import Counter
-from functools import cache, partial
+from functools import partial
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from function_ways import train
 from session_builders import SYNCHRONOUS, pairs_of
 
 from tw_builders import AsyncMultiGPUBuilder, SyncMultiGPUShardedBuilder
 from tw_core import get_current_tower_context, placement, session_config
 from tw_core.devices import canonical_device
-from tw_core.flat_variables import FlatModel, flatten
+from tw_core.flat_variables import flatten
 from tw_core.testing import CPUS
 
 v1 = tf.compat.v1
 BELOW = 20_000
-STEPS = 4
 BUILDERS = {
     name: lambda devices, below, make=make, **group: make(
         devices, flat_below_bytes=below, **group
     )
     for name, make in SYNCHRONOUS.items()
 }
-
-
-def batch(step):
-    random = np.random.default_rng(step)
-    return random.standard_normal((12, 8)).astype(np.float32)
 
 
 def test_asynchronous_towers_have_flat_variables_too():
@@ -55,60 +47,6 @@ def test_asynchronous_towers_have_flat_variables_too():
             # Spread over the towers' devices, one flat variable on each.
             flats = [v for v in v1.global_variables() if "flat" in v.name]
             assert [session.run(v).tolist() for v in flats] == [[2.0, 4.0], [6.0]]
-
-
-def make_keras_model():
-    keras.utils.set_random_seed(4)
-    inputs = keras.Input((8,))
-    x = keras.layers.Dense(8, activation="tanh")(inputs)
-    x = keras.layers.Dense(700, activation="tanh")(x)
-    return keras.Model(inputs, keras.layers.Dense(1)(x))
-
-
-OPTIMIZERS = {
-    "Keras 3 adam": partial(keras.optimizers.Adam, 0.01),
-    "Keras 3 momentum": partial(keras.optimizers.SGD, 0.05, momentum=0.9),
-    "v1 adam": partial(v1.train.AdamOptimizer, 0.01),
-}
-
-
-def train_in_function(make_model, optimizer, num_towers, way="replicated"):
-    losses, replicas, _ = train(
-        *(way, num_towers, make_model, OPTIMIZERS[optimizer]),
-        [(tf.constant(batch(n)),) for n in range(STEPS)],
-        lambda model, rows: tf.reduce_mean(model(rows) ** 2),
-    )
-    return losses, replicas
-
-
-@cache
-def trained_plainly(optimizer):
-    losses, [model] = train_in_function(make_keras_model, optimizer, 1)
-    assert np.isfinite(losses).all()
-    return losses, [v.numpy() for v in model.trainable_variables]
-
-
-@pytest.mark.full(
-    "Keras 3 adam-sharded-2",
-    "v1 adam-shared-2",
-    "Keras 3 momentum-replicated-1",
-    "v1 adam-replicated-2",
-)
-@pytest.mark.parametrize(
-    ("way", "num_towers"),
-    [*(("replicated", k) for k in (1, 2, 4)), ("sharded", 2), ("shared", 2)],
-)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_flat_replicas_train_as_one_in_a_function(optimizer, way, num_towers):
-    expected, want = trained_plainly(optimizer)
-    make = partial(flatten, make_keras_model, below_bytes=BELOW)
-    found, flat = train_in_function(make, optimizer, num_towers, way)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    for replica in flat:
-        assert isinstance(replica, FlatModel)
-        got = [v.numpy() for v in replica.model.trainable_variables]
-        for one, other in zip(got, want, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("retried_with", [BELOW, 0])

@@ -91,26 +91,15 @@ def test_anything_with_variables_will_do(method):
 # In a session graph.
 
 
-@FACTORIES
-def test_in_a_session_graph_replicas_are_local_below_their_tower(graph, factory):
-    replicas = replicate(TOWERS, factory)
-    first, *others = map(variables, replicas)
-    assert set(v1.global_variables()) == set(first)
-    assert set(v1.local_variables()) == {v for vs in others for v in vs}
-    for k, vs in enumerate(others, start=1):
-        assert [
-            v.name
-            for v in vs
-            if "seed" not in v.name and not v.name.startswith(f"tower{k}/")
-        ] == []
-
-
 def test_in_a_session_graph_names_differ_by_tower_and_the_copy_makes_equal(graph):
     with tf.name_scope("outer"):
         replicas = replicate(TOWERS, Linear)
     names = [[v.name for v in variables(r)] for r in replicas]
     assert names[0] == ["outer/count:0", "outer/w:0"]
     assert names[2] == ["outer/tower2/count:0", "outer/tower2/w:0"]
+    first, *others = map(variables, replicas)
+    assert set(v1.global_variables()) == set(first)
+    assert set(v1.local_variables()) == {v for vs in others for v in vs}
     copy = copy_to_replicas([variables(r) for r in replicas])
     for k, replica in enumerate(replicas):  # whose names stay free for contexts
         vs_name = f"tower{k}" if k else ""
