@@ -1,6 +1,7 @@
-"""``get_variable`` code normalises by the whole batch, in both modes.
+"""``get_variable`` code normalises by the whole batch.
 
-The oracles are NumPy, one device on all rows, and TensorFlow 1's own layer.
+The oracles are NumPy, one device on all rows, and TensorFlow 1's own layer. Towers of
+session graphs are trained in tw-builders.
 """
 
 import re
@@ -13,12 +14,11 @@ from tf_keras.src.legacy_tf_layers import normalization as tensorflow_1
 
 from tw_core import Replicated, Shared, VariableStore, map_towers, towers
 from tw_core.synchronized import batch_normalization
-from tw_core.testing import CPUS, NUM_CPUS
+from tw_core.testing import CPUS
 
 v1 = tf.compat.v1
 KEYS = v1.GraphKeys
 X = np.random.default_rng(1).normal(3.0, 2.0, [12, 5, 5, 3])
-VARIANCE = X.var((0, 1, 2))
 SIZES = {"one empty": [7, 0, 5], "four": [1, 5, 2, 4], "one": [12]}
 PARTS = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 POLICIES = pytest.mark.parametrize("policy", [Shared(), Replicated()], ids=repr)
@@ -28,14 +28,14 @@ def ours(total):
     return towers(list(CPUS[:total]))
 
 
-def model(x, **options):
-    hidden = batch_normalization(x, training=True, momentum=0.8, **options)
+def model(x):
+    hidden = batch_normalization(x, training=True, momentum=0.8)
     start = v1.constant_initializer([0.5, -1.0, 0.75])
     kernel = v1.get_variable("kernel", [1, 1, 3, 1], tf.float64, start)
     hidden = tf.nn.conv2d(
         tf.nn.softplus(hidden), tf.tile(kernel, [1, 1, 1, 2]), 1, "SAME"
     )
-    branch = batch_normalization(hidden, training=True, momentum=0.8, **options)
+    branch = batch_normalization(hidden, training=True, momentum=0.8)
     return tf.reduce_sum((hidden + tf.sin(branch)) ** 3) / 12
 
 
@@ -46,29 +46,8 @@ def loss_and_gradients(x):
     return loss, tape.gradient(loss, x)
 
 
-def train_in_graph(policy, sizes):
+def train(policy, sizes):
     """Returns losses, gradients of rows, and the variables after the updates."""
-    with tf.Graph().as_default():
-
-        def tower_fn(tower, x):
-            with policy.scope(tower):
-                loss = model(x)
-            return loss, tf.gradients(loss, x)[0]
-
-        parts = tf.split(tf.constant(X), sizes)
-        outputs = map_towers(tower_fn, ours(len(sizes)), parts)
-        config = v1.ConfigProto(device_count={"CPU": NUM_CPUS})
-        with v1.Session(config=config) as sess:
-            sess.run(
-                [v1.global_variables_initializer(), v1.local_variables_initializer()]
-            )
-            results = sess.run(outputs)
-            sess.run(v1.get_collection(KEYS.UPDATE_OPS))
-            variables = {*v1.global_variables(), *v1.local_variables()}
-            return results, {v.name: sess.run(v) for v in variables}
-
-
-def train_in_function(policy, sizes):
     store = VariableStore(policy)
 
     @tf.function
@@ -87,19 +66,16 @@ def train_in_function(policy, sizes):
 
 @PARTS
 @POLICIES
-@pytest.mark.parametrize("train", [train_in_graph, train_in_function])
 @pytest.mark.each_choice
-def test_towers_are_one_device_with_the_whole_batch(train, policy, sizes):
+def test_towers_of_a_function_are_one_device_with_the_whole_batch(policy, sizes):
     ((want_loss, want_grad),), want_variables = train(Shared(), [12])
     results, variables = train(policy, sizes)
     losses, grads = zip(*results, strict=True)
     np.testing.assert_allclose(sum(losses), want_loss, rtol=1e-12)
     np.testing.assert_allclose(np.concatenate(grads), want_grad, rtol=1e-9, atol=1e-9)
     assert want_variables.keys() <= variables.keys()
-    for name, start, moment in (
-        ("mean", 0, X.mean((0, 1, 2))),
-        ("variance", 1, VARIANCE),
-    ):
+    moments = ("mean", 0, X.mean((0, 1, 2))), ("variance", 1, X.var((0, 1, 2)))
+    for name, start, moment in moments:
         got = variables[f"batch_normalization/moving_{name}:0"]
         np.testing.assert_allclose(got, 0.8 * start + 0.2 * moment, rtol=1e-12)
     for name, value in variables.items():
