@@ -60,17 +60,6 @@ def test_plans_list_servers_first_and_an_evaluator_outside():
     assert config["cluster"]["worker"] == ["a:1", "a:2"]
 
 
-def judge_all(rules, ends, workers=WORKERS):
-    """Judges ends in turn; returns the actions, up to the end of the run."""
-    standing, verdicts = Standing(workers), []
-    for task, status in ends:
-        standing, verdict = judge_end(standing, rules, task=task, status=status)
-        verdicts.append(verdict)
-        if verdict.action in (Action.SUCCEED, Action.FAIL):
-            break
-    return verdicts
-
-
 @given(
     rules=st.builds(
         Rules,
@@ -119,7 +108,10 @@ def test_a_run_ends_as_the_rules_say_whatever_happens(rules, data):
 
 def test_the_delay_of_restarts_of_all_tasks_doubles_up_to_a_bound():
     rules = Rules(restarts_group=True, max_restarts=7, delay_s=1)
-    verdicts = judge_all(rules, [("worker 1", 1)] * 8)
+    standing, verdicts = Standing(WORKERS), []
+    for _ in range(8):
+        standing, verdict = judge_end(standing, rules, task="worker 1", status=1)
+        verdicts.append(verdict)
     assert [v.after_s for v in verdicts[:-1]] == [1, 2, 4, 8, 16, 30, 30]
     assert verdicts[0].said == (
         "worker 1 failed with status 1; restart 1 of 7, of all tasks, in 1 s"

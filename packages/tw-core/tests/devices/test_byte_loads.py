@@ -25,24 +25,14 @@ class Handle:
         return {"shape": tf.TensorShape([self.size]), "dtype": tf.int8}[name]
 
 
-def loads(places):
-    return ByteLoads(places, lambda device: int(device) if device else None)
-
-
-def fill(sizes, places):
-    counted = loads(places)
-    for size in sizes:
-        handle = Handle(str(counted.least()), size)
-        counted.note(handle)
-    return counted
-
-
 @given(st.lists(st.integers(0, 1000)), st.integers(1, 5))
 def test_places_are_balanced_and_all_bytes_counted_once(sizes, places):
-    counted = fill(sizes, places).bytes
-    assert sum(counted) == sum(sizes)
-    assert max(counted) - min(counted) <= max(sizes, default=0)
-    assert loads(places).least() == 0
+    counted = ByteLoads(places, int)
+    assert counted.least() == 0
+    for size in sizes:
+        counted.note(Handle(str(counted.least()), size))
+    assert sum(counted.bytes) == sum(sizes)
+    assert max(counted.bytes) - min(counted.bytes) <= max(sizes, default=0)
 
 
 @pytest.mark.parametrize(

@@ -39,13 +39,6 @@ def model(x):
     return tf.reduce_sum((hidden + tf.sin(branch)) ** 3) / 12
 
 
-def loss_and_gradients(x):
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        loss = model(x)
-    return loss, tape.gradient(loss, x)
-
-
 def train(policy, sizes):
     """Returns losses, gradients of rows, and the variables after the updates."""
     store = VariableStore(policy)
@@ -53,8 +46,10 @@ def train(policy, sizes):
     @tf.function
     def step():
         def tower_fn(tower, x):
-            with store.scope(tower):
-                return loss_and_gradients(x)
+            with store.scope(tower), tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = model(x)
+            return loss, tape.gradient(loss, x)
 
         parts = tf.split(tf.constant(X), sizes)
         return map_towers(tower_fn, ours(len(sizes)), parts)
