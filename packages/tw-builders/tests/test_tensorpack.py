@@ -105,11 +105,6 @@ def test_training_towers_of_ones_own_leave_them_to_the_main_one(graph):
     assert run_moving_averages(graph, {}) == 1
 
 
-def test_eager_mode_is_refused_by_the_tower():
-    with pytest.raises(RuntimeError, match=r"PredictTowerContext\('p'.*got eager mode"):
-        tensorpack.PredictTowerContext("p").__enter__()
-
-
 @pytest.mark.parametrize("kind", [*BUILDERS, "an op per tower"])
 def test_summaries_of_the_optimizer_function_appear_once(graph, kind):
     def get_opt_fn():

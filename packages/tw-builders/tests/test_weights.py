@@ -120,11 +120,3 @@ def test_weights_of_a_sum_are_refused():
 
     with pytest.raises(ValueError, match="weights apply to a mean only; pass average"):
         train_in_graph(summing, (2, 2), {"weights": [1, 1]})
-    variable = tf.Variable([1.0])
-    with pytest.raises(ValueError, match="weights apply to a mean only"):
-        apply_shared_gradients(
-            [[(tf.constant([1.0]), variable)]],
-            tf.compat.v1.train.GradientDescentOptimizer(1.0),
-            average=False,
-            weights=[1],
-        )

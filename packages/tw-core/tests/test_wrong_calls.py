@@ -321,7 +321,7 @@ OTHERS = {
             TypeError,
             "variable_lists must be a list with one list of variables per tower",
         ),
-        ([["w"]], TypeError, "tower 0 number 0: str"),
+        ([[], ["w"]], TypeError, "got tower 1 number 0: str"),
     ],
     ".variable": NO_VARIABLE,
     "tf_variables.variables": [(["w"], TypeError, "Keras variable; got 'w'")],

@@ -88,31 +88,23 @@ def v(*shape, dtype=np.float32, name="v"):
 def test_lists_that_differ_are_refused_with_their_names():
     a, b, c = v(2, name="a"), v(2, name="b"), v(2, name="c")
     others = [v(3, name="a"), v(2, name="b"), v(2, dtype=np.float64, name="c")]
-    for lists, error, *says in (
+    for lists, *says in (
         (
             [[a, b], others[:1]],
-            ValueError,
             "got [2, 1] of them in towers 0..1: [['a:0', 'b:0'], ['a:0']]",
         ),
         (
             [[a, b, c], others],
-            ValueError,
             "number 0: [('a:0', '(2,)', 'float32'), ('a:0', '(3,)', 'float32')]",
             "number 2: [('c:0', '(2,)', 'float32'), ('c:0', '(2,)', 'float64')]",
         ),
         (
             [[a, b], [v(), v()], [a, v()]],
-            ValueError,
             "got the same one for a:0 in towers [0, 2]. Make a new model",
         ),
-        ([[v(2)], [a], [a]], ValueError, "a:0 in towers [1, 2]"),
-        (
-            [[v(), tf.constant(0.0)], [1.0, v()]],
-            TypeError,
-            "got tower 0 number 1: EagerTensor, tower 1 number 0: float",
-        ),
+        ([[v(2)], [a], [a]], "a:0 in towers [1, 2]"),
     ):
-        with pytest.raises(error) as caught:
+        with pytest.raises(ValueError) as caught:
             copy_to_replicas(lists)
         assert all(own in str(caught.value) for own in says)
         assert len(lists[0]) < 3 or "number 1" not in str(caught.value)
