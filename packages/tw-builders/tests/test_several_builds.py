@@ -10,7 +10,6 @@ from session_builders import REPEATABLE, build, new_session, pairs_of
 
 from tw_builders import DataParallelBuilder, SyncMultiGPUReplicatedBuilder
 from tw_core import get_current_tower_context
-from tw_core.contexts import PredictTowerContext, TowerFunc
 from tw_core.testing import CPUS
 from tw_core.variables import variable_origin
 
@@ -133,37 +132,6 @@ def test_a_scope_of_the_users_called_tower0_is_no_obstacle():
         grads, op = build_on_two("replicated", tower_fn("a"))
         with new_session() as session:
             train(session, grads, op)
-
-
-def test_handles_find_what_their_own_tower_made():
-    def model(x):
-        w = v1.get_variable("w", [], initializer=v1.ones_initializer())
-        return tf.multiply(x, w, name="out")
-
-    model = TowerFunc(model, [tf.TensorSpec([], name="x")])
-    with tf.Graph().as_default():
-        for number in range(2):
-            with v1.variable_scope("", reuse=v1.AUTO_REUSE):
-                DataParallelBuilder.call_for_each_tower(
-                    TWO,
-                    lambda n=number: model(tf.constant(float(n))),
-                    use_vs=[False, True],
-                )
-        with PredictTowerContext("predict"), v1.variable_scope("", reuse=True):
-            model(tf.constant(7.0))
-        handles = model.towers
-        assert [h.ns_name for h in handles] == [
-            "tower0",
-            "tower1",
-            "tower0_1",
-            "tower1_1",
-            "predict",
-        ]
-        with new_session() as session:
-            outs = session.run([h.get_tensor("out") for h in handles])
-        assert outs == [0.0, 0.0, 1.0, 1.0, 7.0]
-        assert handles["tower1_1"].get_variable("w").name == "tower1/w:0"
-        assert handles["tower0"].get_tensor("out").name == "tower0/out:0"
 
 
 @each_builder
