@@ -36,6 +36,24 @@ def plain(parts):
     return tf.nest.map_structure(leaf, parts)
 
 
+def flat_tensors(parts):
+    flat = tf.nest.flatten(parts, expand_composites=True)
+    return [tensor for tensor in flat if tensor is not None]
+
+
+def nested(found, make, count):
+    """Nests arrays again that were read as flat lists."""
+    spec = per_tower(make(), ours(count)).element_spec
+    return [
+        plain(
+            tf.nest.pack_sequence_as(
+                spec, list(map(tf.constant, flat)), expand_composites=True
+            )
+        )
+        for flat in found
+    ]
+
+
 def read_in_loop(make, count):
     return [plain(parts) for parts in per_tower(make(), ours(count))]
 
@@ -50,26 +68,17 @@ def read_in_function(make, count):
         return np.int64(0)
 
     data = per_tower(make(), ours(count))
-    spec = data.element_spec
 
     @tf.function
     def loop():
         number = tf.constant(0)
         for parts in data:
-            flat = tf.nest.flatten(parts, expand_composites=True)
-            flat = [tensor for tensor in flat if tensor is not None]
-            tf.py_function(keep, [number, *flat], tf.int64)
+            tf.py_function(keep, [number, *flat_tensors(parts)], tf.int64)
             number += 1
         return number
 
     assert int(loop()) == len(found)
-    made = [
-        tf.nest.pack_sequence_as(
-            spec, list(map(tf.constant, flat)), expand_composites=True
-        )
-        for flat in found
-    ]
-    return [plain(parts) for parts in made]
+    return nested(found, make, count)
 
 
 def steps(sess, staging, fetches):
@@ -91,7 +100,8 @@ def graph_session():
 def read_in_session(make, count):
     with graph_session() as sess:
         staging = StagingInput(make(), ours(count))
-        return [plain(parts) for parts in steps(sess, staging, staging.parts)]
+        found = list(steps(sess, staging, flat_tensors(staging.parts)))
+    return nested(found, make, count)
 
 
 READERS = [read_in_loop, read_in_function, read_in_session]
@@ -202,33 +212,11 @@ def composite_parts(count):
     ]
 
 
-@pytest.mark.parametrize("read", [read_in_loop, read_in_function])
+@each_reader
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.each_choice
 def test_ragged_and_sparse_tensors_are_cut_and_none_stays(read, count):
     assert read(composite_batches, count) == composite_parts(count)
-
-
-def test_ragged_and_sparse_tensors_are_staged():
-    count = 3
-    with graph_session() as sess:
-        staging = StagingInput(composite_batches(), ours(count))
-        fetches = [
-            (
-                part["ragged"].values,
-                part["ragged"].row_lengths(),
-                tf.sparse.to_dense(part["both"][0]),
-            )
-            for part in staging.parts
-        ]
-        assert all(part["both"][1] is None for part in staging.parts)
-        found = list(steps(sess, staging, fetches))
-    wanted = composite_parts(count)
-    for got, want in zip(found, wanted, strict=True):
-        for (values, lengths, dense), part in zip(got, want, strict=True):
-            assert list(lengths) == [len(row) for row in part["ragged"]]
-            assert list(values) == [x for row in part["ragged"] for x in row]
-            assert dense.tolist() == part["both"][0]
 
 
 def test_a_part_is_on_its_towers_device_and_of_a_known_shape():
