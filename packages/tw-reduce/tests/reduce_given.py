@@ -111,6 +111,8 @@ def assert_rows(got, want):
 def steps(mode, fn, specs, make=tuple):
     """Builds ``fn(*tensors, *make())``; returns a function of arrays that runs it.
 
+    In a graph its ``read`` gives the value of a variable.
+
     Args:
       mode: "graph" or "function".
       fn: takes a tensor for each spec, and returns a structure of tensors.
@@ -126,4 +128,10 @@ def steps(mode, fn, specs, make=tuple):
         results = fn(*fed, *more)
         config = tf.compat.v1.ConfigProto(device_count={"CPU": len(CPUS)})
         session = tf.compat.v1.Session(config=config)
-    return lambda *arrays: session.run(results, dict(zip(fed, arrays, strict=True)))
+        session.run(tf.compat.v1.global_variables_initializer())
+
+    def run(*arrays):
+        return session.run(results, dict(zip(fed, arrays, strict=True)))
+
+    run.read = session.run
+    return run

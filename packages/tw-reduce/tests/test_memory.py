@@ -1,7 +1,5 @@
 """Reducers with memory beside models in NumPy, step by step."""
 
-from contextlib import nullcontext
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -110,65 +108,40 @@ def placed(towers):
     return rows
 
 
-def stepper(mode, num_towers, make):
-    """Returns states by name, and a function that makes a step with each."""
-    arrays = [F32(np.zeros((3, 2) if n == SPARSE else s)) for n, s in enumerate(SHAPES)]
-    specs = [tf.TensorSpec([None, *own.shape[1:]]) for own in arrays[:UNUSED]]
-    graph = tf.Graph() if mode == "session" else None
-    with graph.as_default() if graph else nullcontext():
-        states = make(variables(num_towers))
+def stepper(mode, num_towers):
+    """Returns states by name, a function that makes a step with each, and a reader."""
+    states = {}
 
-        def step(flat, weights):
-            towers = [flat[n : n + UNUSED] for n in range(0, len(flat), UNUSED)]
-            # No gradient of the unused one: mean() refuses None.
-            results = {
-                name: state(placed(towers))
-                for name, state in states.items()
-                if name != "weighted"
-            }
-            part = states["weighted"].of(states["weighted"].used)
-            few = [tower[:UNUSED] for tower in placed(towers)]
-            results["weighted"] = mean(part, weights=tf.unstack(weights))(few)
-            return {
-                name: [
-                    [tf.convert_to_tensor(own) for own in row if own is not None]
-                    for row in rows
-                ]
-                for name, rows in results.items()
-            }
+    def make():
+        towers = variables(num_towers)
+        states.update({name: ReducerState(r, towers) for name, r in REDUCERS.items()})
+        states["weighted"] = ReducerState(REDUCERS["int8"], towers, name="weighted")
+        return [states["weighted"].of(tuple(towers[0][:UNUSED]))]
 
-        specs = specs * num_towers
-        of_weights = tf.TensorSpec([num_towers])
-        if graph is None:
-            traced = tf.function(step, [specs, of_weights], autograph=False)
+    def step(*flat_and_weights):
+        *flat, weights, part = flat_and_weights
+        towers = [flat[n : n + UNUSED] for n in range(0, len(flat), UNUSED)]
+        results = {name: states[name](placed(towers)) for name in REDUCERS}
+        # No gradient of the unused one: mean() refuses None.
+        few = [tower[:UNUSED] for tower in placed(towers)]
+        results["weighted"] = mean(part, weights=tf.unstack(weights))(few)
+        return {
+            name: [
+                [tf.convert_to_tensor(own) for own in row if own is not None]
+                for row in rows
+            ]
+            for name, rows in results.items()
+        }
 
-            def run(towers, weights):
-                flat = [tf.constant(own) for tower in towers for own in tower]
-                return tf.nest.map_structure(
-                    lambda own: own.numpy(), traced(flat, tf.constant(weights, F32))
-                )
+    shapes = [(3, 2) if n == SPARSE else own for n, own in enumerate(SHAPES[:UNUSED])]
+    specs = [tf.TensorSpec([None, *own[1:]]) for own in shapes] * num_towers
+    run = steps(mode, step, [*specs, tf.TensorSpec([num_towers])], make)
 
-            return states, run, lambda own: own.numpy()
-        fed = [tf.compat.v1.placeholder(own.dtype, own.shape) for own in specs]
-        fed_weights = tf.compat.v1.placeholder(tf.float32, [num_towers])
-        results = step(fed, fed_weights)
-        config = tf.compat.v1.ConfigProto(device_count={"CPU": len(CPUS)})
-        session = tf.compat.v1.Session(config=config)
-        session.run(tf.compat.v1.global_variables_initializer())
-
-    def run_in_session(towers, weights):
+    def run_towers(towers, weights):
         flat = [own for tower in towers for own in tower]
-        feeds = dict(zip(fed, flat, strict=True))
-        return session.run(results, {**feeds, fed_weights: weights})
+        return tf.nest.map_structure(np.asarray, run(*flat, weights.astype(F32)))
 
-    return states, run_in_session, session.run
-
-
-def make_states(towers):
-    states = {name: ReducerState(own, towers) for name, own in REDUCERS.items()}
-    states["weighted"] = ReducerState(REDUCERS["int8"], towers, name="weighted")
-    states["weighted"].used = tuple(towers[0][:UNUSED])
-    return states
+    return states, run_towers, getattr(run, "read", lambda own: own.numpy())
 
 
 def errors(state, n, value):
@@ -178,10 +151,10 @@ def errors(state, n, value):
 
 @pytest.mark.parametrize(
     ("mode", "num_towers"),
-    [("session", 3), ("function", 1), ("function", 4)],
+    [("graph", 3), ("function", 1), ("function", 4)],
 )
 def test_each_step_is_that_of_a_model_in_numpy(mode, num_towers):
-    states, run, value = stepper(mode, num_towers, make_states)
+    states, run, value = stepper(mode, num_towers)
     random = np.random.default_rng(num_towers)
     models = {}
     for name, reducer in REDUCERS.items():
