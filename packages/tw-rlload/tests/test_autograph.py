@@ -37,18 +37,6 @@ def statuses(monkeypatch):
     return seen
 
 
-def test_the_weighted_mean_runs_as_it_is_written_in_a_users_function(statuses):
-    @tf.function
-    def step(values, weights):
-        mean = weighted_mean(values, weights)
-        if mean < 0:
-            return -mean
-        return mean
-
-    assert float(step(tf.constant([-2.0, -4.0, 9.0]), tf.constant([1, 1, 0]))) == 3
-    assert statuses == ["DISABLED"]
-
-
 def test_a_loss_function_in_a_tf_function_may_branch_on_tensors(statuses):
     @tf.function
     def loss_fn(model, inputs, weights):

@@ -78,14 +78,6 @@ def test_a_refused_load_touches_nothing_and_leaves_nothing_to_train_on():
     load(buffers)
     assert current(buffers).report.rows_loaded == 8
 
-    def bind():
-        raise ValueError("the session lacks a device")
-
-    with pytest.raises(ValueError, match="the session lacks a device"):
-        buffers.load("load", [ROWS], [], bind, timeout_s=30.0)
-    with pytest.raises(RuntimeError, match="the last load was refused"):
-        current(buffers)
-
 
 def test_a_load_that_fails_half_way_is_freed_and_never_trained_on():
     buffers, writer = make(), FakeWriter(fails_at=1)

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from tw_core import replicate, towers
 from tw_core.testing import CPUS
-from tw_reduce import sum_on_device
 from tw_rlload import DeviceBatch, EpochFunction
 
 v1 = tf.compat.v1
@@ -47,15 +46,10 @@ def squared(model, inputs):
 
 def make(factory=module, optimizer=None, *, devices=2, loss_fn=squared, **options):
     made = towers(list(CPUS[:devices]))
-    training = {
-        name: options.pop(name)
-        for name in ("reducer", "grad_norm_clipping")
-        if name in options
-    }
     batch = DeviceBatch(made, SPECS, max_per_device_batch_size=4, **options)
     models = replicate(made, factory)
     optimizers = [(optimizer or (lambda: keras.optimizers.SGD(0.1)))() for _ in made]
-    function = EpochFunction(batch, loss_fn, models, optimizers, **training)
+    function = EpochFunction(batch, loss_fn, models, optimizers)
     return batch, function, models, optimizers
 
 
@@ -63,7 +57,7 @@ def values(model):
     return [np.asarray(variable) for variable in model.trainable_variables]
 
 
-def reference(factory, optimizer, *, steps, clip=None):
+def reference(factory, optimizer, *, steps):
     """One model, fed the rows of all towers at once, in eager mode."""
     model, opt = factory(None), optimizer()
     for rows in steps:
@@ -71,8 +65,6 @@ def reference(factory, optimizer, *, steps, clip=None):
             loss = squared(model, {"x": X[rows], "y": Y[rows]})
         variables = model.trainable_variables
         grads = tape.gradient(loss, variables)
-        if clip:
-            grads, _ = tf.clip_by_global_norm(grads, clip)
         if isinstance(opt, v1.train.Optimizer):  # knows no Keras variables
             variables = [
                 v if isinstance(v, tf.Variable) else v.value for v in variables
@@ -167,33 +159,6 @@ def test_a_single_model_may_be_shared_by_all_towers():
     assert int(optimizer.iterations) == 12
 
 
-@pytest.mark.parametrize(
-    "scaling",
-    [
-        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
-        lambda: keras.optimizers.SGD(0.1, loss_scale_factor=128.0),
-    ],
-    ids=["dynamic", "fixed"],
-)
-def test_gradients_of_scaled_losses_are_clipped_as_if_they_were_not(scaling):
-    used = []
-
-    def reducer(grads):
-        used.append(len(grads))
-        return sum_on_device(grads, device="/cpu:0")
-
-    options = {"reducer": reducer, "grad_norm_clipping": 0.3}
-    batch, function, models, _ = make(module, scaling, **options)
-    assert used == []
-    batch.load({"x": X, "y": Y})
-    function.run_epochs(1)
-    wanted = reference(
-        module, lambda: keras.optimizers.SGD(0.1), steps=steps_of(2, 1), clip=0.3
-    )
-    np.testing.assert_allclose(values(models[1])[0], wanted[0], rtol=1e-5)
-    assert used == [2]
-
-
 def test_steps_epochs_and_batches_of_all_sizes_need_one_trace():
     traces = []
 
@@ -213,6 +178,30 @@ def test_steps_epochs_and_batches_of_all_sizes_need_one_trace():
     batch.use_next()
     function.run_epochs(1)
     assert [shape.as_list() for shape in traces] == [[None, 3]]
+
+
+def test_a_load_that_fails_half_way_is_freed_and_never_trained_on(monkeypatch):
+    batch, function, models, _ = make()
+    written, kind = [], type(models[0].w)
+    assign = kind.assign
+    batch.load([X, Y])
+
+    def failing(self, value, **options):
+        if len(value):
+            if len(written) == 3:
+                raise tf.errors.ResourceExhaustedError(None, None, "out of memory")
+            written.append(self)
+        return assign(self, value, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "assign", failing)
+        with pytest.raises(tf.errors.ResourceExhaustedError, match="out of memory"):
+            batch.load([X, Y])
+    assert [len(variable.numpy()) for variable in written] == [0, 0, 0]
+    with pytest.raises(RuntimeError, match="the last load failed halfway"):
+        function.run_epochs(1)
+    batch.load([X, Y])
+    function.run_epochs(1)
 
 
 def test_batch_norm_statistics_are_updated_in_the_loop():

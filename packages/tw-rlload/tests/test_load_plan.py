@@ -101,12 +101,6 @@ def test_error_refuses_exactly_what_drop_would_drop(batch):
         cut(batch, "error")
 
 
-@given(st.integers(1, 50), st.integers(1, 20))
-def test_without_states_every_row_is_a_sequence(rows, maximum):
-    options = {"num_devices": 1, "max_per_device_batch_size": maximum}
-    assert plan_load(rows, **options) == plan_load(rows, rows, **options)
-
-
 def test_a_drawing_shows_rows_without_states_and_single_ones():
     plan = plan_load(5, num_devices=2, max_per_device_batch_size=1, remainder="pad")
     assert plan.drawing().splitlines() == [

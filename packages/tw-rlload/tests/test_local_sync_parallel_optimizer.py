@@ -10,7 +10,6 @@ from rlload_pulled import Loss, X, descent, make, session
 from tw_core import session_config
 from tw_core.testing import NUM_CPUS
 from tw_reduce import sum_on_device
-from tw_rlload import LocalSyncParallelOptimizer
 
 v1 = tf.compat.v1
 pytestmark = pytest.mark.usefixtures("graph")
@@ -47,15 +46,6 @@ def test_data_variables_are_in_no_collection(graph):
     }
 
 
-def test_a_checkpoint_leaves_the_batch_out(tmp_path):
-    optimizer = make()
-    saver = v1.train.Saver()
-    with session() as sess:
-        optimizer.load_data(sess, [X], [])
-        path = saver.save(sess, str(tmp_path / "model"))
-    assert [name for name, _ in tf.train.list_variables(path)] == ["w"]
-
-
 @pytest.mark.parametrize("num_buffers", [1, 2])
 def test_the_batch_is_read_whole_and_never_sparsely(graph, num_buffers):
     """A sparse read of a variable makes each later load copy it."""
@@ -69,27 +59,17 @@ def test_the_batch_is_read_whole_and_never_sparsely(graph, num_buffers):
     assert set(reads) == {"ReadVariableOp", "ResourceApplyGradientDescent"}
 
 
-def test_no_operation_is_added_after_it_was_made(graph):
+def test_it_works_in_a_monitored_session_whose_graph_is_final():
     optimizer = make(num_buffers=2)
-    sess = session()
-    graph.finalize()
-    with sess:
-        optimizer.load_data(sess, [X], [])
-        optimizer.optimize(sess, 0)
-        optimizer.run_epochs(sess, 2, "rows")
-        optimizer.load_next(sess, [X], [])
-        assert optimizer.use_next() == 8
-
-
-def test_it_works_in_a_monitored_session():
-    optimizer = make()
     hook = v1.train.StopAtStepHook(num_steps=10**6)
     v1.train.create_global_step()
     config = session_config(num_cpus=NUM_CPUS)
     with v1.train.MonitoredTrainingSession(hooks=[hook], config=config) as sess:
         assert optimizer.load_data(sess, [X], []) == 8
         assert set(optimizer.optimize(sess, 4)) == {"train", "towers"}
-        assert optimizer.run_epochs(sess, 2).losses.shape == (2, 2)
+        assert optimizer.run_epochs(sess, 2, "rows").losses.shape == (2, 2)
+        optimizer.load_next(sess, [X], [])
+        assert optimizer.use_next() == 8
 
 
 class Fetching(Loss):
@@ -277,17 +257,6 @@ def test_epochs_without_a_loss_to_report_are_refused_and_steps_are_not():
         optimizer.optimize(sess, 0)
         with pytest.raises(RuntimeError, match="must have a scalar tensor `loss`"):
             optimizer.run_epochs(sess, 1)
-
-
-def test_a_device_that_the_session_lacks_is_refused_before_anything_is_loaded():
-    x = v1.placeholder(tf.float32, [None, 2])
-    optimizer = LocalSyncParallelOptimizer(
-        descent(), ["/cpu:0", "/gpu:7"], [x], [], 4, Loss
-    )
-    with session() as sess:
-        for _ in range(2):
-            with pytest.raises(ValueError, match=r"Unknown .*'/gpu:7'"):
-                optimizer.load_data(sess, [X], [])
 
 
 def test_rows_are_not_trained_on_after_a_load_that_a_session_refused():

@@ -20,7 +20,8 @@ def sequences_of_step(plan, order, epoch, step):
     """Says which sequences of the batch count in a step, over all towers."""
     size, found = plan.sequences_per_device_step, []
     for k, shard in enumerate(plan.shards):
-        mine = range(step * size, (step + 1) * size)
+        first = order.steps[epoch, step] * size
+        mine = range(first, first + size)
         if order.sequences is not None:
             mine = order.sequences[epoch, step, k]
         found += [shard[int(i)] for i in mine if i < len(shard)]
@@ -56,7 +57,7 @@ def test_a_tower_whose_loss_is_nan_for_want_of_rows_counts_nothing(make_trainer)
 
 
 @pytest.mark.parametrize("num_sequences", [3, 5, 11])
-@pytest.mark.parametrize("shuffle", [None, "rows"])
+@pytest.mark.parametrize("shuffle", [None, "rows", "minibatches"])
 @pytest.mark.each_choice
 def test_pads_are_whole_sequences_with_states(make_trainer, num_sequences, shuffle):
     def loss_fn(variables, inputs, weights):

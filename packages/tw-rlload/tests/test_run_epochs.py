@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rlload_regression import LR, REGRESSION, START, descent, regression_rows
+from rlload_regression import REGRESSION, START, descent, regression_rows
 
 v1 = tf.compat.v1
 
@@ -79,54 +79,6 @@ def test_epochs_in_one_call_are_steps_one_by_one_to_the_bit(make_trainer):
     np.testing.assert_array_equal(again.weights()["w"], wanted)
     worst = np.mean([tower["worst"] for tower in result.towers], 0).reshape(-1, 1)
     np.testing.assert_array_equal(worst, np.float32(losses))
-
-
-@pytest.mark.parametrize("shuffle", [None, "minibatches"])
-@pytest.mark.each_choice
-def test_epochs_are_what_feeding_the_minibatches_gives_to_the_bit(
-    make_trainer, shuffle
-):
-    x, y = regression_rows(48)
-    trainer = regression_trainer(make_trainer, devices=1, maximum=6)
-    trainer.load([x, y])
-    result = trainer.run_epochs(2, shuffle, seed=3)
-    fed, losses = feed_minibatches(x, y, result.order.steps.ravel(), 6)
-    np.testing.assert_array_equal(trainer.weights()["w"], fed)
-    np.testing.assert_array_equal(result.losses.ravel(), losses)
-
-
-def feed_minibatches(x, y, steps, size):
-    with tf.Graph().as_default(), v1.Session() as sess:
-        feeds = [v1.placeholder(tf.float32, [None, 3])]
-        feeds.append(v1.placeholder(tf.float32, [None]))
-        w = v1.get_variable("w", initializer=START)
-        loss, _ = regression({"w": w}, dict(zip("xy", feeds, strict=True)))
-        train = descent()().minimize(loss)
-        sess.run(v1.global_variables_initializer())
-        losses = []
-        for step in steps:
-            rows = slice(step * size, (step + 1) * size)
-            fed = dict(zip(feeds, (x[rows], y[rows]), strict=True))
-            losses.append(sess.run([loss, train], fed)[0])
-        return sess.run(w), losses
-
-
-def test_towers_train_as_one_big_batch_does(make_trainer):
-    # Whole numbers: sums and means are exact, in whatever order.
-    x = np.arange(48, dtype=np.float32).reshape(16, 3) % 5
-    y = np.arange(16, dtype=np.float32) % 3
-    got = {}
-    for devices in (1, 4):
-        trainer = regression_trainer(
-            make_trainer, devices=devices, maximum=16 // devices
-        )
-        trainer.load([x, y])
-        trainer.run_epochs(1)
-        got[devices] = trainer.weights()["w"]
-    np.testing.assert_array_equal(got[1], got[4])
-    error = x @ START - y
-    wanted = START - LR * 2 * x.T @ error / 16
-    np.testing.assert_allclose(got[1], wanted, rtol=1e-6)
 
 
 def test_losses_come_back_for_every_step_and_tower(make_trainer):
