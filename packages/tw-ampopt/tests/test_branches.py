@@ -53,9 +53,6 @@ def in_a_function(step):
     return call(), STEPS
 
 
-PLACES = [in_a_branch, in_a_branch_of_a_branch, in_a_loop, in_a_function]
-
-
 def registered(optimizer, variables):
     with tf.device("/cpu:0"):
         optimizer.register_gradients(loss_of(variables), variables)

@@ -11,7 +11,7 @@ from tw_ampopt import (
     StaticLossScale,
     TowerOptimizer,
 )
-from tw_core import OptimizerLike, map_towers, replicate, towers
+from tw_core import OptimizerLike, towers
 from tw_core.testing import CPUS
 
 SGD = {"tf_optimizer": "tf.train.GradientDescentOptimizer", "learning_rate": 1.0}
@@ -23,66 +23,6 @@ def variables_on(*devices):
         with tf.device(device):
             made.append([tf.Variable([1.0, 2.0], name="w"), tf.Variable(3.0, name="b")])
     return made
-
-
-def keras_model(tower):
-    model = keras.Sequential(
-        [
-            keras.Input([4]),
-            keras.layers.Dense(4_200, activation="tanh"),  # 16,800 weights
-            keras.layers.Dense(1),
-        ]
-    )
-    return model
-
-
-@pytest.mark.parametrize(
-    ("num_towers", "kind"),
-    [(1, "keras.optimizers.Adam"), (2, "tf.train.AdamOptimizer")],
-)
-def test_keras_models_on_towers_train_as_one_model_on_the_whole_batch(num_towers, kind):
-    keras.utils.set_random_seed(1)
-    reference = keras_model(None)
-    all_towers = towers(CPUS[:num_towers])
-    models = replicate(all_towers, keras_model)
-    for model in models:
-        model.set_weights(reference.get_weights())
-    optimizer = TowerOptimizer(
-        [model.trainable_variables for model in models],
-        tf_optimizer=kind,
-        learning_rate=0.01,
-        loss_scale=DynamicLossScale(),
-        accumulation_steps=2,
-        epsilon=0.01,  # Adam without it makes steps of the noise in small gradients
-    )
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((3, 16, 4)).astype(np.float32)
-    y = x.sum(-1, keepdims=True)
-
-    def one_tower(tower, xs, ys):
-        model = models[tower.index]
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(model(xs) - ys))
-            loss = optimizer.apply_loss_scaling(loss)
-        return tape.gradient(loss, model.trainable_variables)
-
-    @tf.function
-    def step(xs, ys):
-        split = [tf.split(part, num_towers) for part in (xs, ys)]
-        return optimizer.apply(map_towers(one_tower, all_towers, *split))
-
-    plain = keras.optimizers.Adam(0.01, epsilon=0.01)
-    for batch in range(3):
-        assert not step(x[batch, :8], y[batch, :8])
-        assert step(x[batch, 8:], y[batch, 8:])
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(reference(x[batch]) - y[batch]))
-        grads = tape.gradient(loss, reference.trainable_variables)
-        plain.apply(grads, reference.trainable_variables)
-    for model in models:
-        for got, want in zip(model.get_weights(), reference.get_weights(), strict=True):
-            np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
-    assert step.experimental_get_tracing_count() == 1
 
 
 @pytest.mark.parametrize("num_towers", [1, 2])

@@ -178,6 +178,7 @@ def check_against_oracle(trainer, goods, size, *, drops):
     assert statistics["skipped_updates"] == skipped
     if drops:
         assert statistics["micro_batches_dropped"] == dropped
+    assert getattr(trainer, "traces", 1) == 1
 
 
 @pytest.mark.parametrize("num_towers", [1, 2])

@@ -178,6 +178,14 @@ PAIRS = [
     (grad(None), ValueError, "No gradient for any variable"),
     (grad(np.ones(3)), ValueError, "w:0 (2,) has a gradient of shape"),
     (grad(np.int32(ONES)), TypeError, "got int32 for w:0"),
+    (
+        Late(lambda: [(tf.IndexedSlices(tf.ones(1), [0], [3]), weight())]),
+        *(ValueError, "w:0 (2,) has a gradient of shape (3,)"),
+    ),
+    (
+        Late(lambda: [(tf.IndexedSlices(tf.ones(2), [0]), weight())]),
+        *(ValueError, "values (2,) for indices (1,)"),
+    ),
     (one(lambda: variable(tf.complex64)), TypeError, ":0 of complex64"),
     (one(lambda: elsewhere(variable)), ValueError, "the variable w:0 of another graph"),
     (
