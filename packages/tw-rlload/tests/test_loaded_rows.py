@@ -104,6 +104,25 @@ def test_a_warm_load_takes_a_tenth_of_the_batch_at_most(make_trainer, offset):
     assert peak < 0.1 * rows.nbytes
 
 
+def test_two_buffers_take_two_batches_and_no_more(make_trainer):
+    trainer = make_trainer(
+        *(probe, {"w": np.float32(0)}, {"x": (np.float32, [64])}), num_buffers=2
+    )
+    batch = np.ones((2000, 64), np.float32)
+    tracemalloc.start()
+    try:
+        trainer.load([batch])
+        for _ in range(4):
+            trainer.load_next([batch])
+            trainer.use_next()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    report = trainer.report
+    assert report.bytes_resident == 2 * report.bytes_loaded == 2 * batch.nbytes
+    assert 1.9 * batch.nbytes < peak < 2.2 * batch.nbytes
+
+
 def test_an_index_at_which_no_step_starts_is_refused(make_trainer):
     trainer = make_trainer(probe, {"w": np.float32(0)}, WIDE)
     with pytest.raises(RuntimeError, match="nothing has been loaded yet"):

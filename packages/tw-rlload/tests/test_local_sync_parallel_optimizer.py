@@ -91,28 +91,17 @@ class Fetching(Loss):
         }
 
 
-def test_fetches_come_back_for_the_last_tower_and_for_all():
+def test_fetches_come_back_and_values_are_fed_anew_in_every_call():
     optimizer = make(Fetching)
-    for k, loss in enumerate(optimizer.get_device_losses()):
+    losses = optimizer.get_device_losses()
+    for k, loss in enumerate(losses):
         loss.value = 2.0 + k
     with session() as sess:
         optimizer.load_data(sess, [X], [])
         got = optimizer.optimize(sess, 4)
-    assert set(got) == {"train", "rows", "stats", "towers"}
-    assert got["train"] is None
-    np.testing.assert_array_equal(got["towers"][0]["rows"], X[4:8])
-    np.testing.assert_array_equal(got["towers"][1]["rows"], X[12:16])
-    np.testing.assert_array_equal(got["rows"], X[12:16])
-    assert got["stats"] == {"rate": 3.0, "count": 8}
-    assert got["towers"][0]["stats"] == {"rate": 2.0, "count": 8}
-
-
-def test_values_are_fed_anew_in_every_call():
-    optimizer = make(Fetching)
-    with session() as sess:
-        optimizer.load_data(sess, [X], [])
+        sess.run(v1.global_variables_initializer())
         for rate in (0.0, 1.0):
-            for loss in optimizer.get_device_losses():
+            for loss in losses:
                 loss.value = rate
             assert optimizer.optimize(sess, 0)["stats"]["rate"] == rate
             result = optimizer.run_epochs(sess, 1)
@@ -120,15 +109,16 @@ def test_values_are_fed_anew_in_every_call():
             np.testing.assert_array_equal(result.fetches["stats/count"], 8)
             moved = sess.run(optimizer.get_common_loss().w).any()
             assert moved == bool(rate)
-
-
-def test_a_value_that_does_not_fit_its_placeholder_is_refused():
-    optimizer = make(Fetching)
-    optimizer.get_device_losses()[1].value = [1.0, 2.0]
-    with session() as sess:
-        optimizer.load_data(sess, [X], [])
+        losses[1].value = [1.0, 2.0]
         with pytest.raises(ValueError, match=r"takes values of shape \(\); got shape"):
             optimizer.optimize(sess, 0)
+    assert set(got) == {"train", "rows", "stats", "towers"}
+    assert got["train"] is None
+    np.testing.assert_array_equal(got["towers"][0]["rows"], X[4:8])
+    np.testing.assert_array_equal(got["towers"][1]["rows"], X[12:16])
+    np.testing.assert_array_equal(got["rows"], X[12:16])
+    assert got["stats"] == {"rate": 3.0, "count": 8}
+    assert got["towers"][0]["stats"] == {"rate": 2.0, "count": 8}
 
 
 class OfLaterVersions(Loss):
