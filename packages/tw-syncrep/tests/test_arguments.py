@@ -3,6 +3,7 @@
 A private module is imported to read the run table, whose rows are not public.
 """
 
+import json
 import threading
 
 import numpy as np
@@ -189,3 +190,42 @@ def test_eager_mode_and_functions_are_refused():
     thread.join()
     assert "got eager mode. Call it under tf.Graph()" in refusals[0]
     assert "got a tf.function. Call it under" in refusals[1]
+
+
+# Which replica an optimizer belongs to.
+
+
+def built_replica(**settings):
+    opt = make(2, **settings)
+    opt.apply_gradients([pair()], global_step=step())
+    return opt.sync_graph.replica
+
+
+def config(cluster, index):
+    return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
+
+
+@pytest.mark.parametrize(
+    ("device", "told", "given"),
+    [
+        ("/job:worker/task:0", "", 1),
+        ("/job:worker/task:1", "", None),
+        ("/job:worker/task:0", config({"chief": ["a:1"], "worker": ["b:1"]}, 0), None),
+        ("", config({"worker": ["a:1", "b:1"]}, 1), None),
+    ],
+    ids=["said", "the current device", "behind a chief", "TF_CONFIG"],
+)
+def test_a_replica_finds_that_it_is_the_second(monkeypatch, device, told, given):
+    monkeypatch.setenv("TF_CONFIG", told)
+    with tf.device(device):
+        assert built_replica(replica_index=given) == 1
+
+
+def test_an_unknown_replica_is_refused():
+    with pytest.raises(ValueError, match="cannot determine which replica this is"):
+        built_replica()
+
+
+def test_a_replica_beyond_the_total_is_refused():
+    with pytest.raises(ValueError, match=r"replica 2 \(from replica_index=\) is not"):
+        built_replica(replica_index=2)

@@ -187,23 +187,6 @@ def test_a_step_that_waits_can_be_interrupted(make_cluster, is_stopped):
     hear_error(worker, "KeyboardInterrupt", 10)
 
 
-@pytest.mark.full
-def test_a_replica_that_does_not_start_is_named(make_cluster):
-    tasks = make_cluster()
-    # It bounds the session's creation too.
-    options = {**OPTIONS, "start_timeout_s": 15}
-    tasks.workers = [tasks.start("worker", 0, "train", {**SPEC, "options": options})]
-    (worker,) = tasks.workers
-    worker.expect("built")
-    worker.say("go")
-    worker.expect("created")
-    worker.say("step", {"factor": 1.0})
-    message, facts = hear_error(worker, "StartTimeoutError", 40)
-    assert facts["missing"] == (1,)
-    assert facts["heard_s"][1] is None
-    assert "Missing: 1 (never heard)" in message
-
-
 def test_a_replica_without_a_chief_is_refused(make_cluster):
     tasks = make_cluster()
     options = {**OPTIONS, "start_timeout_s": 2}

@@ -14,33 +14,6 @@ v1 = tf.compat.v1
 LOCAL_STEP = "sync_rep_local_step:0"
 
 
-def test_a_step_applies_the_mean_of_the_replicas_gradients():
-    def grads(r):
-        return [(tf.fill([3], 2.0 * r + 1), vector())]
-
-    step, values, status = run(grads, count=4)
-    assert step == 4
-    np.testing.assert_array_equal(values[0], [-8.0] * 3)
-    assert status.dropped == 0
-
-
-def test_gradients_of_many_sizes_servers_and_dtypes_arrive_where_they_belong():
-    def grads(replica):
-        pairs = []
-        for n in range(7):
-            dtype = tf.float64 if n % 3 == 2 else tf.float32
-            v = v1.get_variable(
-                f"v{n}", [n + 1], dtype, initializer=v1.zeros_initializer()
-            )
-            grad = tf.cast(tf.range(n + 1) + 10 * n + 2 * replica, dtype)
-            pairs.append((grad, v))
-        return pairs
-
-    _, values, _ = run(grads, fuse_below_bytes=16)
-    for n, value in enumerate(values):
-        np.testing.assert_array_equal(value, -(np.arange(n + 1) + 10 * n + 1))
-
-
 def test_an_unused_variable_passes_to_the_inner_optimizer_as_none():
     def grads(r):
         return [(None, vector("unused")), (tf.ones([3]), vector())]
@@ -57,21 +30,6 @@ def rows(replica):
     return [
         (tf.IndexedSlices(values, tf.constant(indices), tf.constant([4, 2])), table)
     ]
-
-
-def test_sparse_means_by_row_divide_by_the_replicas_that_touched_a_row():
-    def apart(r):
-        return [
-            (
-                tf.IndexedSlices(
-                    tf.fill([2, 2], 2.0), tf.constant([0, r + 1]), tf.constant([4, 2])
-                ),
-                v1.get_variable("table", [4, 2], initializer=v1.zeros_initializer()),
-            )
-        ]
-
-    _, values, _ = run(apart, sparse_mean="per_row", count=2)
-    np.testing.assert_array_equal(values[0][:, 0], [-4.0, -4.0, -4.0, 0.0])
 
 
 @pytest.mark.full

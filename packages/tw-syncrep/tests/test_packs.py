@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from tw_syncrep._parameters.packs import plan_packs, with_head
 from tw_syncrep._protocol.graph import share_out
-from tw_syncrep._transfer.payload import SyncOptions, make_payloads
 
 SERVERS = ["/job:ps/task:0", "/job:ps/task:1"]
 VARIABLES = st.lists(
@@ -106,25 +105,6 @@ def test_the_first_small_pack_of_floats_takes_the_head():
     # The fourth has 8 bytes, the fifth 4.
     heads = with_head(packs, numbers=5, server=SERVERS[0], below_bytes=8)
     assert [pack.numbers for pack in heads] == [0, 0, 0, 0, 5]
-
-
-def test_each_server_gets_one_payload():
-    with tf.Graph().as_default():
-        variables = []
-        for n in range(4):
-            with tf.device(SERVERS[n % 2]):
-                variables.append(tf.compat.v1.get_variable(f"v{n}", [1]))
-        grads = [tf.ones([1])] * 4
-        payloads = make_payloads(
-            grads,
-            variables,
-            SyncOptions(1, 1, 0, None, "replicas"),
-            first=SERVERS[0],
-            ticket_size=5,
-            shared_name="x",
-        )
-    assert list(payloads) == SERVERS
-    assert [len(payload.packs) for payload in payloads.values()] == [2, 2]
 
 
 @given(st.integers(1, 30), st.integers(1, 30))

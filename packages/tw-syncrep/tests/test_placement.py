@@ -2,7 +2,6 @@
 
 import numpy as np
 import tensorflow as tf
-from harness.replica_threads import local_cluster, new_container
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -120,35 +119,3 @@ def test_a_table_counts_nothing():
         table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
         last = v1.get_variable("v", [1])
     assert table.resource_handle.device[-1] == last.device[-1] == "1"
-
-
-def test_a_checkpoint_restores_under_another_placement(tmp_path):
-    local = local_cluster()
-    sizes, path = (30, 10, 10, 5), str(tmp_path / "model")
-
-    def build(strategy):
-        setter = tw_syncrep.device_setter(local.task("worker", 0), strategy=strategy)
-        with v1.device(setter):
-            return [
-                v1.get_variable(f"v{n}", initializer=n + tf.range(float(size)))
-                for n, size in enumerate(sizes)
-            ]
-
-    def use(strategy, drive):
-        graph = tf.Graph()
-        with graph.as_default(), graph.container(new_container()):
-            variables, saver = build(strategy), v1.train.Saver()
-            init = v1.global_variables_initializer()
-            with v1.Session(local.target("worker", 0)) as session:
-                drive(session, saver, init)
-                return [v.device for v in variables], session.run(variables)
-
-    def save(session, saver, init):
-        session.run(init)
-        saver.save(session, path)
-
-    places, want = use("round_robin", save)
-    others, got = use("bytes", lambda session, saver, _: saver.restore(session, path))
-    assert places != others
-    for restored, value in zip(got, want, strict=True):
-        np.testing.assert_array_equal(restored, value)

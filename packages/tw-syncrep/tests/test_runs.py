@@ -71,52 +71,25 @@ def test_a_replica_whose_run_ends_before_its_first_step_stops():
     assert run_replicas(2, build, drive) == [True, True]
 
 
-def test_marks_of_an_ended_run_do_not_count_in_the_next():
+def test_who_joins_leaves_or_ends_does_so_in_a_single_run():
     replicas = ByHand(2, build)
-    replicas.do("open", 0)
-    replicas.do("join", 1)
-    assert replicas.status().joined == BOTH
-    replicas.do("close", 0)
-    replicas.do("open", 0)
-    assert replicas.status().joined == (0,)
-    replicas.do("leave", 1)  # what it has left ended before
-    assert replicas.status().left == ()
-    replicas.do("join", 1)
-    assert replicas.status().joined == BOTH
-    replicas.do("leave", 1)
-    status = replicas.status()
+
+    def after(*calls):
+        for what, replica in calls:
+            replicas.do(what, replica)
+        return replicas.status()
+
+    assert after(("open", 0), ("join", 1)).joined == BOTH
+    assert after(("open", 0)).joined == BOTH  # by a chief that restarts
+    assert after(("leave", 1), ("open", 0)).left == (1,)
+    assert after(("close", 0), ("open", 0)).joined == (0,)
+    assert after(("leave", 1)).left == ()  # what it has left ended before
+    assert after(("join", 1)).joined == BOTH
+    status = after(("leave", 1))
     assert (status.joined, status.left) == ((0,), (1,))
-
-
-def test_a_replica_that_joins_between_two_runs_joins_the_next():
-    replicas = ByHand(2, build)
-    replicas.do("open", 0)
-    replicas.do("close", 0)
-    replicas.do("join", 1)
-    assert replicas.status().joined == (0,)
-    replicas.do("open", 0)
-    assert replicas.status().joined == BOTH
-
-
-def test_a_chief_that_restarts_finds_the_replicas_that_joined_and_left():
-    replicas = ByHand(2, build)
-    replicas.do("open", 0)
-    replicas.do("join", 1)
-    replicas.do("open", 0)
-    assert replicas.status().joined == BOTH
-    replicas.do("leave", 1)
-    replicas.do("open", 0)
-    assert replicas.status().left == (1,)
-
-
-def test_a_replica_that_ends_all_late_does_not_end_the_next_run():
-    replicas = ByHand(2, build)
-    replicas.do("open", 0)
-    replicas.do("join", 1)
-    replicas.do("close", 0)
-    replicas.do("open", 0)
-    replicas.do("close", 1)
-    assert not replicas.status().is_closed
-    replicas.do("join", 1)
-    replicas.do("close", 1)
-    assert replicas.status().is_closed
+    # Between two runs it joins the next.
+    assert after(("close", 0), ("join", 1)).joined == (0,)
+    assert after(("open", 0)).joined == BOTH
+    # It may end all late, which does not end the next run.
+    assert not after(("close", 0), ("open", 0), ("close", 1)).is_closed
+    assert after(("join", 1), ("close", 1)).is_closed
