@@ -157,25 +157,6 @@ def deep(depth):
     return keras.Sequential([keras.Input([4]), *inner, layers.Dense(1)])
 
 
-def normalizing():
-    inner = [layers.Conv2D(3, 3), layers.BatchNormalization(synchronized=True)]
-    return keras.Sequential(
-        [keras.Input([6, 6, 1]), *inner, layers.Flatten(), layers.Dense(3)]
-    )
-
-
-@pytest.mark.full("sharded-2")
-@pytest.mark.parametrize("num_towers", [2, 3])
-@pytest.mark.parametrize("variables", ["replicated", "sharded"])
-def test_synchronised_layers_and_several_steps_a_call_are_compiled(
-    num_towers, variables
-):
-    want = fit(seeded(normalizing)(), OPTIMIZERS["momentum"], jit_compile=False)
-    many = TowerModel(seeded(normalizing), CPUS[:num_towers], variables=variables)
-    options = {"jit_compile": True, "steps_per_execution": 2}
-    check_near(fit(many, OPTIMIZERS["momentum"], **options), want, 2e-6)
-
-
 def test_a_compiled_model_goes_on_from_a_checkpoint_compiled_or_not(tmp_path):
     model = TowerModel(seeded(network), CPUS[:2])
     fit(model, OPTIMIZERS["adam"], jit_compile=True)
@@ -192,17 +173,6 @@ def test_a_compiled_model_goes_on_from_a_checkpoint_compiled_or_not(tmp_path):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(model.optimizer, loss, metrics=["accuracy"], jit_compile=False)
     check_near(going_on(), first, 2e-6)
-
-
-@pytest.mark.full()
-def test_a_model_may_be_compiled_again_without_xla():
-    plain, many = seeded(network)(), TowerModel(seeded(network), CPUS[:2])
-    optimizers = [OPTIMIZERS["adam"]() for _ in range(2)]
-    for jit_compile in (True, False, True):
-        want = fit(plain, lambda: optimizers[0], jit_compile=False)
-        got = fit(many, lambda: optimizers[1], jit_compile=jit_compile)
-        check_near(got, want)
-    assert int(optimizers[1].iterations.numpy()) == 18
 
 
 class Unknown(layers.Layer):

@@ -282,12 +282,3 @@ def test_evaluate_predict_and_batches_of_ones_own_are_those_of_one_device():
         for output in ("a", "b"):
             np.testing.assert_allclose(own[output], plain[output], rtol=1e-9)
     np.testing.assert_allclose(many(x)["a"], one(x)["a"], rtol=1e-9)
-
-
-def test_batches_of_arrays_train_eagerly():
-    one, many = pair("mlp", 3, compiled={"run_eagerly": True})
-    x, y = data_for("mlp")
-    for method in ("train_on_batch", "test_on_batch", "predict_on_batch"):
-        given = (x,) if method == "predict_on_batch" else (x, y)
-        own, plain = (getattr(model, method)(*given) for model in (many, one))
-        np.testing.assert_allclose(own, plain, rtol=1e-9)

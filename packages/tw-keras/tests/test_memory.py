@@ -50,19 +50,36 @@ def errors_of(model):
     return {name: own.sum(0) for name, own in found.items() if own.ndim == 3}
 
 
-@pytest.mark.parametrize("reducer", [TOP, compression.power_sgd(rank=2)])
-def test_training_goes_on_from_a_backup_as_if_it_had_not_ended(reducer, tmp_path):
-    undisturbed = made(reducer)
-    fit(undisturbed, 4)
+def from_a_backup(reducer, folder):
     for own in ([Fails()], []):
         model = made(reducer)
-        backup = keras.callbacks.BackupAndRestore(tmp_path)
+        backup = keras.callbacks.BackupAndRestore(folder)
         try:
             history = fit(model, 4, backup, *own)
         except KeyboardInterrupt:
             continue
     assert len(history.epoch) == 2
-    for tower in model.towers:
+    return model
+
+
+def from_a_file(reducer, folder):
+    model = made(reducer)
+    fit(model, 2)
+    model.save(folder / "m.keras")
+    model = made(reducer)
+    model.optimizer.build(model.trainable_variables)
+    model.load_weights(folder / "m.keras")
+    fit(model, 4, initial_epoch=2)
+    return model
+
+
+@pytest.mark.parametrize("resumed", [from_a_backup, from_a_file])
+@pytest.mark.parametrize("reducer", [TOP, compression.power_sgd(rank=2)])
+@pytest.mark.each_choice
+def test_training_goes_on_as_if_it_had_not_ended(reducer, resumed, tmp_path):
+    undisturbed = made(reducer)
+    fit(undisturbed, 4)
+    for tower in resumed(reducer, tmp_path).towers:
         np.testing.assert_equal(tower.get_weights(), undisturbed.get_weights())
 
 
@@ -176,6 +193,7 @@ def remembering(tmp_path_factory):
 
 @pytest.mark.parametrize("is_new", [False, True], ids=["trained", "new"])
 @pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.each_choice
 def test_damaged_memory_costs_a_warning_and_nothing_else(
     remembering, tmp_path, caplog, damage, is_new
 ):
