@@ -14,7 +14,6 @@ from tw_ampopt import (
     SimpleAdam,
     TowerOptimizer,
 )
-from tw_core.testing import SparseRows
 
 v1 = tf.compat.v1
 # Two small variables, one above what reducers pack (4,096 elements), and one above
@@ -111,60 +110,6 @@ def test_updates_are_those_of_the_plain_optimizer_and_skips_change_nothing(
 
 
 TABLES = [np.ones((6, 3), np.float32), np.ones((17_000, 1), np.float32), INITIAL[1]]
-
-
-def repeated_rows(seed):
-    """Rows of two tables, some of the same index, and a dense gradient."""
-    rng = np.random.default_rng(seed)
-    indices = rng.permutation([1, 4, 1, 4, 4]), rng.permutation([16_999, 0, 16_999])
-    return [
-        *(
-            SparseRows(
-                rng.integers(-4, 5, (len(rows), *table.shape[1:])).astype(np.float32),
-                rows,
-                np.array(table.shape),
-            )
-            for rows, table in zip(indices, TABLES, strict=False)
-        ),
-        rng.integers(-4, 5, 2).astype(np.float32),
-    ]
-
-
-def dense_mean(feeds):
-    """The same as one dense gradient each."""
-    dense = [[getattr(g, "to_dense", lambda g=g: g)() for g in feed] for feed in feeds]
-    return [np.float32(sum(column) / len(feeds)) for column in zip(*dense, strict=True)]
-
-
-# Micro-batches and towers add up before any optimizer: each is tried with a few.
-@pytest.mark.parametrize(
-    ("name", "micro_batches", "num_towers"),
-    [("Adam", 1, 1), ("Adagrad", 1, 2), ("SGD", 2, 1), ("Lion", 2, 2)],
-)
-@pytest.mark.each_choice
-def test_keras_optimizers_take_rows_of_one_index_as_their_sum(
-    make_trainer, name, micro_batches, num_towers
-):
-    kind = getattr(keras.optimizers, name)
-    feeds = [repeated_rows(seed) for seed in range(3 * micro_batches * num_towers)]
-    trainer = make_trainer(
-        TABLES,
-        num_towers,
-        feeds_like=feeds[0],
-        tf_optimizer=kind,
-        learning_rate=RATE,
-        accumulation_steps=micro_batches,
-    )
-    for at in range(0, len(feeds), num_towers):
-        trainer.step(*feeds[at : at + num_towers])
-    variables, optimizer = [tf.Variable(v) for v in TABLES], kind(RATE)
-    group = micro_batches * num_towers
-    for at in range(0, len(feeds), group):
-        mean = dense_mean(feeds[at : at + group])
-        optimizer.apply([tf.constant(grad) for grad in mean], variables)
-    for tower in trainer.values():
-        for got, want in zip(tower, variables, strict=True):
-            np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-6)
 
 
 @each_family
