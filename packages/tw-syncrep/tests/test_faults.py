@@ -142,24 +142,6 @@ def test_a_call_to_a_stopped_server_is_bounded(make_cluster, call, with_addresse
 
 
 @pytest.mark.full
-def test_a_wait_ends_with_the_unanswered_questions_where_addresses_are_unknown(
-    make_cluster,
-):
-    tasks = make_cluster()
-    workers = tasks.train({**SPEC, "addresses": False})
-    tasks.step_together([{"factor": 1.0}] * 2)
-    workers[0].say("step", {"factor": 1.0})
-    assert not workers[0].pipe.poll(0.5)  # It waits for the other's gradient.
-    tasks.servers[0].stop()
-    workers[1].say("step", {"factor": 1.0})
-    for worker in workers:
-        message, _ = hear_error(
-            worker, "ServerLostError", OPTIONS["wait_timeout_s"] + 20
-        )
-        assert "the one that holds the global step" in message
-
-
-@pytest.mark.full
 def test_a_server_that_is_back_is_not_lost_while_the_chief_stays_away(make_cluster):
     tasks = make_cluster()
     options = {"wait_timeout_s": 2.0, "start_timeout_s": 15}

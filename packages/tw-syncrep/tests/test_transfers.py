@@ -18,7 +18,6 @@ BELOW = 64
 SMALL, LARGE = [15], [16]
 """Of four bytes an element: on both sides of the bound for packs."""
 
-PS = "ps0", "ps1"
 # What is given (server, dtype, shape, or rows of a table), and what then crosses from
 # and to the worker and between the servers, the first of which has the run table.
 CASES = {
