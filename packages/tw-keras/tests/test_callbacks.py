@@ -87,19 +87,6 @@ def test_callbacks_do_what_they_do_on_one_device(name, options, tmp_path):
     assert sorted(os.listdir(tmp_path)) == written
 
 
-def test_nan_ends_training_as_users_know_it():
-    one, many = pair("mlp", 3)
-    x, y = data_for("mlp")
-    x[15] = np.nan
-    counts = []
-    for model in (one, many):
-        callbacks = [keras.callbacks.TerminateOnNaN()]
-        history = model.fit(x, y, batch_size=10, verbose=0, callbacks=callbacks)
-        counts.append(int(model.optimizer.iterations.numpy()))
-        assert np.isnan(history.history["loss"][0])
-    assert counts[0] == counts[1] or max(counts) <= 4
-
-
 @functools.cache
 def four_epochs():
     """Returns the first weights, and the history on one device without a stop."""
