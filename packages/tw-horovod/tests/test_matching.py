@@ -1,14 +1,11 @@
 """Which collective of a rank meets which of another's: names, order and shapes."""
 
-import itertools
 import os
 
 import horovod_ranks
 import numpy as np
 import pytest
 from harness.ranks import ENGINE, Raised
-
-NAMES = ["loss", "accuracy", "f1"]
 
 
 @pytest.fixture(scope="module", params=[3])
@@ -40,40 +37,12 @@ def ask(ranks, name, arguments):
         rank.say(name, *own)
 
 
-@pytest.mark.parametrize("mode", ["function", "session"])
-@pytest.mark.parametrize("hides", [False, True])
-def test_ops_in_unlike_order_are_matched_by_name(ranks, mode, hides):
-    orders = itertools.islice(itertools.permutations(NAMES), len(ranks.all))
-    calls = [(mode, [*order, ""], hides, 3) for order in orders]
-    factor = np.mean([rank.rank + 1 for rank in ranks.all])
-    want = {name: len(name) * factor for name in [*NAMES, ""]}
-    for rank in ranks.call_each("reduce_by_name", calls):
-        assert rank == [want] * 3
-
-
 def test_an_op_without_a_name_may_stand_anywhere_among_those_with(ranks):
     orders = [["", "loss"], ["loss", ""], ["loss", ""]]
     calls = [("function", orders[rank.rank], False, 2) for rank in ranks.all]
     factor = np.mean([rank.rank + 1 for rank in ranks.all])
     for rank in ranks.call_each("reduce_by_name", calls):
         assert rank == [{"loss": 4 * factor, "": 0.0}] * 2
-
-
-def test_eager_ops_of_other_names_are_refused(ranks):
-    orders = [NAMES[:2], NAMES[1::-1], NAMES[:2]]
-    ask(
-        ranks,
-        "reduce_by_name",
-        [("eager", orders[rank.rank], False, 1) for rank in ranks.all],
-    )
-    for error in hear_errors(ranks):
-        assert error.kind == "DifferenceError"
-        assert (
-            "rank 0 is about to do 'an allreduce' named 'loss', rank 1 "
-            "'an allreduce' named 'accuracy'" in error.text
-        )
-    # After a refusal the group still works.
-    ranks.call("reduce_by_name", "eager", NAMES, False, 1)
 
 
 def test_metrics_are_averaged_by_name(ranks):
