@@ -153,12 +153,6 @@ def _answers(host, port):
     return False
 
 
-def test_other_versions_are_refused(make_ranks):
-    ranks = make_ranks(2, start_timeout_s=5.0, versions={1: "2.99.1"})
-    with pytest.raises(Raised, match=r"has TensorFlow 2\.\d.*\) has 2\.99\.1"):
-        ranks.all[1].hear()
-
-
 def test_a_started_runtime_is_refused(make_ranks):
     ranks = make_ranks(2, start_timeout_s=5.0, starts_early=[1])
     with pytest.raises(Raised, match=r"TensorFlow's runtime has already started"):
