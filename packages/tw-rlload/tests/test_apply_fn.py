@@ -2,19 +2,12 @@
 
 from functools import partial
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_core import replicate, towers
 from tw_core.testing import CPUS
-from tw_rlload import (
-    DeviceBatch,
-    EpochFunction,
-    LocalSyncParallelOptimizer,
-    weighted_mean,
-)
+from tw_rlload import LocalSyncParallelOptimizer, weighted_mean
 
 v1 = tf.compat.v1
 COLUMNS = {"x": (np.float32, (4,))}
@@ -92,56 +85,6 @@ def test_padded_epochs_are_those_of_towers_that_all_apply(
         assert [[g is None for g in own] for own in grads] == [
             [False, False, True]
         ] * devices
-
-
-class Linear(tf.Module):
-    def __init__(self, tower=None):
-        super().__init__()
-        self.by_name = {name: tf.Variable(v, name=name) for name, v in START.items()}
-
-
-@pytest.mark.parametrize(
-    "make_optimizer",
-    [
-        partial(keras.optimizers.SGD, 2**-6, loss_scale_factor=128.0),
-        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(2**-6)),
-    ],
-    ids=["fixed scale", "dynamic scale"],
-)
-@pytest.mark.parametrize("clip", [None, 1.0], ids=["", "clipped"])
-@pytest.mark.each_choice
-def test_one_keras_optimizer_may_scale_the_losses_of_all_towers(make_optimizer, clip):
-    def trained(is_once):
-        made = towers(CPUS[:2])
-        batch = DeviceBatch(
-            made,
-            {"x": tf.TensorSpec([None, 4])},
-            max_per_device_batch_size=4,
-            remainder="pad",
-        )
-        models = replicate(made, Linear)
-        optimizers = [make_optimizer() for _ in made[: 1 if is_once else 2]]
-        options = {}
-        if is_once:
-            copies = [model.trainable_variables for model in models]
-            optimizers[0].build([copies[n % 2][n] for n in range(3)])
-            options["apply_fn"] = partial(apply_in_turn, [])
-        train = EpochFunction(
-            batch,
-            lambda model, *inputs: loss_fn(model.by_name, *inputs),
-            models,
-            optimizers,
-            grad_norm_clipping=clip,
-            **options,
-        )
-        batch.load([X])
-        train.run_epochs(2)
-        return [{n: v.numpy() for n, v in m.by_name.items()} for m in models]
-
-    want, _ = trained(is_once=False)
-    for copy in trained(is_once=True):
-        for name, value in copy.items():
-            np.testing.assert_array_equal(value, want[name])
 
 
 # In a session graph.
