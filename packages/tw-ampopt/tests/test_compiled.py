@@ -102,24 +102,6 @@ def test_compiled_steps_leave_the_state_of_uncompiled_ones(case, tmp_path):
         assert_close(run.state(), plain.state())
 
 
-def test_a_nan_in_one_tower_skips_on_all_and_else_it_is_one_device():
-    run = Run(2, options={"tf_optimizer": keras.optimizers.Adam, **DYNAMIC})
-    assert run.take(range(4), jit=range(4)) == [True, True, False, True]
-    alone = [tf.Variable(tf.ones(shape)) for shape in SHAPES]
-    adam = keras.optimizers.Adam(0.1)
-    for n in (0, 1, 3):
-        means = zip(SHAPES[:3], (1, 1.5, -1), strict=True)
-        dense = [tf.fill(shape, (n + 1.0) * mean) for shape, mean in means]
-        table = np.float32(n + 1) * np.bincount([1, 4, 1], minlength=6)
-        grads = [*dense, np.tile(table[:, None], 3)]
-        adam.apply_gradients(list(zip(map(tf.constant, grads), alone, strict=True)))
-    for own in run.lists:
-        assert_close([v.numpy() for v in own], [v.numpy() for v in alone])
-    read = {k: float(v) for k, v in run.optimizer.statistics().items()}
-    assert (read["updates"], read["skipped_updates"]) == (3, 1)
-    assert read["loss_scaling_log2"] == 15 + 1 - 1
-
-
 def compiled_calls(concrete):
     """Counts the calls of functions that XLA compiles, at any depth."""
     graph = concrete.graph.as_graph_def()

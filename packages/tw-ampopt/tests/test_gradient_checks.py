@@ -125,16 +125,6 @@ def test_a_shape_that_is_known_when_it_runs_is_compared_then(
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("odd", [np.ones((6, 6)), np.float32(1)], ids=str)
-@pytest.mark.each_choice
-@each_mode
-def test_a_shape_of_another_rank_is_reported_too(make, odd):
-    step, _ = make(None)
-    message = r"(?s)check_gradient_shape/tower0/a.*shape \[6\]"
-    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        step(with_feeds(a=odd))
-
-
 def test_the_tower_is_named():
     step, _ = in_function("known", 2)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"_shape/tower1/b"):

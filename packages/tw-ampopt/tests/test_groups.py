@@ -122,14 +122,3 @@ def test_what_ranks_have_accumulated_becomes_the_mean_of_each(run):
     optimizer.apply(of_towers(0.0, 0.0))
     for [own] in copies:  # by 3 times 4 / 2 in place of 3
         np.testing.assert_array_equal(own.numpy(), [[6.5, 6.5]])
-
-
-def test_what_is_no_group_is_refused():
-    _, optimizer = made(accumulation_steps=2)
-    says = "group must be a tw_core.ranks.RankGroup; got 3"
-    with pytest.raises(TypeError, match=says):
-        optimizer.apply(of_towers(1.0, 2.0), group=3)
-    with pytest.raises(TypeError, match=says):
-        optimizer.average_accumulated(3)
-    with pytest.raises(TypeError, match=says):
-        optimizer.copy_to_ranks(3)

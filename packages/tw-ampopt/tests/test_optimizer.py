@@ -290,21 +290,6 @@ def test_a_multiplier_tensor_of_the_wrong_kind_is_refused(graph):
         Optimizer(minibatch_multiplier=tf.constant([2, 3]))
 
 
-def test_a_fed_multiplier_is_checked_when_it_runs(graph):
-    multiplier = v1.placeholder(tf.float32, [])
-    optimizer = Optimizer(**SGD, minibatch_multiplier=multiplier)
-    w = variable_on("/cpu:0")
-    optimizer.register_gradients(square_loss(w), [w])
-    step = optimizer.apply_updates()
-    with session(graph) as sess:
-        for bad in (0.0, 1.5, np.nan, np.inf):
-            with pytest.raises(tf.errors.InvalidArgumentError, match="a whole number"):
-                sess.run(step, {multiplier: bad})
-        np.testing.assert_array_equal(sess.run(w), [1, 2])
-        sess.run(step, {multiplier: 1.0})
-        np.testing.assert_array_equal(sess.run(w), [0, 0])
-
-
 def test_two_kinds_of_scaling_are_refused(graph):
     with pytest.raises(ValueError, match="two rules for one scale"):
         Optimizer(use_loss_scaling=True, loss_scale=GradualLossScale())
