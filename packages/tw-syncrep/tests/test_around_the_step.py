@@ -68,23 +68,6 @@ def test_moving_averages_are_taken_once_per_step():
     np.testing.assert_array_equal(values[0], [-1.25] * 3)
 
 
-def test_the_status_is_readable_from_any_replica():
-    def drive(replica, model, session):
-        session.run(model.train)
-        session.run(model.train)
-        return model.opt.status(session), model.opt.status_line(session)
-
-    def grads(r):
-        return [(tf.ones([3]), vector())]
-
-    for status, line in run_replicas(2, lambda task: make(task, grads), drive):
-        assert status.step == 2
-        assert status.joined == (0, 1)
-        assert status.steps_per_s > 0
-        assert line.startswith("step 2, ")
-        assert "0 stale gradients dropped" in line
-
-
 def test_a_replica_has_arrived_with_the_last_of_its_gradients():
     has_read = threading.Event()
 

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.processes import wait_until
 from harness.replica_threads import local_cluster, run_replicas
 from syncrep_given import make, vector
 
@@ -82,7 +83,7 @@ def test_a_batch_counts_once_and_no_step_is_lost(victim, tokens, caplog):
                     session.run(model.train, feed)
                 continue
             if batch == BATCHES[1]:
-                wait_for_arrival(victim, model.opt, session)
+                wait_until(lambda: victim in model.opt.status(session).arrived)
             session.run(model.train, feed)
         if replica == 0:
             return int(session.run(model.step)), session.run(model.values)
@@ -134,10 +135,3 @@ def test_a_pull_that_is_too_slow_for_every_session_ends_with_an_error(
 def replacements(caplog):
     messages = [r.getMessage() for r in caplog.records if r.name == "tw_syncrep"]
     return [message for message in messages if "replacing its session" in message]
-
-
-def wait_for_arrival(replica, opt, session):
-    deadline = time.monotonic() + 30
-    while replica not in opt.status(session).arrived:
-        assert time.monotonic() < deadline, f"replica {replica} has not arrived"
-        time.sleep(0.05)

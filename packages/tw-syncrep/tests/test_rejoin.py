@@ -33,21 +33,6 @@ def steps_until(tasks, step, who):
         tasks.workers[replica].expect("done")
 
 
-@pytest.mark.full
-def test_a_restarted_worker_goes_on_with_the_others(make_cluster):
-    tasks = make_cluster()
-    tasks.train(SPEC)
-    steps_until(tasks, 2, [0, 1])
-    tasks.workers[1].kill()
-    go_until(tasks, 5, 0)
-    tasks.restart("worker", 1, "train", SPEC)
-    go_until(tasks, 5, 1)
-    assert [tasks.workers[r].expect("done") for r in (0, 1)] == [False, False]
-    step, variables = tasks.workers[0].ask("read")
-    assert step == 5
-    check_numbers(variables, [BOTH] * 5)
-
-
 def test_what_a_worker_pushed_before_it_died_counts_once(make_cluster):
     tasks = make_cluster()
     tasks.train(SPEC)

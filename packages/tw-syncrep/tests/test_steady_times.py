@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.processes import wait_until
 from harness.replica_threads import new_container, run_replicas, start_by_hand
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -178,12 +179,7 @@ def test_a_hold_begins_and_ends_though_the_servers_clock_is_set(set_clock, ahead
         set_clock(seconds)
         hold = threading.Thread(target=session.run, args=(ops.hold,), daemon=True)
         hold.start()
-        deadline = threading.Event()
-        for _ in range(400):
-            if session.run(ops.held) >= asked:
-                break
-            deadline.wait(0.05)
-        assert session.run(ops.held) >= asked
+        wait_until(lambda asked=asked: session.run(ops.held) >= asked)
         hold.join(0.3)
         assert hold.is_alive()
         set_clock(-seconds)
