@@ -201,21 +201,3 @@ def test_batches_that_overflow_are_skipped_as_on_one_device(variables, at):
     check_same_weights(one, many)
     count = one.optimizer.inner_optimizer.iterations
     assert int(one.optimizer._iterations) == 0 < int(count) < 8
-
-
-@pytest.mark.full
-def test_data_of_unknown_length_ends_without_a_change():
-    one, many = pair("mlp", 2, adam)
-    x, y = data_for("mlp")
-    many.fit(
-        tf.data.Dataset.from_generator(
-            lambda: ((x[n : n + 10], y[n : n + 10]) for n in range(0, 30, 10)),
-            output_signature=(
-                tf.TensorSpec([None, 6], "float64"),
-                tf.TensorSpec([None], "int64"),
-            ),
-        ),
-        verbose=0,
-    )
-    one.fit(x[:30], y[:30], 10, shuffle=False, verbose=0)
-    check_same_optimizers(one.optimizer, many.optimizer)

@@ -456,21 +456,6 @@ def test_a_model_without_variables_or_compile_predicts():
     np.testing.assert_array_equal(model.predict(X, verbose=0), X * 2)
 
 
-def test_what_becomes_part_of_another_model_is_tower_0():
-    model = TowerModel(Linear, CPUS[:2])
-    x = keras.Input([4])
-    outer = keras.Model(x, model(x))
-    assert outer.layers[1] is model.towers[0]
-    np.testing.assert_array_equal(outer(X), model(X))
-
-
-def test_exported_towers_serve_predictions(tmp_path):
-    model = TowerModel(dense, CPUS[:2])
-    model.export(tmp_path / "exported")
-    loaded = tf.saved_model.load(str(tmp_path / "exported"))
-    np.testing.assert_allclose(loaded.serve(X), model.predict(X, verbose=0), rtol=1e-6)
-
-
 def with_scalars():
     x = keras.Input([4])
     means = [keras.ops.mean(x), keras.ops.cast(x[0, 0] * 0 + 7, "int32")]
@@ -535,16 +520,19 @@ def test_what_keras_copies_is_tower_0(make, options, way, tmp_path):
     assert made.get_compile_config() == saved.get_compile_config()
 
 
-def test_keras_clones_tower_0():
-    model = TowerModel(two_outputs, CPUS[:2])
+def test_tower_0_is_exported_cloned_converted_and_part_of_other_models(tmp_path):
+    model = TowerModel(dense, CPUS[:2])
+    model.export(tmp_path / "exported")
+    loaded = tf.saved_model.load(str(tmp_path / "exported"))
+    np.testing.assert_allclose(loaded.serve(X), model.predict(X, verbose=0), rtol=1e-6)
     cloned = keras.models.clone_model(model)
     assert type(cloned) is type(model.towers[0])
     assert cloned.count_params() == model.count_params()
     assert isinstance(model, TowerModel) and "TowerModel" in repr(model)
-
-
-def test_tower_0_is_converted_for_tflite():
-    model = TowerModel(dense, CPUS[:2])
+    x = keras.Input([4])
+    outer = keras.Model(x, model(x))
+    assert outer.layers[1] is model.towers[0]
+    np.testing.assert_array_equal(outer(X), model(X))
     made = tf.lite.TFLiteConverter.from_keras_model(model).convert()
     plain = tf.lite.TFLiteConverter.from_keras_model(model.towers[0]).convert()
     found = []

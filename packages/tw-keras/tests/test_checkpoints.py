@@ -210,28 +210,30 @@ def test_variables_are_excluded_from_weight_decay_in_all_towers(kind):
         np.testing.assert_allclose(own, want, 1e-9, 1e-9)
 
 
-@pytest.mark.full("sharded-3")
-@pytest.mark.parametrize("kind", ["replicated-2", "sharded-3", "server-2"])
-def test_a_compiled_model_that_was_saved_goes_on_in_towers(kind, saved):
-    path, _, _, state, _, later = saved("plain")
-    model = TowerModel(
-        lambda: keras.models.load_model(path / "m.keras"), CPUS[:3], **KINDS[kind]
-    )
-    check(model, state)
-    model.fit(X, Y, batch_size=6, shuffle=False, verbose=0)
-    train(model, 2)
-    check(model, later, rtol=1e-9)
-
-
-@pytest.mark.full("server-2", "flat_sharded-3")
-@pytest.mark.parametrize("kind", list(KINDS)[1:])
-def test_what_is_saved_is_the_plain_model_and_goes_on(kind, saved):
-    path, _, _, state, _, later = saved(kind)
+@pytest.mark.full("server-2-plain", "flat_sharded-3-plain", "plain-sharded-3")
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        *((kind, "plain") for kind in list(KINDS)[1:]),
+        *(("plain", kind) for kind in ("replicated-2", "sharded-3", "server-2")),
+    ],
+)
+def test_a_saved_model_is_a_plain_one_and_goes_on_alone_or_in_towers(
+    source, target, saved
+):
+    path, _, _, state, _, later = saved(source)
     with zipfile.ZipFile(path / "m.keras") as file:
         config = file.read("config.json").decode()
     assert "tw_" not in config and '"class_name": "Sequential"' in config
-    model = keras.models.load_model(path / "m.keras")
-    model.jit_compile = False
+
+    def load():
+        return keras.models.load_model(path / "m.keras")
+
+    if target == "plain":
+        model = load()
+        model.jit_compile = False
+    else:
+        model = TowerModel(load, CPUS[:3], **KINDS[target])
     check(model, state)
     model.fit(X, Y, batch_size=6, shuffle=False, verbose=0)
     train(model, 2)

@@ -260,23 +260,6 @@ class Diffusion(Stepping):
         return {"loss": self.tracker.result()}
 
 
-class Mixup(keras.Model):
-    """Mixes each row with its reflection, and leaves the rest to Keras."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = mlp(4, 5, 2)
-
-    def call(self, x):
-        return self.inner(x)
-
-    def train_step(self, data):
-        x, y = data
-        share = 0.5 + 0.5 * noise(x[:, :1])
-        mixed = share * x - (1 - share) * x[:, ::-1]
-        return super().train_step((mixed, share * y))
-
-
 class Adversarial(Perceptron):
     """Perturbs its inputs along a gradient, in a tape of its own."""
 
@@ -403,7 +386,6 @@ PROGRAMS = {
     "GAN": {"make": Gan, "compile": of_gan, "fit": lambda: in_dataset(X)},
     "VQ-VAE": {"make": VqVae, "fit": lambda: in_dataset(X), "evaluates": True},
     "diffusion": {"make": Diffusion, "fit": lambda: in_dataset(X), "evaluates": True},
-    "mixup": {"make": Mixup, "compile": lambda: {"loss": "mse", "metrics": ["mae"]}},
     "adversarial, accumulated": {
         "make": Adversarial,
         "compile": lambda: {"optimizer": adam(gradient_accumulation_steps=2)},
