@@ -1,6 +1,5 @@
 """Joining a group: who comes, who is refused, what a rank knows then."""
 
-import contextlib
 import errno
 import inspect
 import json
@@ -11,13 +10,11 @@ import warnings
 import pytest
 import tensorflow as tf
 from harness.ports import find_free_ports
-from harness.processes import wait_until
 from harness.rank_faults import run_drill
 from harness.ranks import Raised
 
 import tw_ranks
 from tw_launch import ExposedServerWarning
-from tw_launch._addresses import split_address
 from tw_ranks import _tf_compat
 from tw_ranks._joining import joining
 from tw_ranks._joining.seats import Seat
@@ -125,15 +122,6 @@ def test_rank_0_that_does_not_come_is_named(make_ranks):
     assert raised.value.kind == "StartTimeoutError"
 
 
-def test_two_of_rank_0_are_refused(make_ranks):
-    first = make_ranks(2, absent=[1])
-    host, port = split_address(first.address)
-    wait_until(lambda: _answers(host, port))
-    second = make_ranks(2, absent=[1], address=first.address, start_timeout_s=1.0)
-    with pytest.raises(Raised, match=rf"rank 0 cannot listen at .*:{port}: .* in use"):
-        second.all[0].hear()
-
-
 def test_a_port_in_use_is_reported_once(caplog):
     def open_port():
         raise OSError(errno.EADDRINUSE, "Address already in use")
@@ -145,12 +133,6 @@ def test_a_port_in_use_is_reported_once(caplog):
         "join waits for up to 1 s: rank 0 cannot listen at localhost:1234 (Address "
         "already in use)."
     ]
-
-
-def _answers(host, port):
-    with contextlib.suppress(OSError), socket.create_connection((host, port), 1.0):
-        return True
-    return False
 
 
 def test_a_started_runtime_is_refused(make_ranks):

@@ -13,7 +13,6 @@ import pytest
 from harness.rank_faults import is_linked, run_drill
 from harness.ranks import ENGINE, Raised
 from harness.task_faults import why_no_links
-from harness.tasks import Task
 
 SLOW_S = 8.0
 TIMEOUT_S = 5.0  # a busy machine silences living ranks for seconds
@@ -44,18 +43,6 @@ def test_the_missing_are_named(processes, name):
     if is_linked(drill) and (reason := why_no_links(processes)):
         pytest.skip(f"links cannot be taken down here: {reason}")
     assert not run_drill(processes, drill).failure
-
-
-def test_links_outlast_the_deadline_of_a_task(processes):
-    if reason := why_no_links(processes):
-        pytest.skip(f"links cannot be taken down here: {reason}")
-    hub = Task(processes, "hub", "hub", {}, {"limit_s": 1})
-    try:
-        hub.expect("bridged")
-        time.sleep(1.5)
-        assert hub.ask("unplug", "none") is None
-    finally:
-        hub.kill()
 
 
 @pytest.mark.parametrize("mode", ["session", "server", "monitored"])

@@ -80,13 +80,6 @@ def test_dtypes_can_be_mixed(ranks):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_mean_divides_by_towers_and_ranks(ranks, mode):
-    own, calls = arguments(ranks, mode, {"mean": True}, towers=2)
-    want = [total / (2 * len(own)) for total in expected(own)]
-    check(ranks.call_each("reduce", calls), want, rtol=1e-6)
-
-
-@pytest.mark.parametrize("mode", MODES)
 def test_towers_of_all_ranks_are_weighed_by_their_rows(ranks, mode):
     own, _ = arguments(ranks, mode, towers=2)
     # Two ranks have 4 rows, three 8; one tower has none, and so NaN.
