@@ -17,7 +17,6 @@ X = RANDOM.normal(size=(40, 4)).astype("float32")
 Y = X[:, :1].copy()
 TOKENS = RANDOM.integers(0, 5, size=(40, 6))
 WEIGHTS = RANDOM.random(40).astype("float32")
-OF_TOWERS = ("flat_below_bytes", "variables", "loss_reduction")
 OF_TOKENS = RANDOM.normal(size=(40, 6, 1)).astype("float32")
 
 
@@ -117,19 +116,6 @@ class HoldsOptimizers(Linear):
         return {"loss": loss, "rate": optimizer.learning_rate}
 
 
-class SumsOverRows(Linear):
-    """Differentiates a loss per row, which the tape adds up."""
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            losses = tf.reduce_sum((self(x) - y) ** 2, axis=-1)
-        self.optimizer.apply(
-            tape.gradient(losses, self.trainable_variables), self.trainable_variables
-        )
-        return {"loss": tf.reduce_sum(losses)}
-
-
 class ShowsAVariable(Linear):
     """A metric of a variable, which changes after the metric's update."""
 
@@ -218,9 +204,6 @@ CASES = {
         "compile": {"jit_compile": True},
     },
     "optimizers in a container": {"make": HoldsOptimizers, "compile": None},
-    "a rate without configuration": {
-        "optimizer": lambda: keras.optimizers.SGD(lambda: 0.05)
-    },
     "scaled losses, a rate in the logs, sharded, compiled by XLA": {
         "make": LogsTheRate,
         "optimizer": lambda: keras.optimizers.LossScaleOptimizer(adam()),
@@ -241,11 +224,6 @@ CASES = {
     "averages that replace weights at times, sharded": {
         "optimizer": lambda: averaging(ema_overwrite_frequency=3),
         "variables": "sharded",
-        "towers": 3,
-    },
-    "shared variables, compiled by XLA": {
-        "variables": "parameter_server",
-        "compile": {"jit_compile": True},
         "towers": 3,
     },
     "a callback sets weights": {"callbacks": lambda: [Halves()]},
@@ -288,11 +266,6 @@ CASES = {
         "callbacks": lambda: [Halves()],  # and validates
         "towers": 3,
     },
-    "losses of rows that are added": {
-        "make": SumsOverRows,
-        "loss_reduction": "sum",
-        "fit": {"batch_size": 9},
-    },
     "a loss of weights beside a mean over rows": {
         "make": adding_losses,
         "compile": lambda: {"loss": by_weight()},
@@ -328,8 +301,7 @@ def trained(model, case):
 
 BY_NIGHT = {  # what other cases hold by day, or what takes long
     *("a loss that reads a variable, compiled by XLA", "an attribute set"),
-    *("shared variables, compiled by XLA", "towers without rows of characters"),
-    *("a rate without configuration", "optimizers in a container"),
+    *("towers without rows of characters", "optimizers in a container"),
     *("averages that replace weights at times, sharded", "a table of positions"),
     "a loss of weights beside a mean over rows",
 }
@@ -341,8 +313,8 @@ BY_NIGHT = {  # what other cases hold by day, or what takes long
 def test_a_program_does_what_it_does_on_one_device(name):
     case = CASES[name]
     make = case.get("make", dense)
-    own = {key: case[key] for key in OF_TOWERS if key in case}
-    many = towers_of(make, case.get("towers", 2), **own)
+    variables = case.get("variables", "replicated")
+    many = towers_of(make, case.get("towers", 2), variables=variables)
     # A case's metric object serves both; plain Keras does not reset it at first.
     want = trained(seeded(make)(), case)
     check_near(trained(many, case), want)

@@ -1,8 +1,8 @@
 """Programs of the shapes that keras.io's examples have, beside one device.
 
 GANs, autoencoders, distillation, diffusion and the like: steps of one's own, with
-parts that only they call, several optimizers, losses and metrics. Random numbers
-are replaced by functions of a row, so that they do not depend on how a batch is cut.
+parts that only they call, several optimizers and losses. Random numbers are replaced
+by functions of a row, so that they do not depend on how a batch is cut.
 """
 
 import functools
@@ -277,43 +277,6 @@ def recurrent():
     return keras.Sequential([keras.Input([5], dtype="int64"), *inner])
 
 
-class Hits(keras.metrics.Metric):
-    """Counts in two states, as a score of precision and recall does."""
-
-    def __init__(self, name):
-        super().__init__(name=name)
-        self.hits, self.asked = (
-            self.add_weight(name=own, initializer="zeros") for own in ("hits", "asked")
-        )
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        chosen = ops.cast(y_pred > 0, y_pred.dtype)
-        self.hits.assign_add(ops.sum(chosen * ops.cast(y_true > 0, chosen.dtype)))
-        self.asked.assign_add(ops.sum(chosen))
-
-    def result(self):
-        return ops.divide_no_nan(self.hits, self.asked)
-
-
-class OwnMetrics(Perceptron):
-    """Metrics of its own in the step and in the test, with weights of rows."""
-
-    def __init__(self):
-        super().__init__()
-        self.hits, self.mae = Hits("hits"), keras.metrics.MeanAbsoluteError("mae")
-
-    @property
-    def metrics(self):
-        return [self.tracker, self.hits, self.mae]
-
-    def loss_of(self, data):
-        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-        found = self(x, training=True)
-        self.hits.update_state(y, found)
-        self.mae.update_state(y, found)
-        return mean_square(found - y)
-
-
 class Weighted(Perceptron):
     """Passes rows' weights on to the compiled loss."""
 
@@ -395,7 +358,6 @@ PROGRAMS = {
         "x": WORDS,
         "compile": lambda: {"loss": "mse", "metrics": ["mae"]},
     },
-    "own metrics": {"make": OwnMetrics, "evaluates": True},
     "weights of rows, clipped": {
         "make": Weighted,
         "compile": lambda: {"loss": "mse", "optimizer": adam(global_clipnorm=0.1)},
