@@ -81,13 +81,6 @@ def test_initial_tokens_are_as_many_as_asked_for_or_needed(
         np.testing.assert_array_equal(session.run(tokens), want)
 
 
-def test_too_few_tokens_are_refused():
-    opt = make(4, total_num_replicas=2, replica_index=0)
-    opt.apply_gradients([pair()], global_step=step())
-    with pytest.raises(ValueError, match=r"Too few tokens .* 1 \(given\)"):
-        opt.get_init_tokens_op(1)
-
-
 def test_uninitialized_variables_are_named():
     opt = make()
     opt.apply_gradients([pair("first"), pair("second")], global_step=step())

@@ -80,14 +80,16 @@ def test_a_replica_has_arrived_with_the_last_of_its_gradients():
         status = model.opt.status(session)
         has_read.set()
         session.run(model.train)
-        return status.arrived, status.missing, model.opt.status(session).step
+        values = session.run(model.values)
+        return status.arrived, status.missing, model.opt.status(session).step, values
 
     def build(task):
         given = {"aggregate": 3, "total_num_replicas": 2}
-        return make(task, lambda r: [(tf.ones([3]), vector())], **given)
+        return make(task, lambda r: [(tf.fill([3], 3.0 * r), vector())], **given)
 
-    (seen, _) = run_replicas(2, build, drive)
-    assert seen == ((), (0, 1), 1)
+    (*seen, (value,)), _ = run_replicas(2, build, drive)
+    assert seen == [(), (0, 1), 1]
+    np.testing.assert_array_equal(value, [-1.0] * 3)  # two of 0 and one of 3
 
 
 def test_a_step_that_fails_on_the_server_is_raised_by_the_chief():

@@ -10,24 +10,6 @@ from harness.replica_threads import run_replicas
 from syncrep_given import ByHand, make, vector
 
 
-def test_fewer_replicas_than_gradients_bring_several_each():
-    # Replica 0 fills two of three slots.
-    def grads(r):
-        return [(tf.fill([3], 3.0 * (r + 1)), vector())]
-
-    def drive(replica, model, session):
-        for _ in range([4, 2][replica]):
-            session.run(model.train)
-        return session.run([model.step, model.values])
-
-    def build(task):
-        return make(task, grads, aggregate=3, total_num_replicas=2)
-
-    (step, values), _ = run_replicas(2, build, drive)
-    assert step == 2
-    np.testing.assert_array_equal(values[0], [-8.0] * 3)
-
-
 def test_a_batch_that_is_pushed_again_counts_once():
     def build(task):
         pushed = tf.compat.v1.placeholder_with_default(1.0, [])
