@@ -37,9 +37,9 @@ def run_rank(pipe: Any, options: dict[str, Any]) -> None:
     Args:
       pipe: to the test.
       options: of ``join``, and what is out of order with this rank: ``alone`` and
-        ``tf_config`` (cluster) instead of an address, ``versions`` by rank,
-        ``has_gpus``, ``mpi`` (its variables), ``starts_early``
-        (ranks), ``refused`` (by the ranks to which a rank cannot connect, by rank),
+        ``tf_config`` (cluster) instead of an address, ``has_gpus``, ``mpi`` (its
+        variables), ``starts_early`` (ranks),
+        ``refused`` (by the ranks to which a rank cannot connect, by rank),
         ``v1``, ``towers``, ``machine`` (number), ``network`` (process in whose
         namespace it is, None for a new one; its address; all addresses),
         ``starts_in_s`` (how long TensorFlow's runtime takes to start, by rank),
@@ -122,8 +122,6 @@ def _prepare(options: dict[str, Any], pipe: Any) -> dict[str, Any]:
         _forget_names(unknown_s)
     if rank in options.pop("starts_early", ()):
         tf.constant(1.0)
-    if (found := options.pop("versions", {}).get(rank)) is not None:
-        tf.__version__ = found
     wait_s = options.pop("starts_in_s", {}).get(rank, 0.0)
     if rank in options.pop("stops_in_join", ()):
         _hold_up("join_cluster", lambda: os.kill(os.getpid(), signal.SIGSTOP))
