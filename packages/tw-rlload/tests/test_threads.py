@@ -185,12 +185,3 @@ def test_two_functions_may_train_on_one_batch_at_once():
         assert other.run_epochs(1).losses.shape == (1, 2)
         gate.opened.set()
         assert epochs.result(DEADLINE_S).losses.shape == (1, 2)
-
-
-def test_a_step_that_fails_lets_the_next_call_in(make_trainer):
-    trainer = trainer_of(make_trainer)
-    trainer.load(rows(1))
-    with pytest.raises(IndexError):
-        trainer.optimize(3)
-    trainer.optimize(0)
-    trainer.load(rows(2))
