@@ -1,8 +1,8 @@
 """Programs of the shapes that keras.io's examples have, beside one device.
 
 GANs, autoencoders, distillation, diffusion and the like: steps of one's own, with
-parts that only they call, several optimizers and losses. Random numbers are replaced
-by functions of a row, so that they do not depend on how a batch is cut.
+parts that only they call, several optimizers, dicts, state and metrics. Random numbers
+are replaced by functions of a row, so that they do not depend on how a batch is cut.
 """
 
 import functools
@@ -113,6 +113,29 @@ class Distiller(Stepping):
         return 0.1 * tf.reduce_mean(wrong) + 0.9 * 9 * tf.reduce_mean(apart)
 
 
+class SelfDistillation(Stepping):
+    """A projector and a predictor that only the step calls, and a stopped gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = keras.Sequential([dense(4, "tanh")])
+        self.projector, self.predictor = dense(3, "tanh"), dense(3)
+
+    def call(self, x):
+        return self.encoder(x)
+
+    def loss_of(self, data):
+        views = [self.projector(self.encoder(own)) for own in (data, data + 0.1)]
+        ahead = [self.predictor(own) for own in views]
+        pairs = zip(ahead, reversed(views), strict=True)
+        return tf.add_n(
+            [
+                tf.reduce_mean(keras.losses.cosine_similarity(p, tf.stop_gradient(z)))
+                for p, z in pairs
+            ]
+        )
+
+
 class Patches(layers.Layer):
     """Makes its layers when it is built."""
 
@@ -194,6 +217,75 @@ class Gan(Stepping):
         return {own.name: own.result() for own in self.metrics}
 
 
+class WassersteinGan(Gan):
+    """Two updates of the critic, with a penalty on its gradient, to one other."""
+
+    def penalty(self, real, fake):
+        share = 0.5 + 0.5 * noise(real[:, :1])
+        between = real + share * (fake - real)
+        with tf.GradientTape() as tape:
+            tape.watch(between)
+            score = self.discriminator(between, training=True)
+        slope = tape.gradient(score, between)
+        return mean_square(tf.sqrt(tf.reduce_sum(slope**2, axis=1)) - 1.0)
+
+    def train_step(self, real):
+        for n in range(2):
+            with tf.GradientTape() as tape:
+                fake = self.generator(noise(real, 31.0 + n))
+                scores = [self.discriminator(own) for own in (fake, real)]
+                loss = tf.reduce_mean(scores[0]) - tf.reduce_mean(scores[1])
+                loss += 10 * self.penalty(real, fake)
+            variables = self.discriminator.trainable_variables
+            grads = tape.gradient(loss, variables)
+            self.first.apply_gradients(zip(grads, variables, strict=True))
+        with tf.GradientTape() as tape:
+            own_loss = -tf.reduce_mean(self.discriminator(self.generator(noise(real))))
+        variables = self.generator.trainable_variables
+        grads = tape.gradient(own_loss, variables)
+        self.second.apply_gradients(zip(grads, variables, strict=True))
+        return {"critic": loss, "generator": own_loss}
+
+
+class Sampling(layers.Layer):
+    def call(self, inputs):
+        mean, log_variance = inputs
+        return mean + tf.exp(0.5 * log_variance) * noise(mean)
+
+
+class Vae(Stepping):
+    """Functional encoder and decoder inside; three tracked losses."""
+
+    def __init__(self):
+        super().__init__()
+        x = keras.Input([4])
+        hidden = dense(5, "tanh")(x)
+        mean, log_variance = dense(2)(hidden), dense(2)(hidden)
+        latent = Sampling()([mean, log_variance])
+        self.encoder = keras.Model(x, [mean, log_variance, latent])
+        self.decoder = mlp(2, 5, 4)
+        self.trackers = [keras.metrics.Mean(name) for name in ("loss", "error", "kl")]
+
+    @property
+    def metrics(self):
+        return self.trackers
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            mean, log_variance, latent = self.encoder(data)
+            error = tf.reduce_mean(
+                tf.reduce_sum((self.decoder(latent) - data) ** 2, axis=1)
+            )
+            kl = -0.5 * (1 + log_variance - mean**2 - tf.exp(log_variance))
+            kl = tf.reduce_mean(tf.reduce_sum(kl, axis=1))
+            loss = error + kl
+        grads = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_weights, strict=True))
+        for own, value in zip(self.trackers, (loss, error, kl), strict=True):
+            self.track(own, value, data)
+        return {own.name: own.result() for own in self.trackers}
+
+
 class Quantizer(layers.Layer):
     """Takes the nearest row of a table, and adds losses of its own."""
 
@@ -260,6 +352,45 @@ class Diffusion(Stepping):
         return {"loss": self.tracker.result()}
 
 
+class Triplets(Stepping):
+    """Batches of three parts, and a functional model of three inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = mlp(4, 5, 2)
+        inputs = [keras.Input([4], name=name) for name in ("anchor", "near", "far")]
+        anchor, near, far = map(self.embedding, inputs)
+        apart = [
+            ops.sum(ops.square(anchor - near), -1),
+            ops.sum(ops.square(anchor - far), -1),
+        ]
+        self.network = keras.Model(inputs, apart)
+
+    def call(self, inputs):
+        return self.network(inputs)
+
+    def loss_of(self, data):
+        near, far = self.network(data)
+        return tf.reduce_mean(tf.maximum(near - far + 0.5, 0.0))
+
+
+class Mixup(keras.Model):
+    """Mixes each row with its reflection, and leaves the rest to Keras."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = mlp(4, 5, 2)
+
+    def call(self, x):
+        return self.inner(x)
+
+    def train_step(self, data):
+        x, y = data
+        share = 0.5 + 0.5 * noise(x[:, :1])
+        mixed = share * x - (1 - share) * x[:, ::-1]
+        return super().train_step((mixed, share * y))
+
+
 class Adversarial(Perceptron):
     """Perturbs its inputs along a gradient, in a tape of its own."""
 
@@ -272,9 +403,71 @@ class Adversarial(Perceptron):
         return mean_square(self(x) - y) + 0.5 * mean_square(self(moved) - y)
 
 
+def two_outputs():
+    x, words = keras.Input([4], name="x"), keras.Input([5], dtype="int64", name="words")
+    text = layers.GlobalAveragePooling1D()(
+        layers.Embedding(6, 3, mask_zero=True)(words)
+    )
+    both = layers.concatenate([dense(3, "tanh")(x), text])
+    outputs = {"score": dense(1, name="score")(both), "kind": dense(3, name="kind")(x)}
+    return keras.Model({"x": x, "words": words}, outputs)
+
+
+class Attention(keras.Model):
+    """A block of a transformer, with places that all rows share."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = layers.Embedding(6, 4), layers.Embedding(5, 4)
+        self.attention = layers.MultiHeadAttention(2, 2)
+        self.norm, self.last = layers.LayerNormalization(), dense(2)
+
+    def call(self, words):
+        x = self.words(words) + self.places(ops.arange(5))
+        x = self.norm(x + self.attention(x, x, use_causal_mask=True))
+        return self.last(ops.mean(x, axis=1))
+
+
 def recurrent():
     inner = [layers.Embedding(6, 4, mask_zero=True), layers.GRU(3), dense(2)]
     return keras.Sequential([keras.Input([5], dtype="int64"), *inner])
+
+
+class Hits(keras.metrics.Metric):
+    """Counts in two states, as a score of precision and recall does."""
+
+    def __init__(self, name):
+        super().__init__(name=name)
+        self.hits, self.asked = (
+            self.add_weight(name=own, initializer="zeros") for own in ("hits", "asked")
+        )
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        chosen = ops.cast(y_pred > 0, y_pred.dtype)
+        self.hits.assign_add(ops.sum(chosen * ops.cast(y_true > 0, chosen.dtype)))
+        self.asked.assign_add(ops.sum(chosen))
+
+    def result(self):
+        return ops.divide_no_nan(self.hits, self.asked)
+
+
+class OwnMetrics(Perceptron):
+    """Metrics of its own in the step and in the test, with weights of rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.hits, self.mae = Hits("hits"), keras.metrics.MeanAbsoluteError("mae")
+
+    @property
+    def metrics(self):
+        return [self.tracker, self.hits, self.mae]
+
+    def loss_of(self, data):
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        found = self(x, training=True)
+        self.hits.update_state(y, found)
+        self.mae.update_state(y, found)
+        return mean_square(found - y)
 
 
 class Weighted(Perceptron):
@@ -310,6 +503,45 @@ def words_of(x, y, sample_weight):
     return tf.reduce_sum(tf.cast(x[:, 1:] != 0, "float64"))
 
 
+class Counting(layers.Layer):
+    """Counts its calls, and warms up with them."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = self.add_weight(initializer="zeros", trainable=False)
+
+    def call(self, x, training=None):
+        if training:
+            self.calls.assign_add(1.0)
+        return x * ops.minimum(self.calls / 4.0, 1.0)
+
+
+def warming_up():
+    return keras.Sequential([keras.Input([4]), dense(5, "tanh"), Counting(), dense()])
+
+
+class TwoRates(Stepping):
+    """A backbone and a head with optimizers of their own, from one tape."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone, self.head = mlp(4, 5, 3), dense()
+        self.slow = optimizers.Adam(0.001)
+
+    def call(self, x):
+        return self.head(self.backbone(x))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = mean_square(self(x, training=True) - y)
+        parts = self.backbone.trainable_weights, self.head.trainable_weights
+        first, rest = tape.gradient(loss, parts)
+        self.slow.apply_gradients(zip(first, parts[0], strict=True))
+        self.optimizer.apply_gradients(zip(rest, parts[1], strict=True))
+        return {"loss": loss}
+
+
 class Uncertain(Perceptron):
     """Learns the weights of its losses, which belong to the model itself."""
 
@@ -324,8 +556,80 @@ class Uncertain(Perceptron):
         return tf.reduce_sum(tf.exp(-scales) * errors + scales)
 
 
+class Focal(keras.losses.Loss):
+    """A loss of one's own, over rows."""
+
+    def call(self, y_true, y_pred):
+        right = ops.take_along_axis(
+            ops.softmax(y_pred), ops.cast(y_true, "int64")[:, None], axis=1
+        )
+        return -((1 - right[:, 0]) ** 2) * ops.log(right[:, 0])
+
+
+class Ranking(keras.Model):
+    """Users and items in a dict; the shape it computes is never asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.users, self.items = layers.Embedding(3, 4), layers.Embedding(6, 4)
+        self.score = dense(1)
+
+    def build(self, shapes):
+        self.users.build(shapes["user"])
+        self.items.build(shapes["items"])
+        self.score.build([*shapes["items"], 8])
+
+    def call(self, inputs):
+        items = self.items(inputs["items"])
+        users = ops.repeat(self.users(inputs["user"])[:, None], 5, axis=1)
+        both = ops.concatenate([users, items], axis=-1)
+        return ops.squeeze(self.score(both), axis=-1)
+
+    def compute_output_shape(self, shapes):
+        return shapes[0]
+
+
+def synchronised():
+    norm = layers.BatchNormalization(synchronized=True)
+    return keras.Sequential([keras.Input([4]), dense(5), norm, dense()])
+
+
+class Accumulates(Perceptron):
+    """Adds gradients in variables of its own, and applies every second batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = self.add_weight(initializer="zeros", trainable=False)
+        self.sums = [
+            self.add_weight(shape=own.shape, initializer="zeros", trainable=False)
+            for own in self.inner.trainable_variables
+        ]
+
+    def train_step(self, data):
+        x, y = data
+        variables = self.inner.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = mean_square(self(x, training=True) - y)
+        for own, grad in zip(self.sums, tape.gradient(loss, variables), strict=True):
+            own.assign_add(grad)
+        self.count.assign_add(1.0)
+        tf.cond(self.count.value >= 2.0, self.apply_sums, lambda: None)
+        return {"loss": loss}
+
+    def apply_sums(self):
+        sums = [tf.convert_to_tensor(own) for own in self.sums]
+        self.optimizer.apply(sums, self.inner.trainable_variables)
+        for own in (*self.sums, self.count):
+            own.assign(tf.zeros_like(own.value))
+
+
 def adam(**options):
     return optimizers.Adam(0.01, epsilon=1e-3, **options)
+
+
+def labelled(**options):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, **options)
+    return {"loss": loss}
 
 
 def in_dataset(x):
@@ -339,40 +643,94 @@ def of_gan():
     return {"first": adam(), "second": adam(), "loss": loss}
 
 
+TEXT = {"x": WORDS}
 PROGRAMS = {
     "distillation": {"make": Distiller, "y": LABELS, "evaluates": True},
+    "self-distillation": {"make": SelfDistillation, "fit": lambda: in_dataset(X)},
     "masked autoencoder": {
         "make": MaskedAutoencoder,
         "compile": lambda: {"loss": "mse", "metrics": ["mae"]},
         "fit": lambda: in_dataset(X),
     },
     "GAN": {"make": Gan, "compile": of_gan, "fit": lambda: in_dataset(X)},
+    "WGAN-GP": {
+        "make": WassersteinGan,
+        "compile": of_gan,
+        "fit": lambda: in_dataset(X),
+    },
+    "VAE": {"make": Vae, "fit": lambda: in_dataset(X)},
     "VQ-VAE": {"make": VqVae, "fit": lambda: in_dataset(X), "evaluates": True},
     "diffusion": {"make": Diffusion, "fit": lambda: in_dataset(X), "evaluates": True},
-    "adversarial, accumulated": {
-        "make": Adversarial,
-        "compile": lambda: {"optimizer": adam(gradient_accumulation_steps=2)},
+    "triplets": {
+        "make": Triplets,
+        "fit": lambda: in_dataset((X, X + 0.1, X[::-1])),
+        "evaluates": True,
     },
+    "mixup": {"make": Mixup, "compile": lambda: {"loss": "mse", "metrics": ["mae"]}},
+    "adversarial": {"make": Adversarial},
+    "two outputs": {
+        "make": two_outputs,
+        "x": {"x": X, "words": WORDS},
+        "y": {"score": Y[:, :1], "kind": LABELS},
+        "compile": lambda: {
+            "loss": {"score": "mse", "kind": labelled()["loss"]},
+            "loss_weights": {"score": 0.3, "kind": 1.0},
+            "metrics": {"kind": ["accuracy"]},
+        },
+        "evaluates": True,
+    },
+    "transformer": {"make": Attention, **TEXT, "compile": lambda: {"loss": "mse"}},
     "masked recurrence": {
         "make": recurrent,
-        "x": WORDS,
+        **TEXT,
         "compile": lambda: {"loss": "mse", "metrics": ["mae"]},
     },
-    "weights of rows, clipped": {
+    "own metrics": {"make": OwnMetrics, "evaluates": True},
+    "weights of rows": {
         "make": Weighted,
-        "compile": lambda: {"loss": "mse", "optimizer": adam(global_clipnorm=0.1)},
+        "compile": lambda: {"loss": "mse"},
         "fit": lambda: {"sample_weight": WEIGHTS},
     },
     "captions": {
         "make": Captions,
-        "x": WORDS,
-        "compile": lambda: {
-            "loss": keras.losses.SparseCategoricalCrossentropy(True, reduction=None)
-        },
+        **TEXT,
+        "compile": lambda: labelled(reduction=None),
         "towers": {"weights": words_of},
         "evaluates": True,
     },
+    "state in the call": {"make": warming_up, "compile": lambda: {"loss": "mse"}},
+    "two rates": {"make": TwoRates},
     "weights of losses": {"make": Uncertain},
+    "own loss": {
+        "make": lambda: mlp(4, 5, 3),
+        "y": LABELS,
+        "compile": lambda: {"loss": Focal(), "metrics": ["accuracy"]},
+    },
+    "ranking": {
+        "make": Ranking,
+        "x": {"user": LABELS, "items": WORDS},
+        "y": RANDOM.normal(size=(ROWS, 5)),
+        "compile": lambda: {"loss": "mse"},
+    },
+    "synchronised": {
+        "make": synchronised,
+        "compile": lambda: {"loss": "mse", "optimizer": optimizers.SGD(0.01)},
+    },
+    "clipped by the optimizer": {
+        "make": Weighted,
+        "compile": lambda: {"loss": "mse", "optimizer": adam(global_clipnorm=0.1)},
+    },
+    "accumulated by the optimizer": {
+        "make": Adversarial,
+        "compile": lambda: {"optimizer": adam(gradient_accumulation_steps=2)},
+    },
+    # It weights both batches alike, and shared variables keep tower 0's sums.
+    "accumulated in the step": {
+        "make": Accumulates,
+        "fit": lambda: {"batch_size": 7},
+        "rooms": ["replicated", "sharded"],
+        "is_full": True,
+    },
 }
 
 
@@ -384,6 +742,9 @@ def results_of(model, program):
     model.compile(**given)
     options = {"x": program.get("x", X), "y": program.get("y", Y), "batch_size": 10}
     options |= {"verbose": 0, **program.get("fit", dict)()}
+    if program.get("is_full"):
+        rows = options["batch_size"] * (ROWS // options["batch_size"])
+        options |= {name: options[name][:rows] for name in ("x", "y")}
     history = model.fit(**options, epochs=2, shuffle=False).history
     results = [history, model.get_weights()]
     if program.get("evaluates"):
@@ -398,15 +759,20 @@ def on_one_device(name):
     return results_of(model, program)
 
 
+MODES = (1, "replicated"), (2, "replicated"), (3, "sharded"), (3, "parameter_server")
+ROOMS = [
+    (name, num_towers, variables)
+    for name in PROGRAMS
+    for num_towers, variables in MODES
+    if variables in PROGRAMS[name].get("rooms", [variables])
+]
+
+
 @pytest.mark.full(
-    *("2-replicated-distillation", "3-sharded-masked autoencoder"),
-    *("3-parameter_server-GAN", "2-replicated-diffusion", "2-replicated-captions"),
+    *("distillation-2-replicated", "masked autoencoder-3-sharded"),
+    *("GAN-3-parameter_server", "diffusion-2-replicated", "captions-2-replicated"),
 )
-@pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize(
-    ("num_towers", "variables"),
-    [(1, "replicated"), (2, "replicated"), (3, "sharded"), (3, "parameter_server")],
-)
+@pytest.mark.parametrize(("name", "num_towers", "variables"), ROOMS)
 def test_a_program_of_keras_io_trains_as_on_one_device(name, num_towers, variables):
     program = PROGRAMS[name]
     options = program.get("towers", {})
