@@ -10,12 +10,12 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 from quick import (
     pytest_collection_modifyitems,
     pytest_configure,
     pytest_sessionfinish,
 )
-from hypothesis import settings
 
 __all__ = ["pytest_collection_modifyitems", "pytest_configure", "pytest_sessionfinish"]
 

@@ -39,7 +39,6 @@ DROP = ("drop_micro_batch", GradualLossScale(4.0, 0.25, 1.0))
     [*((kind, *SKIP) for kind in KINDS), ("v1", *DROP)],
     ids=[*KINDS, "v1-drops"],
 )
-@pytest.mark.each_choice
 def test_a_run_resumed_between_micro_batches_equals_the_uninterrupted_one_bit_for_bit(
     make_trainer, tmp_path, kind, policy, rule
 ):

@@ -86,7 +86,6 @@ def plain(kind, **kwargs):
     ("name", "num_towers"),
     [(name, 2 if name.endswith("-Adam") else 1) for name in FAMILIES],
 )
-@pytest.mark.each_choice
 def test_updates_are_those_of_the_plain_optimizer_and_skips_change_nothing(
     make_trainer, name, num_towers
 ):
@@ -154,7 +153,6 @@ def test_a_fed_learning_rate_reaches_every_family(name):
 
 
 @each_family
-@pytest.mark.each_choice
 def test_a_schedule_and_master_copies_serve_every_family(make_trainer, kind):
     schedule = keras.optimizers.schedules.ExponentialDecay(RATE, 1, 0.5)
     trainer = make_trainer(

@@ -90,7 +90,6 @@ def with_feeds(**changed):
 
 @pytest.mark.parametrize("multiplier", [None, 2])
 @pytest.mark.parametrize("rank", ["known", None], ids=["rank", "no rank"])
-@pytest.mark.each_choice
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
@@ -135,7 +134,6 @@ def test_the_tower_is_named():
     "kind", ["tf.train.AdamOptimizer", keras.optimizers.Adam, keras.optimizers.Adamax]
 )
 @pytest.mark.parametrize("multiplier", [None, 2])
-@pytest.mark.each_choice
 @each_mode
 def test_good_gradients_of_unknown_shape_train(make, kind, multiplier):
     # Of the table, neither Adam nor the accumulator can do without a dense shape.

@@ -58,7 +58,6 @@ def check(values, updates):
 @pytest.mark.parametrize(
     "kind", ["tf.train.GradientDescentOptimizer", "keras.optimizers.SGD"]
 )
-@pytest.mark.each_choice
 def test_threads_that_call_one_accumulating_step_lose_no_gradient(
     how, num_towers, kind
 ):

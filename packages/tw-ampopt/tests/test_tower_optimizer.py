@@ -26,7 +26,6 @@ def variables_on(*devices):
 
 
 @pytest.mark.parametrize("num_towers", [1, 2])
-@pytest.mark.each_choice
 def test_the_reducer_runs_once_per_update_and_not_for_every_micro_batch(
     make_trainer, num_towers
 ):
@@ -164,7 +163,6 @@ def test_pairs_of_all_towers_are_taken_in_any_order():
 
 @pytest.mark.parametrize("master_copies", [False, True])
 @pytest.mark.parametrize("kind", ["keras.optimizers.Adam", "tf.train.AdamOptimizer"])
-@pytest.mark.each_choice
 def test_a_keras_variable_is_the_tensorflow_variable_in_it(kind, master_copies):
     dtype = "float16" if master_copies else "float32"
     keras_variables = [
@@ -202,7 +200,6 @@ def test_a_keras_variable_is_the_tensorflow_variable_in_it(kind, master_copies):
     ],
 )
 @pytest.mark.parametrize("master_copies", [False, True])
-@pytest.mark.each_choice
 def test_a_reset_by_either_sharer_resets_the_slots_of_both(
     kind, mine, sharers, master_copies
 ):

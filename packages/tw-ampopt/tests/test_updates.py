@@ -42,7 +42,6 @@ def assert_same_bits(got, want):
     [(INITIAL, 1, 8), (LARGE, 1, 4), (INITIAL, 4, None), (INITIAL, 2, 2)],
     ids=["packed-8", "large-4", "towers-4", "both-4"],
 )
-@pytest.mark.each_choice
 def test_parts_of_a_batch_equal_it_bit_for_bit(
     make_trainer, initial, num_towers, micro_batches
 ):
@@ -74,7 +73,6 @@ def test_parts_of_a_batch_equal_it_bit_for_bit(
     ],
     ids=str,
 )
-@pytest.mark.each_choice
 def test_a_skipped_update_leaves_every_bit_of_variables_and_slots(
     make_trainer, rule, bad, multiplier
 ):
@@ -107,7 +105,6 @@ def test_a_skipped_update_leaves_every_bit_of_variables_and_slots(
 @pytest.mark.parametrize(
     "rule", [GradualLossScale(), DynamicLossScale(growth_interval=5)], ids=str
 )
-@pytest.mark.each_choice
 def test_after_many_bad_steps_good_ones_train_again(make_trainer, rule):
     trainer = make_trainer([np.zeros(2, np.float32)], loss_scale=rule, **ADAM)
     good, bad = [np.ones(2, np.float32)], [np.float32([np.nan, 1])]
@@ -133,7 +130,6 @@ def test_a_large_gradient_whose_square_overflows_is_no_overflow(make_trainer):
 
 
 @pytest.mark.parametrize("drops", [False, True], ids=["skips", "drops"])
-@pytest.mark.each_choice
 def test_any_run_of_good_and_bad_micro_batches_meets_the_oracle(make_trainer, drops):
     # Two in one buffer, and one in another.
     initial = [np.zeros(size, np.float32) for size in (3, 4_100, 16_400)]
@@ -183,7 +179,6 @@ def check_against_oracle(trainer, goods, size, *, drops):
 
 
 @pytest.mark.parametrize("num_towers", [1, 2])
-@pytest.mark.each_choice
 def test_a_number_of_steps_that_changes_ends_a_group_as_its_class_says(
     make_trainer, num_towers
 ):
@@ -239,7 +234,6 @@ def test_a_number_of_steps_that_changes_ends_a_group_as_its_class_says(
 
 
 @pytest.mark.parametrize("multiplier", [None, 2])
-@pytest.mark.each_choice
 def test_a_missing_gradient_counts_as_zero(make_trainer, multiplier):
     like = [INITIAL[0], None, INITIAL[2], None]
     trainer = make_trainer(
@@ -258,7 +252,6 @@ def test_a_missing_gradient_counts_as_zero(make_trainer, multiplier):
         *((20_000, 2, 1, SGD), (6, None, 1, KERAS_ADAM)),
     ],
 )
-@pytest.mark.each_choice
 def test_sparse_gradients_give_what_dense_ones_do(
     make_trainer, rows, multiplier, num_towers, options
 ):
@@ -350,7 +343,6 @@ def test_a_scale_or_a_norm_within_the_bound_changes_no_bit(make_trainer):
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
-@pytest.mark.each_choice
 def test_half_variables_accumulate_in_float32(make_trainer, kind):
     dtype = tf.as_dtype(kind).as_numpy_dtype
     trainer = make_trainer([np.zeros(1, dtype)], accumulation_steps=64, **SGD)
@@ -367,7 +359,6 @@ def test_half_variables_accumulate_in_float32(make_trainer, kind):
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 @pytest.mark.parametrize("num_towers", [1, 2])
-@pytest.mark.each_choice
 def test_master_copies_keep_updates_that_half_variables_lose(
     make_trainer, kind, num_towers
 ):
@@ -405,7 +396,6 @@ def test_a_master_follows_a_variable_that_somebody_assigns(make_trainer):
 
 
 @pytest.mark.parametrize("multiplier", [None, 3])
-@pytest.mark.each_choice
 def test_reset_brings_back_the_start_but_for_the_scale(make_trainer, multiplier):
     trainer = make_trainer(
         INITIAL,

@@ -69,7 +69,6 @@ def assert_same_bits(got, want):
 @pytest.mark.parametrize("partition", PARTITIONS, ids=str)
 @pytest.mark.parametrize("options", [SGD, ADAM], ids=["sgd", "adam"])
 @pytest.mark.parametrize("scale", [None, StaticLossScale(6)], ids=["plain", "scaled"])
-@pytest.mark.each_choice
 def test_any_partition_trains_as_one_device_does(
     make_trainer, partition, options, scale
 ):
@@ -102,7 +101,6 @@ def test_equal_weights_change_no_bit_of_any_gradient(steps, weight):
 
 
 @pytest.mark.parametrize("policy", ["skip_group", "drop_micro_batch"])
-@pytest.mark.each_choice
 def test_a_nan_of_a_tower_without_weight_is_no_overflow(make_trainer, policy):
     trainer = train(
         make_trainer,
@@ -140,7 +138,6 @@ def test_what_is_dropped_does_not_weigh(make_trainer):
 
 
 @pytest.mark.parametrize("steps", [None, 2])
-@pytest.mark.each_choice
 def test_nobody_with_weight_gives_means_of_zero(make_trainer, steps):
     trainer = make_trainer(INITIAL, 2, accumulation_steps=steps, weighs=True, **SGD)
     bad = [np.full(size, np.nan, np.float32) for size in SIZES]

@@ -71,8 +71,8 @@ def test_optimizers_that_are_alike_are_traced_once(name):
             np.testing.assert_allclose(got, plain, rtol=1e-6)
 
 
-@pytest.mark.full(
-    *present("Adafactor", "Muon nesterov", "MultiOptimizer", "Ftrl use_ema")
+@pytest.mark.slow(
+    by_day=[*present("Adafactor", "Muon nesterov", "MultiOptimizer", "Ftrl use_ema")]
 )
 @pytest.mark.parametrize("case", CASES)
 def test_every_optimizer_updates_as_where_each_is_traced(case, monkeypatch):

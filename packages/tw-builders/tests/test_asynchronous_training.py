@@ -50,7 +50,6 @@ def build(num_towers, *, scale_gradient=True, slow_tower=None, seconds=0.0):
 
 @pytest.mark.parametrize("num_towers", [1, 2, 4])
 @pytest.mark.parametrize("scale", [True, False])
-@pytest.mark.each_choice
 def test_one_op_applies_every_towers_gradients_once(num_towers, scale):
     with tf.Graph().as_default():
         builder, grads = build(num_towers, scale_gradient=scale)

@@ -130,7 +130,6 @@ def expect():
     ("optimizer", "wrapped"),
     [(n, w) for n in OPTIMIZERS for w in (False, True) if not (w and "keras" in n)],
 )
-@pytest.mark.each_choice
 def test_in_a_function_or_wrapped_graph_code(expect, place, way, optimizer, wrapped):
     variables = make_variables(way)
     optimizers = make_optimizers_of(way, optimizer, variables)
@@ -155,7 +154,6 @@ def test_in_a_function_or_wrapped_graph_code(expect, place, way, optimizer, wrap
 
 @each_sharing
 @each_optimizer
-@pytest.mark.each_choice
 def test_in_a_function_that_a_session_graph_calls(expect, way, optimizer):
     with tf.Graph().as_default():
         variables = make_variables(way)
@@ -185,7 +183,6 @@ def test_in_a_function_that_a_session_graph_calls(expect, way, optimizer):
 @each_place
 @pytest.mark.parametrize("builder", REPEATABLE)
 @each_v1_optimizer
-@pytest.mark.each_choice
 def test_builders_in_a_session_graph(expect, place, builder, optimizer):
     pairs = []
 

@@ -110,7 +110,7 @@ def expected(steps=3):
     return [v.numpy() for v in model.all]
 
 
-@pytest.mark.full("replicated-2", "sharded-4", "parameter server-2")
+@pytest.mark.slow(by_day=["replicated-2", "sharded-4", "parameter server-2"])
 @pytest.mark.parametrize("num_towers", [1, 2, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_steps_are_those_of_one_device(kind, num_towers):

@@ -52,7 +52,6 @@ def test_asynchronous_towers_have_flat_variables_too():
 @pytest.mark.parametrize("retried_with", [BELOW, 0])
 @pytest.mark.parametrize("builder", BUILDERS)
 @pytest.mark.parametrize("failing_tower", [0, 1])
-@pytest.mark.each_choice
 def test_a_flat_build_that_failed_is_not_taken_over(
     builder, failing_tower, retried_with
 ):
@@ -127,7 +126,7 @@ REDUCED_KIB = {
 }
 
 
-@pytest.mark.full("parameter server-2", "sharded-4")
+@pytest.mark.slow(by_day=["parameter server-2", "sharded-4"])
 @pytest.mark.parametrize("num_towers", [2, 4])
 @pytest.mark.parametrize("builder", BUILDERS)
 def test_flat_variables_are_counted_once_and_take_what_the_page_says(

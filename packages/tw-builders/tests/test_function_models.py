@@ -142,7 +142,6 @@ def train_alone(model_name, optimizer_name):
     ("model", "kind"),
     [(own, kind) for own in MODELS for kind in ("replicated", "shared", "sharded")],
 )
-@pytest.mark.each_choice
 def test_towers_reach_the_variables_of_one_device(model, optimizer, num_towers, kind):
     """Optimizers live on their tower, and step once a step."""
     replicas, optimizers = train(model, optimizer, num_towers, kind)

@@ -111,7 +111,6 @@ each_reader = pytest.mark.parametrize("read", READERS)
 @each_reader
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("rows, batch", [(24, 8), (10, 4), (5, 5), (1, 1), (0, 4)])
-@pytest.mark.each_choice
 def test_parts_are_numpys_array_split(read, count, rows, batch):
     x = np.arange(rows * 3).reshape(rows, 3)
 
@@ -214,7 +213,6 @@ def composite_parts(count):
 
 @each_reader
 @pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.each_choice
 def test_ragged_and_sparse_tensors_are_cut_and_none_stays(read, count):
     assert read(composite_batches, count) == composite_parts(count)
 

@@ -38,7 +38,6 @@ def run(tensors):
 @pytest.mark.parametrize("flat", [0, 1000])
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("kind", BUILDERS)
-@pytest.mark.each_choice
 def test_every_tower_has_the_total_loss_of_one_device(kind, count, flat):
     losses = []
 

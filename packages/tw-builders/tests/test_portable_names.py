@@ -35,7 +35,6 @@ def called(build, make, count=1, **options):
 
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("kind", BUILDERS)
-@pytest.mark.each_choice
 def test_the_warning_has_the_name_and_the_portable_one(kind, make, caplog):
     count = 2 if kind in ("replicated", "sharded") else 1
     with caplog.at_level(logging.WARNING):

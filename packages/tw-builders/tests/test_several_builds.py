@@ -75,7 +75,6 @@ def expect_equal(got, want):
 
 @each_builder
 @each_optimizer
-@pytest.mark.each_choice
 def test_two_builds_train_as_each_does_alone(builder, optimizer):
     models = [(("a",), 5.0), (("b", "c"), -1.0)]
     with tf.Graph().as_default():
@@ -204,7 +203,6 @@ def contents(graph):
 
 @each_builder
 @pytest.mark.parametrize("index", [0, 1])
-@pytest.mark.each_choice
 def test_the_same_build_works_after_a_failure(builder, index):
     index = 0 if builder == "asynchronous" else index
     with tf.Graph().as_default() as graph:

@@ -183,7 +183,6 @@ def control_flow(request):
 
 @pytest.mark.usefixtures("control_flow")
 @pytest.mark.parametrize("kind", [v1.train.GradientDescentOptimizer, Gated])
-@pytest.mark.each_choice
 def test_a_copy_waits_for_its_own_update(kind):
     with tf.Graph().as_default():
         _, train_op, variables = built(partial(kind, 0.25), num_towers=4)
@@ -250,7 +249,6 @@ def function_step(ours, models, get_opt_fn):
     ids=["Keras 3", "Keras 3 Adam", "legacy", "one's own class"],
 )
 @pytest.mark.parametrize("num_towers", [1, 2, 4])
-@pytest.mark.each_choice
 def test_a_global_norm_is_that_of_all_shards(get_opt_fn, num_towers):
     ours, models = make_models(num_towers)
     step, *_ = function_step(ours, models, get_opt_fn)
@@ -294,7 +292,6 @@ def reduced_step(ours, models, get_opt_fn, num_steps=3):
     ids=["Keras 3", "v1", "legacy"],
 )
 @pytest.mark.parametrize("num_towers", [1, 2, 3])
-@pytest.mark.each_choice
 def test_reduced_gradients_are_applied_once_and_copied(get_opt_fn, num_towers):
     ours, models = make_models(num_towers)
     with warnings.catch_warnings():
@@ -397,7 +394,6 @@ def test_an_optimizer_that_has_its_slots_already_is_refused():
     ],
     ids=["v1", "Keras 3", "tf_keras"],
 )
-@pytest.mark.each_choice
 def test_the_optimizer_for_checkpoints_is_refused_for_training(get_opt_fn, apply):
     ours, models = make_models()
     optimizer, saved = make_sharded_optimizer(ours, get_opt_fn, models)

@@ -80,7 +80,6 @@ def on_one_device():
     ],
     ids=["replicated", "sharded", "parameter server"],
 )
-@pytest.mark.each_choice
 def test_builders_train_as_one_device_on_the_whole_batch(make, sizes):
     with tf.Graph().as_default():
         parts = tf.split(tf.constant(X), sizes)

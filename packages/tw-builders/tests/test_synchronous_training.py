@@ -104,13 +104,15 @@ def train(builder, num_towers, optimizer):
 each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 
 
-@pytest.mark.full(
-    "gradient descent-1-sharded",
-    "adam-2-parameter server",
-    "momentum-4-spread server",
-    "momentum-2-replicated",
-    "gradient descent-4-replicated, balanced",
-    "adam-4-sharded",
+@pytest.mark.slow(
+    by_day=[
+        "gradient descent-1-sharded",
+        "adam-2-parameter server",
+        "momentum-4-spread server",
+        "momentum-2-replicated",
+        "gradient descent-4-replicated, balanced",
+        "adam-4-sharded",
+    ]
 )
 @each_builder
 @each_count
@@ -129,7 +131,7 @@ def test_towers_reach_the_variables_of_one_device(builder, num_towers, optimizer
     assert not np.array_equal(values[0][0][0], values[-1][0][0])
 
 
-@pytest.mark.full("spread server", "replicated, balanced")
+@pytest.mark.slow(by_day=["spread server", "replicated, balanced"])
 @pytest.mark.parametrize("builder", BUILDERS)
 def test_operations_grow_linearly_with_towers_and_variables(builder):
     def count(num_towers, num_variables):

@@ -85,7 +85,6 @@ def feed(fed, values):
 
 @each_builder
 @each_static
-@pytest.mark.each_choice
 def test_gradients_of_the_right_shape_train_as_in_numpy(builder, static):
     values = right_values()
     with tf.Graph().as_default():
@@ -104,7 +103,6 @@ def test_gradients_of_the_right_shape_train_as_in_numpy(builder, static):
 @each_static
 @each_wrong
 @pytest.mark.parametrize("tower", [[0], [1], [0, 1]])
-@pytest.mark.each_choice
 def test_a_gradient_of_another_shape_is_refused_by_name(builder, static, wrong, tower):
     values = right_values()
     for k in tower:
@@ -121,7 +119,6 @@ def test_a_gradient_of_another_shape_is_refused_by_name(builder, static, wrong, 
 
 @pytest.mark.parametrize("kind", ["v1", "keras"])
 @pytest.mark.parametrize("way", ["replicated", "shared", "sharded"])
-@pytest.mark.each_choice
 def test_in_a_function_as_well(kind, way):
     ours, variables = towers(TWO), []
     for device in TWO[: 1 if way == "shared" else 2]:

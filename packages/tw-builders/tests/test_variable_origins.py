@@ -62,7 +62,6 @@ def expect_copies(session, sync, originals, copies):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("num_towers", [2, 3])
-@pytest.mark.each_choice
 def test_a_model_with_scopes_called_as_towers_keeps_its_weights(num_towers, optimizer):
     with tf.Graph().as_default(), new_session() as session:
         _, _, sync = build_replicated(num_towers, optimizer)

@@ -64,7 +64,6 @@ BUILDERS = {"default": SyncMultiGPUReplicatedBuilder} | SYNCHRONOUS
 
 @each_count
 @pytest.mark.parametrize("name", BUILDERS)
-@pytest.mark.each_choice
 def test_builders_weigh_towers_by_their_rows(name, counts):
     [want] = train_in_graph(BUILDERS["default"], (sum(counts),), {})
     got = train_in_graph(BUILDERS[name], counts, {"weights": counts})

@@ -57,13 +57,15 @@ CASES = [
 ]
 
 
-@pytest.mark.full(
-    "version 1-1",
-    "clipped together-2",
-    "paths-2",
-    "accumulating-2",
-    "averages-1",
-    "state of its own-2",
+@pytest.mark.slow(
+    by_day=[
+        "version 1-1",
+        "clipped together-2",
+        "paths-2",
+        "accumulating-2",
+        "averages-1",
+        "state of its own-2",
+    ]
 )
 @pytest.mark.parametrize(("name", "num_devices"), CASES)
 def test_a_compiled_update_does_what_it_does_uncompiled(name, num_devices):

@@ -62,7 +62,6 @@ def test_the_planned_shapes_are_those_of_the_packs(shapes):
 @each_mode
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int64])
 @pytest.mark.parametrize("shapes", [[()], [(3,)], [(2, 4)], SHAPES, SHAPES[::-1]])
-@pytest.mark.each_choice
 def test_joined_tensors_are_numpys_concatenation_and_come_back(run, dtype, shapes):
     tensors = arrays(shapes, dtype)
     flat, parts = run(

@@ -229,7 +229,6 @@ def test_a_session_updates_by_running_what_applying_pairs_returns(name, early):
 
 @pytest.mark.parametrize("dense_shape", [None, ROWS.dense_shape])
 @each_kind
-@pytest.mark.each_choice
 def test_gradients_from_outside_of_a_branch_are_applied_in_it(name, dense_shape):
     with tf.Graph().as_default():
         optimizer, variables = OPTIMIZERS[name](), two_variables()
@@ -275,7 +274,6 @@ def in_a_function(read):  # whose gradient another function computes
 
 @pytest.mark.parametrize("place", [plainly, in_a_branch, in_a_function])
 @each_kind
-@pytest.mark.each_choice
 def test_a_session_updates_once_all_gradients_are_there(name, place):
     def slowly(value):
         time.sleep(0.2)

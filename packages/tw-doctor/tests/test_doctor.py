@@ -110,7 +110,7 @@ def test_what_is_written_makes_the_choice_of_others(examined):
     assert all("measured" in own.why for plan in plans for own in plan.choices)
 
 
-@pytest.mark.full("crashes")
+@pytest.mark.slow(by_day=["crashes"])
 @pytest.mark.timeout(DEADLINE_S + 30)
 @pytest.mark.parametrize(
     ("body", "said", "timeout_s"),
@@ -140,7 +140,7 @@ def test_what_is_wrong_hangs_or_crashes_is_named_and_the_rest_goes_on(
         assert f"ok    {name}" in done.stdout
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_gpus_that_are_not_there_are_missed_in_a_sentence():
     done = run("--device", "gpu", env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})

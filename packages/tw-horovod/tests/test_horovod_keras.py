@@ -22,7 +22,6 @@ def ranks(request, processes):
 @pytest.mark.parametrize(
     "compiling", [{}, {"jit_compile": True}, {"run_eagerly": True}]
 )
-@pytest.mark.each_choice
 def test_fit_trains_as_one_process_would(ranks, compiling, tmp_path):
     rows, targets, results = train(
         ranks, "fit", compiling=compiling, folder=str(tmp_path)

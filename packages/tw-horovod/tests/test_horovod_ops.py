@@ -68,7 +68,7 @@ def test_what_travels_narrow_is_added_in_float32(ranks, compression):
         np.testing.assert_array_equal(got, np.full([5], want))
 
 
-@pytest.mark.full("1-session-1-10", "3-session-2-10", "3-function-0-2")
+@pytest.mark.slow(by_day=["1-session-1-10", "3-session-2-10", "3-function-0-2"])
 @pytest.mark.parametrize(
     ("mode", "threads", "steps"),
     [("session", 1, 10), ("session", 2, 10), ("function", 0, 2)],
@@ -123,7 +123,6 @@ def test_reducescatter_gives_the_rows_that_allreduce_gives(ranks, dtype, op):
 @pytest.mark.parametrize("op", ["SUM", "PROD", "MIN", "MAX"])
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("mode", ["eager", "session"])
-@pytest.mark.each_choice
 def test_what_stands_for_mpi_adds_arrays(ranks, dtype, op, in_place, mode):
     own = [
         np.arange(6).reshape(2, 3).astype(dtype) + (r + 1) * (r + 1)
@@ -182,7 +181,6 @@ EMPTY = {
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 @pytest.mark.parametrize("name", EMPTY)
-@pytest.mark.each_choice
 def test_what_has_no_elements_is_exchanged_like_anything_else(ranks, mode, name):
     size = len(ranks.all)
     options = {"root_rank": 0} if name == "broadcast" else {}

@@ -38,7 +38,7 @@ def run(command, cwd=None, **variables):
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.full("loop", "fit of Keras 2")
+@pytest.mark.slow(by_day=["loop", "fit of Keras 2"])
 @pytest.mark.parametrize(
     ("program", "kinds", "is_keras_2"),
     [

@@ -76,7 +76,7 @@ def test_an_exchange_takes_the_keys_that_it_needs(ranks):
     ] * len(ranks.all)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_hundreds_of_tensors_travel_by_themselves(ranks):
     size = len(ranks.all)
     assert ranks.call("reduce_apart", 260) == [[{size}, {size}]] * size
@@ -107,7 +107,7 @@ def test_shapes_that_are_known_late_are_compared(two, mode, name, signature, sha
             assert f"[{' '.join(map(str, shape))}" in error.text
 
 
-@pytest.mark.full("eager", "root")
+@pytest.mark.slow(by_day=["eager", "root"])
 @pytest.mark.parametrize("kind", ["eager", "shape", "root", "name"])
 def test_collectives_that_were_agreed_on_are_compared_each_time(two, kind):
     assert len(two.call("use_in_order", kind, [0, 1, 0])) == 2

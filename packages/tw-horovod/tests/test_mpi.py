@@ -38,7 +38,7 @@ def ranks(request, processes):
     group.end()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAME)
 def test_programs_of_ranks_run_as_over_tensorflow(name):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

@@ -307,7 +307,7 @@ BY_NIGHT = {  # what other cases hold by day, or what takes long
 }
 
 
-@pytest.mark.full(*(name for name in CASES if name not in BY_NIGHT))
+@pytest.mark.slow(by_day=[*(name for name in CASES if name not in BY_NIGHT)])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
 def test_a_program_does_what_it_does_on_one_device(name):
@@ -322,7 +322,7 @@ def test_a_program_does_what_it_does_on_one_device(name):
         check_near(tower.get_weights(), many.get_weights(), 0.0)
 
 
-@pytest.mark.full("float", "Variable0")
+@pytest.mark.slow(by_day=["float", "Variable0"])
 @pytest.mark.parametrize("kind", [float, tf.Variable, keras.Variable])
 def test_towers_follow_a_learning_rate_that_changes_between_steps(kind):
     def trained(model):
@@ -473,7 +473,6 @@ COPIES = {
 @pytest.mark.parametrize("way", COPIES)
 @pytest.mark.parametrize("options", [{}, {"variables": "sharded"}])
 @pytest.mark.parametrize("make", [dense, two_outputs, Scales])
-@pytest.mark.each_choice
 def test_what_keras_copies_is_tower_0(make, options, way, tmp_path):
     model = TowerModel(make, CPUS[:2], **options)
     y = [Y, Y] if make is two_outputs else Y
@@ -581,7 +580,7 @@ class OfFour(Siamese):
 
 @pytest.mark.parametrize("variables", ["replicated", "sharded", "parameter_server"])
 @pytest.mark.parametrize("make", [Siamese, OfFour])
-@pytest.mark.full("Siamese-sharded", "OfFour-replicated")
+@pytest.mark.slow(by_day=["Siamese-sharded", "OfFour-replicated"])
 def test_a_step_of_ones_own_may_take_any_tuple(make, variables):
     parts = (X, X + 0.1, X[::-1], X[:, 0])[: 4 if make is OfFour else 3]
     data = tf.data.Dataset.from_tensor_slices(parts).batch(16)

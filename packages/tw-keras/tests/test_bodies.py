@@ -181,9 +181,15 @@ def trained(model, optimizer, x=WORDS, y=Y, batch_size=12, **options):
     return [model.fit(x, y, **given).history, model.get_weights()]
 
 
-@pytest.mark.full(
-    *("in a method-once", "accumulating-sharded", "accumulating by AutoGraph-eager"),
-    *("in turns-not inlined", "nested-once"),
+@pytest.mark.slow(
+    by_day=[
+        *(
+            "in a method-once",
+            "accumulating-sharded",
+            "accumulating by AutoGraph-eager",
+        ),
+        *("in turns-not inlined", "nested-once"),
+    ]
 )
 @pytest.mark.parametrize(
     ("step", "way", "optimizer", "num_towers"),
@@ -229,7 +235,7 @@ def test_flat_variables_are_updated_in_a_branch():
     check_near(*(trained(m, "Adam", x=WORDS / 9, loss="mse") for m in (many, one)))
 
 
-@pytest.mark.full("in turns")
+@pytest.mark.slow(by_day=["in turns"])
 @pytest.mark.parametrize("step", ["in a method", "in turns"])
 def test_layers_are_synchronised_in_bodies(step):
     def make():

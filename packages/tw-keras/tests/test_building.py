@@ -160,7 +160,6 @@ ROOMS = [("replicated", 2), ("sharded", 3), ("parameter_server", 2), ("replicate
 @pytest.mark.parametrize("kind", [Student, WithCall, InLoss, InTraining])
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize(("variables", "num_towers"), ROOMS)
-@pytest.mark.each_choice
 # Keras warns on one device, too, of a model whose call does not build all of it.
 @pytest.mark.filterwarnings("error", "ignore:.*on layer 'in_")
 def test_what_only_a_step_calls_is_built(kind, part, variables, num_towers):
@@ -185,7 +184,9 @@ HOW = {
 }
 
 
-@pytest.mark.full("InLoss-eagerly", "WithCall-compiled by XLA", "Student-on a batch")
+@pytest.mark.slow(
+    by_day=["InLoss-eagerly", "WithCall-compiled by XLA", "Student-on a batch"]
+)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("kind", [Student, WithCall, InLoss, InTraining])
 def test_it_is_built_however_training_begins(kind, how):
@@ -202,7 +203,6 @@ class InPrediction(WithCall):
 
 
 @pytest.mark.parametrize("part", ["Dense", "layer", "made in build"])
-@pytest.mark.each_choice
 def test_what_only_a_prediction_calls_is_built(part):
     check_as_on_one_device(
         lambda: InPrediction(part), 2, "replicated", before=predict_first
@@ -269,7 +269,6 @@ class WrongShape(keras.Model):
 
 
 @pytest.mark.parametrize("variables", MODES)
-@pytest.mark.each_choice
 def test_the_shape_that_a_model_computes_is_not_asked_for(variables):
     def losses(model):
         model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])

@@ -78,7 +78,6 @@ def called_on_one_device(name):
 
 @each_kind
 @pytest.mark.parametrize("name", CALLBACKS)
-@pytest.mark.each_choice
 def test_callbacks_do_what_they_do_on_one_device(name, options, tmp_path):
     first, one, history, written = called_on_one_device(name)
     many = over_towers("mlp", 3, first, **options)
@@ -105,7 +104,7 @@ class Interrupts(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.full("flat, sharded")
+@pytest.mark.slow(by_day=["flat, sharded"])
 @each_kind
 def test_an_interrupted_run_can_be_saved_and_goes_on(options, tmp_path, request):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -139,7 +138,7 @@ def test_towers_follow_what_is_set_on_the_first():
     )
 
 
-@pytest.mark.full("replicated")
+@pytest.mark.slow(by_day=["replicated"])
 @pytest.mark.parametrize("variables", ["replicated", "sharded", "parameter_server"])
 def test_towers_freeze_what_is_frozen_in_the_first(variables):
     one, many = pair("mlp", 3, variables=variables)
@@ -368,7 +367,6 @@ class OfSix(keras.Model):
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize("inline", [True, False])
 @pytest.mark.parametrize("num_towers", [2, 3])
-@pytest.mark.each_choice
 def test_an_error_of_a_step_for_whole_batches_has_the_rows(
     is_known, inline, num_towers
 ):

@@ -125,7 +125,7 @@ def trained():
     return model
 
 
-@pytest.mark.full(*BY_DAY)
+@pytest.mark.slow(by_day=[*BY_DAY])
 @pytest.mark.parametrize("target", KINDS)
 @pytest.mark.parametrize("source", KINDS)
 def test_a_model_that_has_trained_goes_on_from_any_checkpoint(
@@ -175,8 +175,10 @@ BUILDS = [build_before, build_after, build_trained]
 
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("kind", ["replicated-2", "sharded-3", "server-2"])
-@pytest.mark.full(
-    *("sharded-3-build_before", "sharded-3-build_trained", "server-2-build_after")
+@pytest.mark.slow(
+    by_day=[
+        *("sharded-3-build_before", "sharded-3-build_trained", "server-2-build_after")
+    ]
 )
 def test_an_optimizer_may_be_built_for_the_models_variables(kind, build):
     one, many = make("plain"), make(kind)
@@ -195,7 +197,7 @@ def test_an_optimizer_may_be_built_for_the_models_variables(kind, build):
             assert [own.value.device for own in slots] == devices
 
 
-@pytest.mark.full("sharded-3")
+@pytest.mark.slow(by_day=["sharded-3"])
 @pytest.mark.parametrize("kind", ["replicated-2", "sharded-3", "server-2"])
 def test_variables_are_excluded_from_weight_decay_in_all_towers(kind):
     def train_without(kind):
@@ -210,7 +212,7 @@ def test_variables_are_excluded_from_weight_decay_in_all_towers(kind):
         np.testing.assert_allclose(own, want, 1e-9, 1e-9)
 
 
-@pytest.mark.full("server-2-plain", "flat_sharded-3-plain", "plain-sharded-3")
+@pytest.mark.slow(by_day=["server-2-plain", "flat_sharded-3-plain", "plain-sharded-3"])
 @pytest.mark.parametrize(
     ("source", "target"),
     [

@@ -59,7 +59,7 @@ CELLS = [
 ]
 
 
-@pytest.mark.full("adam-2-options0", "scaled-3-options1")
+@pytest.mark.slow(by_day=["adam-2-options0", "scaled-3-options1"])
 @pytest.mark.parametrize(("name", "num_towers", "options"), CELLS)
 def test_towers_compiled_train_as_one_device(name, num_towers, options):
     want = fit(seeded(network)(), OPTIMIZERS[name], jit_compile=False)
@@ -67,7 +67,7 @@ def test_towers_compiled_train_as_one_device(name, num_towers, options):
     check_near(fit(many, OPTIMIZERS[name], jit_compile=True), want)
 
 
-@pytest.mark.full("sharded")
+@pytest.mark.slow(by_day=["sharded"])
 @pytest.mark.parametrize("variables", ["replicated", "sharded", "parameter_server"])
 def test_a_nan_of_one_tower_skips_the_compiled_update_on_all(variables):
     x = X.copy()
@@ -98,7 +98,6 @@ class OwnStep(keras.Sequential):
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("kind", [keras.Sequential, OwnStep])
-@pytest.mark.each_choice
 def test_one_tower_has_the_bits_of_keras(compiled, kind):
     def dropping():
         return kind([network(), layers.Dropout(0.2, seed=1)])
@@ -257,7 +256,7 @@ def odd(kind):
     return keras.Sequential([keras.Input([6, 6, 1]), *inner])
 
 
-@pytest.mark.full("Texts-2", "Sized-1", "Elsewhere-1", "Looping-2")
+@pytest.mark.slow(by_day=["Texts-2", "Sized-1", "Elsewhere-1", "Looping-2"])
 @pytest.mark.parametrize(
     ("kind", "num_towers"),
     [

@@ -64,7 +64,6 @@ def trained(kind, num_towers=None, **options):
 @pytest.mark.parametrize("num_towers", [1, 2, 3, 4])
 @pytest.mark.parametrize("variables", OPTIONS)
 @pytest.mark.parametrize("kind", [keras.Sequential, Steps])
-@pytest.mark.each_choice
 def test_eager_steps_are_those_of_one_device(kind, variables, num_towers):
     model, many = trained(kind, num_towers, **OPTIONS[variables])
     _, one = trained(kind)

@@ -36,9 +36,11 @@ TRAINED += [
 ]
 
 
-@pytest.mark.full(
-    *("mlp-replicated-2", "embedding-sharded-4", "normalised-replicated-4"),
-    "own loss-parameter_server-4",
+@pytest.mark.slow(
+    by_day=[
+        *("mlp-replicated-2", "embedding-sharded-4", "normalised-replicated-4"),
+        "own loss-parameter_server-4",
+    ]
 )
 @pytest.mark.parametrize(("name", "variables", "num_towers"), TRAINED)
 def test_history_is_that_of_one_device(name, variables, num_towers):
@@ -84,7 +86,7 @@ FLAT = {
 }
 
 
-@pytest.mark.full("mlp-replicated", "embedding-sharded")
+@pytest.mark.slow(by_day=["mlp-replicated", "embedding-sharded"])
 @pytest.mark.parametrize(
     ("name", "variables"), [(name, kind) for name in FLAT for kind in FLAT[name]]
 )
@@ -121,7 +123,7 @@ REDUCTIONS = ["sum_over_batch_size", "mean_with_sample_weight", "sum", "mean"]
 REDUCTIONS += ["sum, mean", "mean_with_sample_weight, sum"]  # of two losses
 
 
-@pytest.mark.full("True-sum", "True-mean_with_sample_weight, sum")
+@pytest.mark.slow(by_day=["True-sum", "True-mean_with_sample_weight, sum"])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("weighted", [True, False])
 def test_losses_may_be_reduced_as_keras_can(reduction, weighted):
@@ -211,7 +213,7 @@ UNKNOWN = [
 ]
 
 
-@pytest.mark.full("replicated-4-options2", "sharded-3-options3")
+@pytest.mark.slow(by_day=["replicated-4-options2", "sharded-3-options3"])
 @pytest.mark.parametrize(("variables", "num_towers", "options"), UNKNOWN)
 def test_as_many_updates_are_counted_as_batches_of_unknown_length(
     variables, num_towers, options

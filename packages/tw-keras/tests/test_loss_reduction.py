@@ -80,7 +80,6 @@ def trained(model):
     ("num_towers", "variables"),
     [(2, "replicated"), (3, "sharded"), (2, "parameter_server")],
 )
-@pytest.mark.each_choice
 def test_what_is_logged_is_that_of_one_device(logged, tracks, num_towers, variables):
     def make():
         return PerRow(LOGGED[logged], tracks)
@@ -93,7 +92,6 @@ def test_what_is_logged_is_that_of_one_device(logged, tracks, num_towers, variab
 
 @pytest.mark.parametrize("logged", UNCLEAR)
 @pytest.mark.parametrize("tracks", [False, True])
-@pytest.mark.each_choice
 def test_what_may_be_a_sum_or_a_mean_is_refused(logged, tracks):
     def make():
         return PerRow(UNCLEAR[logged], tracks)

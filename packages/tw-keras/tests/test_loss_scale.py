@@ -134,9 +134,11 @@ CELLS += [("even", "replicated", 1), ("even", "sharded", 4)]
 CELLS += [("synchronised", "sharded", 2), ("weighted", "parameter_server", 2)]
 
 
-@pytest.mark.full(
-    *("uneven-sharded-3", "weighted-parameter_server-2", "few-replicated-4"),
-    *("two optimizers-replicated-3", "synchronised-sharded-2", "flat-replicated-3"),
+@pytest.mark.slow(
+    by_day=[
+        *("uneven-sharded-3", "weighted-parameter_server-2", "few-replicated-4"),
+        *("two optimizers-replicated-3", "synchronised-sharded-2", "flat-replicated-3"),
+    ]
 )
 @pytest.mark.parametrize(("name", "variables", "num_towers"), CELLS)
 def test_a_scaled_loss_overflows_when_it_does_on_one_device(
@@ -157,7 +159,7 @@ def test_a_scaled_loss_overflows_when_it_does_on_one_device(
         np.testing.assert_allclose(own, one, rtol=2e-3, atol=1e-4)
 
 
-@pytest.mark.full("sharded")
+@pytest.mark.slow(by_day=["sharded"])
 @pytest.mark.parametrize("variables", KINDS)
 def test_a_fixed_scale_overflows_when_it_does_on_one_device(variables):
     def weights_of(model, factor):

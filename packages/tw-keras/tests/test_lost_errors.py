@@ -92,8 +92,8 @@ CELLS += [("fit", {"variables": "parameter_server"})]
 CELLS += [(name, {}) for name in CALLS]
 
 
-@pytest.mark.full(
-    "fit-options0", "fit-options1", "evaluate-options4", "predict-options5"
+@pytest.mark.slow(
+    by_day=["fit-options0", "fit-options1", "evaluate-options4", "predict-options5"]
 )
 @pytest.mark.parametrize(("name", "options"), CELLS)
 def test_the_lost_error_of_a_tower_is_found_by_running_its_part_again(name, options):

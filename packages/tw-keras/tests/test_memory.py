@@ -75,7 +75,6 @@ def from_a_file(reducer, folder):
 
 @pytest.mark.parametrize("resumed", [from_a_backup, from_a_file])
 @pytest.mark.parametrize("reducer", [TOP, compression.power_sgd(rank=2)])
-@pytest.mark.each_choice
 def test_training_goes_on_as_if_it_had_not_ended(reducer, resumed, tmp_path):
     undisturbed = made(reducer)
     fit(undisturbed, 4)
@@ -193,7 +192,6 @@ def remembering(tmp_path_factory):
 
 @pytest.mark.parametrize("is_new", [False, True], ids=["trained", "new"])
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.each_choice
 def test_damaged_memory_costs_a_warning_and_nothing_else(
     remembering, tmp_path, caplog, damage, is_new
 ):

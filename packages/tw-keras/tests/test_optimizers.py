@@ -79,10 +79,12 @@ def trained(case, num_towers=None, *, jit_compile="auto", **options):
     ]
 
 
-@pytest.mark.full(
-    *(f"{case}-2" for case in present(*BY_DAY)),
-    *(f"{case}-sharded" for case in present("MultiOptimizer")),
-    *("LossScaleOptimizer-sharded", "RMSprop-parameter_server"),
+@pytest.mark.slow(
+    by_day=[
+        *(f"{case}-2" for case in present(*BY_DAY)),
+        *(f"{case}-sharded" for case in present("MultiOptimizer")),
+        *("LossScaleOptimizer-sharded", "RMSprop-parameter_server"),
+    ]
 )
 @pytest.mark.parametrize(
     ("case", "num_towers", "variables"),
@@ -120,7 +122,7 @@ def every_word(cases):
     return chosen
 
 
-@pytest.mark.full(*present("Adam amsgrad", "Muon"))
+@pytest.mark.slow(by_day=[*present("Adam amsgrad", "Muon")])
 @pytest.mark.parametrize("case", present(*every_word(CASES)))
 def test_an_optimizer_trains_compiled_towers_as_one_device(case):
     one, many = trained(case, jit_compile=False), trained(case, 2, jit_compile=True)
@@ -145,7 +147,9 @@ WAYS = {
 }
 
 
-@pytest.mark.full("mean-replicated-3", "sum-sharded-2", "accumulated-sharded-3")
+@pytest.mark.slow(
+    by_day=["mean-replicated-3", "sum-sharded-2", "accumulated-sharded-3"]
+)
 @pytest.mark.parametrize(
     ("way", "variables", "num_towers"),
     [

@@ -307,9 +307,11 @@ def results_of(model, program):
     return results
 
 
-@pytest.mark.full(
-    *("3-mean teacher", "2-own methods", "3-dropout", "3-metrics"),
-    "3-in turns, sharded",
+@pytest.mark.slow(
+    by_day=[
+        *("3-mean teacher", "2-own methods", "3-dropout", "3-metrics"),
+        "3-in turns, sharded",
+    ]
 )
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("num_towers", [2, 3])
@@ -344,7 +346,7 @@ def by_hand(model, batch_size=10, epochs=2):
     return towers[0].get_weights()
 
 
-@pytest.mark.full("3-batches of one", "2-words, added")
+@pytest.mark.slow(by_day=["3-batches of one", "2-words, added"])
 @pytest.mark.parametrize("name", OF_FEW_ROWS)
 @pytest.mark.parametrize("num_towers", [2, 3])
 def test_towers_without_rows_count_for_nothing(num_towers, name):

@@ -149,7 +149,7 @@ def trained(way, early, late, **towers):
     return [history, model.get_weights(), state[0]], state
 
 
-@pytest.mark.full(*map(str, (0, 6, 13, 22)))
+@pytest.mark.slow(by_day=[*map(str, (0, 6, 13, 22))])
 @pytest.mark.parametrize("seed", range(48))
 def test_random_programs_hold_state_as_on_one_device(seed):
     random = np.random.default_rng(seed)
@@ -198,7 +198,6 @@ def fitted(model, loss="mse", **options):
 
 @pytest.mark.parametrize("num_towers", [2, 3])
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.each_choice
 def test_weights_that_a_step_assigns_are_equal_in_all_towers(mode, num_towers):
     def make():
         dense = layers.SpectralNormalization(layers.Dense(1))
@@ -234,7 +233,7 @@ class Resets(keras.callbacks.Callback):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_towers", [1, 3])
-@pytest.mark.full("3-sharded")
+@pytest.mark.slow(by_day=["3-sharded"])
 def test_states_of_rows_stay_with_their_rows(mode, num_towers):
     series = RANDOM.normal(size=(24, 3, 2)).astype("float32")
     results = []
@@ -251,7 +250,6 @@ def test_states_of_rows_stay_with_their_rows(mode, num_towers):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("rate", [0.0, 0.5])
-@pytest.mark.each_choice
 def test_a_teacher_outside_of_the_model_follows_once(mode, rate):
     def train(**options):
         keras.utils.set_random_seed(1)

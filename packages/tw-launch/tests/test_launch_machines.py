@@ -143,7 +143,6 @@ def test_all_tasks_of_all_machines_are_restarted_on_fresh_ports(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("hit", [0, 1])
-@pytest.mark.each_choice
 def test_a_signal_to_one_launcher_ends_all_machines(launches, hit, number):
     processes, pids = start_waiting(launches)
     processes[hit].send_signal(number)

@@ -38,7 +38,6 @@ def values_of(rank, dtypes=DTYPES):
 
 @pytest.mark.parametrize("mode", ["eager", "keras", "resource", "reference"])
 @pytest.mark.parametrize("root", [0, 2])
-@pytest.mark.each_choice
 def test_all_get_what_the_root_has(ranks, mode, root):
     dtypes = [
         d for d in DTYPES if mode == "eager" or not d.startswith(("complex", "u"))

@@ -18,11 +18,13 @@ SLOW_S = 8.0
 TIMEOUT_S = 5.0  # a busy machine silences living ranks for seconds
 
 
-@pytest.mark.full(
-    "rank 0 killed, function",
-    "rank 1 killed, session",
-    "rank 1 cut, function",
-    "rank 1 failed, session",
+@pytest.mark.slow(
+    by_day=[
+        "rank 0 killed, function",
+        "rank 1 killed, session",
+        "rank 1 cut, function",
+        "rank 1 failed, session",
+    ]
 )
 @pytest.mark.parametrize(
     "name",
@@ -62,7 +64,7 @@ def test_sessions_say_who_is_missing(make_ranks, mode):
 
 
 @pytest.mark.skipif(os.environ.get(ENGINE) == "mpi", reason="MPI has no servers")
-@pytest.mark.full("function")
+@pytest.mark.slow(by_day=["function"])
 @pytest.mark.parametrize("mode", ["function", "session"])
 def test_two_ranks_that_do_not_reach_each_other_are_named(make_ranks, mode):
     """Both reach rank 0; TensorFlow's error names an address or no rank at all."""
@@ -85,7 +87,7 @@ def test_two_ranks_that_do_not_reach_each_other_are_named(make_ranks, mode):
             assert raised.value.missing == [1, 2]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "slow_part", [(SLOW_S, 0.0), (0.0, SLOW_S)], ids=["before", "after"]
 )
@@ -183,7 +185,7 @@ def test_a_rank_that_is_busy_and_answers_is_waited_for_with_a_warning(make_ranks
     assert raised.value.missing == [0]
 
 
-@pytest.mark.full("1-raise SystemExit(3)-")
+@pytest.mark.slow(by_day=["1-raise SystemExit(3)-"])
 @pytest.mark.parametrize(
     ("victim", "source", "fault"),
     [

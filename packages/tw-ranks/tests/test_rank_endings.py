@@ -11,7 +11,7 @@ LONG_S = 120.0
 """Of a deadline that no test waits for."""
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_forked_child_neither_leaves_for_its_rank_nor_hides_its_end(make_ranks):
     ranks = make_ranks(3, timeout_s=LONG_S).joined()
     assert ranks.call("step_until", 2) == [6, 6, 6]
@@ -27,7 +27,7 @@ def test_a_forked_child_neither_leaves_for_its_rank_nor_hides_its_end(make_ranks
         assert raised.value.missing == [1]
 
 
-@pytest.mark.full("function-2-RankTimeoutError-SIGTERM")
+@pytest.mark.slow(by_day=["function-2-RankTimeoutError-SIGTERM"])
 @pytest.mark.parametrize(
     ("mode", "hit", "kind", "signal_name"),
     [

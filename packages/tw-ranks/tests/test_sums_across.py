@@ -98,7 +98,6 @@ def test_towers_of_all_ranks_are_weighed_by_their_rows(ranks, mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("by_tower", [False, True])
 @pytest.mark.parametrize("wire", [None, "float16", "bfloat16"])
-@pytest.mark.each_choice
 def test_weights_may_be_larger_than_what_travels_can_hold(ranks, mode, by_tower, wire):
     weights = [65_536, 0, 3 * 65_536][: len(ranks.all)]
     dtype = "float32" if wire else "float16"
@@ -170,7 +169,6 @@ def test_a_mean_in_which_nobody_has_weight_is_zero(ranks):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("wire", ["bfloat16", "float16"])
 @pytest.mark.parametrize("mean", [False, True])
-@pytest.mark.each_choice
 def test_what_travels_narrow_is_added_wide(ranks, mode, wire, mean):
     own, calls = arguments(ranks, mode, {"wire_dtype": wire, "mean": mean})
     results = ranks.call_each("reduce", calls)
@@ -239,7 +237,6 @@ def test_towers_may_mix_rows_and_dense_gradients_of_a_variable(ranks, mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("wire", ["float16", "bfloat16"])
 @pytest.mark.parametrize("mean", [False, True])
-@pytest.mark.each_choice
 def test_values_of_rows_travel_narrow_and_their_places_as_they_are(
     ranks, mode, wire, mean
 ):
@@ -285,8 +282,13 @@ def rows(rank, tower, *, count, width=4):
     return values, draw.integers(0, 50, count), (50, width)
 
 
-@pytest.mark.full(
-    "2-None-function", "2-float16-session", "2-bfloat16-function", "3-bfloat16-session"
+@pytest.mark.slow(
+    by_day=[
+        "2-None-function",
+        "2-float16-session",
+        "2-bfloat16-function",
+        "3-bfloat16-session",
+    ]
 )
 @pytest.mark.parametrize("mode", ["function", "session"])
 @pytest.mark.parametrize("wire", [None, "float16", "bfloat16"])

@@ -89,7 +89,6 @@ def hang(towers, step):
 
 @both_modes
 @pytest.mark.parametrize("victim", range(3))
-@pytest.mark.each_choice
 def test_the_tower_that_does_not_come_is_named_and_those_that_wait_for_it(mode, victim):
     towers = Towers(victim)
     step = towers.bounded(mode, timeout_s=BOUND_S)
@@ -120,7 +119,6 @@ def in_a_branch(reduce, x):
 
 @both_modes
 @pytest.mark.parametrize("wrap, want", [(in_a_loop, 1.0), (in_a_branch, 6.0)])
-@pytest.mark.each_choice
 def test_arrivals_are_noted_in_loops_and_branches(mode, wrap, want):
     towers = Towers(1, wrap=wrap)
     step = towers.bounded(mode, timeout_s=BOUND_S)

@@ -48,7 +48,6 @@ def towers():
 )
 @pytest.mark.parametrize("change", [lambda reducer: reducer, mean], ids=["sum", "mean"])
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.each_choice
 def test_a_compiled_reducer_gives_the_plain_ones_results(where, place, change, name):
     fn = partial(place, change(KINDS[name]))
     grads = towers()

@@ -114,7 +114,6 @@ def test_sparse_gradients_add_up_among_dense_ones(mode, num_towers, name):
 @each_mode
 @pytest.mark.parametrize("num_towers", [1, 2, 4])
 @pytest.mark.parametrize("name", STAY_SPARSE)
-@pytest.mark.each_choice
 def test_rows_that_no_tower_repeats_are_not_repeated(mode, num_towers, name):
     towers = [[np.arange(k, k + 3)] for k in range(num_towers)]
     reducer = mean(REDUCERS[name](num_towers))
@@ -136,7 +135,6 @@ def one_hot_rows(indices):
 @each_mode
 @pytest.mark.parametrize("wire", [tf.float16, tf.bfloat16])
 @pytest.mark.parametrize("name", ["on one device", "balanced", "packed balanced"])
-@pytest.mark.each_choice
 def test_compress_rounds_on_the_wire_and_adds_in_float32(mode, wire, name):
     random = np.random.default_rng(1)
     towers = [[random.standard_normal(50).astype(np.float32)] for _ in range(4)]
@@ -194,7 +192,6 @@ KNOWN_IN_PART = {  # and which tower brings what else; of six elements: added up
 @each_mode
 @pytest.mark.parametrize("known", KNOWN_IN_PART)
 @each_reducer
-@pytest.mark.each_choice
 def test_shapes_that_some_towers_know_are_compared_in_the_run(mode, known, name):
     shapes, wrong_tower, wrong_shape = KNOWN_IN_PART[known]
     shapes = [[[5], shape, shape, [4_100], None] for shape in shapes]
@@ -211,7 +208,6 @@ def test_shapes_that_some_towers_know_are_compared_in_the_run(mode, known, name)
 
 @each_reducer
 @each_mode
-@pytest.mark.each_choice
 def test_a_step_may_have_any_number_of_rows(mode, name):
     shapes = [[[None, 3], None, [None, None]]] * 2
     run = run_with_static_shapes(mode, REDUCERS[name](2), shapes)
@@ -238,7 +234,6 @@ def test_what_differs_in_the_run_is_told_with_tensors_and_shapes(mode):
 
 @each_mode
 @each_reducer
-@pytest.mark.each_choice
 def test_rows_of_unknown_shape_are_compared_in_the_run(mode, name):
     def reducer(grads):
         # What a gradient is when the table's size and rows are not known.

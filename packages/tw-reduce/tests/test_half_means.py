@@ -115,7 +115,6 @@ def test_eight_towers_in_two_groups_keep_their_mean(run):
 
 @each_mode
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
-@pytest.mark.each_choice
 def test_float16_sums_of_a_mean_are_divided_first(mode, dtype):
     towers = [[np.full(3, 20_000, dtype), np.full(4_096, 32, dtype)]] * 4
     reducer = mean(packed(accumulate_as(balanced(4), tf.float16)))
@@ -129,7 +128,6 @@ def test_float16_sums_of_a_mean_are_divided_first(mode, dtype):
 @pytest.mark.parametrize(
     "name", ["balanced", "packed", "auto", "hierarchical", "naive", "one's own"]
 )
-@pytest.mark.each_choice
 def test_sparse_rows_and_columns_made_dense_keep_their_mean(mode, name):
     rows = SparseRows(
         np.full((2, 3), 30_000, np.float16), np.array([1, 0]), np.array([2, 3])

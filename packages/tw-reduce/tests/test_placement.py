@@ -92,7 +92,6 @@ def test_one_tower_is_returned_untouched(graph):
         lambda reducer, wire: compress(packed(reducer), wire),
     ],
 )
-@pytest.mark.each_choice
 def test_compress_lets_nothing_wide_cross(graph, wire, combine):
     grads = towers(CPUS[:3], [(20,), (7,), (20_000,)])
     combine(partial(sum_on_device, device=CPUS[4]), wire)(grads)
@@ -271,7 +270,6 @@ def in_partition(devices):
 @pytest.mark.parametrize("weighs", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("num_towers", [2, 4])
 @pytest.mark.parametrize("make", [all_reduce, auto, in_partition])
-@pytest.mark.each_choice
 def test_a_mean_multiplies_a_pack_as_one(make, num_towers, weighs, graph):
     weights = [3] * (num_towers - 1) + [5] if weighs else None
     shapes = [(own,) for own in range(1, 9)] + [(10_000,)]
@@ -283,7 +281,6 @@ def test_a_mean_multiplies_a_pack_as_one(make, num_towers, weighs, graph):
 
 @pytest.mark.parametrize("run", [run_in_graph, run_in_function])
 @pytest.mark.parametrize("make", [all_reduce, auto, in_partition])
-@pytest.mark.each_choice
 def test_a_pack_that_is_multiplied_as_one_has_the_bits_of_its_gradients(run, make):
     random = np.random.default_rng(0)
     shapes = [(own,) for own in range(1, 9)] + [(10_000,)]

@@ -47,7 +47,6 @@ SUMS = {
 @each_mode
 @pytest.mark.parametrize("average", [False, True])
 @pytest.mark.parametrize("name", SUMS)
-@pytest.mark.each_choice
 def test_tensorpacks_functions_give_sums_or_means(mode, average, name):
     count, reducer = SUMS[name]
     towers = towers_of(count)
@@ -59,7 +58,6 @@ def test_tensorpacks_functions_give_sums_or_means(mode, average, name):
 
 @each_mode
 @pytest.mark.parametrize("name", ["cpu", "gpu", "collective", "hierarchical"])
-@pytest.mark.each_choice
 def test_a_mode_name_is_a_reducer(mode, name):
     towers = towers_of(8 if name == "hierarchical" else 2)
     reducer = reducer_for_mode(name, CPUS[: len(towers)], keys=KEYS)
@@ -104,7 +102,6 @@ def test_aggregate_grads_colocate_keeps_sparse_gradients_sparse():
 
 @each_mode
 @pytest.mark.parametrize("num_split", [1, 3, 8])
-@pytest.mark.each_choice
 def test_the_packer_gives_every_gradient_back(mode, num_split):
     towers = whole_numbers(2, [(100, 90), (7,), (), (33, 11)])
     towers = [[*own, np.arange(9_000, dtype=np.float64)] for own in towers]

@@ -71,7 +71,6 @@ def tower_means(rows, counts):
 @pytest.mark.parametrize(
     "counts", [(4,), (4, 4), (2, 1, 1), (4, 0, 2, 2), (0, 8), (4, 2), (2, 1)]
 )
-@pytest.mark.each_choice
 def test_rows_count_alike_however_towers_share_them(mode, name, counts):
     rows = rows_of(counts)
     want = [own.mean(axis=0) for own in rows]
@@ -84,7 +83,6 @@ def test_rows_count_alike_however_towers_share_them(mode, name, counts):
 
 @each_mode
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, tf.bfloat16.as_numpy_dtype])
-@pytest.mark.each_choice
 def test_other_dtypes_count_alike(mode, dtype):
     rows = rows_of((2, 1, 1), dtype=np.float64)
     towers = [[own.astype(dtype) for own in t] for t in tower_means(rows, (2, 1, 1))]
@@ -96,7 +94,6 @@ def test_other_dtypes_count_alike(mode, dtype):
 
 @each_reducer
 @pytest.mark.parametrize("weight", [np.float32(0.1), np.int64(7), np.float64(1e-30)])
-@pytest.mark.each_choice
 def test_equal_weights_have_the_plain_means_bits(mode, name, weight):
     random = np.random.default_rng(1)
     towers = [

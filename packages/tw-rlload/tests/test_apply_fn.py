@@ -54,7 +54,6 @@ def apply_in_turn(grads_seen, made, grads, variables, optimizer):
     ],
     ids=["descent", "momentum"],
 )
-@pytest.mark.each_choice
 def test_padded_epochs_are_those_of_towers_that_all_apply(
     make_trainer, opt, devices, clip
 ):

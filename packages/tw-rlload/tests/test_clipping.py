@@ -73,10 +73,16 @@ def train(make_trainer, request):
     return trained
 
 
-@pytest.mark.full(
-    *("function-float64-keras", "graph-mixed-v1", "function-overflows-keras, momentum"),
-    *("function-no factor-keras, scaled", "function-mixed-keras, scaled by itself"),
-    *("function-huge-keras", "graph-huge-v1", "function-wide-keras"),
+@pytest.mark.slow(
+    by_day=[
+        *(
+            "function-float64-keras",
+            "graph-mixed-v1",
+            "function-overflows-keras, momentum",
+        ),
+        *("function-no factor-keras, scaled", "function-mixed-keras, scaled by itself"),
+        *("function-huge-keras", "graph-huge-v1", "function-wide-keras"),
+    ]
 )
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(

@@ -99,7 +99,6 @@ def steps_of(devices, epochs):
     ],
     ids=["keras adam", "v1 adam", "keras loss scaling"],
 )
-@pytest.mark.each_choice
 def test_epochs_are_what_one_model_learns_from_the_towers_rows(
     factory, optimizer, reference_optimizer
 ):

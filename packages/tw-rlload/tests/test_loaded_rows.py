@@ -39,7 +39,6 @@ def sums_of(rows, devices, step):
 
 
 @pytest.mark.parametrize("offset", [0, 4, 36])
-@pytest.mark.each_choice
 def test_changing_the_callers_array_afterwards_changes_nothing(make_trainer, offset):
     trainer = make_trainer(probe, {"w": np.float32(0)}, WIDE)
     rows = aligned((16, 5), np.float32, offset=offset)
@@ -60,7 +59,6 @@ def test_changing_the_callers_array_afterwards_changes_nothing(make_trainer, off
         ),
     ],
 )
-@pytest.mark.each_choice
 def test_columns_are_cast_to_their_dtype_and_held_in_it(make_trainer, given, dtype):
     given, dtype = (tf.as_dtype(name).as_numpy_dtype for name in (given, dtype))
     trainer = make_trainer(probe, {"w": np.float32(0)}, {"x": (dtype, [5])})
@@ -90,7 +88,6 @@ def test_rows_of_no_size_can_be_loaded(make_trainer):
 
 
 @pytest.mark.parametrize("offset", [0, 4])
-@pytest.mark.each_choice
 def test_a_warm_load_takes_a_tenth_of_the_batch_at_most(make_trainer, offset):
     trainer = make_trainer(probe, {"w": np.float32(0)}, {"x": (np.uint8, [1000])})
     rows = aligned((4000, 1000), np.uint8, offset=offset)

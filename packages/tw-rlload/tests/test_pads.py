@@ -58,7 +58,6 @@ def test_a_tower_whose_loss_is_nan_for_want_of_rows_counts_nothing(make_trainer)
 
 @pytest.mark.parametrize("num_sequences", [3, 5, 11])
 @pytest.mark.parametrize("shuffle", [None, "rows", "minibatches"])
-@pytest.mark.each_choice
 def test_pads_are_whole_sequences_with_states(make_trainer, num_sequences, shuffle):
     def loss_fn(variables, inputs, weights):
         states = tf.repeat(inputs["h"], tf.size(weights) // tf.size(inputs["h"]))

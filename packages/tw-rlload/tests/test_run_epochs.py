@@ -11,7 +11,6 @@ v1 = tf.compat.v1
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
-@pytest.mark.each_choice
 def test_every_sequence_is_visited_once_whatever_the_batch(make_trainer, devices):
     """One trace, many batches: the loop's indices against the rows they reach."""
 

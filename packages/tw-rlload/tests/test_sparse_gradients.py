@@ -46,7 +46,6 @@ def trained_by_momentum(make_trainer, devices, bound=None, **options):
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
 @pytest.mark.parametrize("bound", [None, 0.5])
-@pytest.mark.each_choice
 def test_rows_are_clipped_and_moved_on_as_one_dense_gradient(
     make_trainer, devices, bound
 ):

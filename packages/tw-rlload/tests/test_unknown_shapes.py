@@ -79,7 +79,6 @@ def test_gradients_of_unknown_shape_are_averaged(train):
 
 
 @MODES
-@pytest.mark.each_choice
 @pytest.mark.parametrize(
     ("shapes", "tower"),
     [([(2, 3), (3, 2)], 1), ([(3, 2), (2, 3)], 0), ([(2, 3), (3,)], 1)],

@@ -55,7 +55,7 @@ def hear_error(worker, within_s=WAIT_S + GRACE_S):
     return kind, message, facts
 
 
-@pytest.mark.full("False")
+@pytest.mark.slow(by_day=["False"])
 @pytest.mark.parametrize("elastic", [False, True])
 def test_making_a_session_anew_counts_against_the_bound_of_the_step(
     make_tasks, elastic
@@ -142,7 +142,7 @@ def port_of(address):
     return int(address.rpartition(":")[2])
 
 
-@pytest.mark.full("False")
+@pytest.mark.slow(by_day=["False"])
 @pytest.mark.parametrize("elastic", [False, True])
 def test_of_two_living_processes_of_one_index_the_older_always_yields(
     make_tasks, elastic

@@ -36,7 +36,7 @@ def trace(make_cluster, spec, *, rounds):
 
 
 # The others are below, where rounds that leave a replica out have these, too.
-@pytest.mark.full("sparse")
+@pytest.mark.slow(by_day=["sparse"])
 @pytest.mark.parametrize("case", ["momentum and averages", "adam", "sparse"])
 def test_two_replicas_have_tensorflows_numbers(make_cluster, case):
     spec = {"aggregate": 2, "total": 2, **CASES[case]}
@@ -44,7 +44,7 @@ def test_two_replicas_have_tensorflows_numbers(make_cluster, case):
     compare(make_cluster, spec, rounds)
 
 
-@pytest.mark.full("dense")
+@pytest.mark.slow(by_day=["dense"])
 @pytest.mark.parametrize(
     "case", ["dense", "momentum and averages", "sparse and averages"]
 )

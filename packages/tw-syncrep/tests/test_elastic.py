@@ -59,7 +59,7 @@ def test_a_stopped_replica_is_evicted_and_comes_back(make_cluster):
     exact_step(tasks, 0)
 
 
-@pytest.mark.full("kill")
+@pytest.mark.slow(by_day=["kill"])
 @pytest.mark.parametrize("harm", ["kill", "stop"])
 def test_another_replica_goes_on_as_chief(make_cluster, harm):
     tasks = make_cluster(workers=3)
@@ -84,7 +84,7 @@ def test_another_replica_goes_on_as_chief(make_cluster, harm):
     assert exact_step(tasks, 0) >= 15
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_acting_chief_writes_the_checkpoints(make_cluster, tmp_path):
     tasks = make_cluster(workers=3)
     tasks.train({**SPEC, "checkpoint_dir": str(tmp_path)})
@@ -173,7 +173,6 @@ def test_while_a_chief_restores_nobody_else_changes_the_variables():
 
 @pytest.mark.parametrize("elastic", [True, False])
 @pytest.mark.parametrize("number", [0, 1], ids=["chief", "worker"])
-@pytest.mark.each_choice
 def test_a_process_that_was_replaced_ends_by_itself(number, elastic):
     container = new_container()
     stands_still, goes_on = threading.Event(), threading.Event()
@@ -275,7 +274,7 @@ def test_of_several_that_take_over_the_first_does():
     assert not answer[1], "a run that has ended has no chief to be replaced"
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_start_goes_on_without_those_that_do_not_come():
     def drive(replica, model, session):
         session.run(model.train)

@@ -46,7 +46,7 @@ def try_out(make_cluster, processes, tmp_path):
     return make
 
 
-@pytest.mark.full("worker killed, retried")
+@pytest.mark.slow(by_day=["worker killed, retried"])
 @pytest.mark.parametrize(
     "name",
     [
@@ -83,7 +83,7 @@ def test_survivors_name_whom_they_wait_for_and_no_step_is_lost(try_out, name):
             assert told.startswith(f"ps 0: ({address}) ")
 
 
-@pytest.mark.full("chief killed between two steps")
+@pytest.mark.slow(by_day=["chief killed between two steps"])
 @pytest.mark.parametrize(
     "scene",
     ["workers killed while the server is paused", "chief killed between two steps"],
@@ -118,7 +118,7 @@ def test_creating_a_session_is_bounded(make_cluster, fault, words):
 
 
 # In the first call of its fetches TensorFlow registers the graph: nothing cancels that.
-@pytest.mark.full("end-True", "in a call-True", "in a hook-True")
+@pytest.mark.slow(by_day=["end-True", "in a call-True", "in a hook-True"])
 @pytest.mark.parametrize(
     ("call", "with_addresses"),
     [
@@ -141,7 +141,7 @@ def test_a_call_to_a_stopped_server_is_bounded(make_cluster, call, with_addresse
     assert f"{what} has waited" in message
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_server_that_is_back_is_not_lost_while_the_chief_stays_away(make_cluster):
     tasks = make_cluster()
     options = {"wait_timeout_s": 2.0, "start_timeout_s": 15}

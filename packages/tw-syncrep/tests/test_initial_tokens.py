@@ -46,7 +46,7 @@ def trace(make_cluster, kind):
     return seen
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_three_replicas_with_a_backup_have_tensorflows_steps(make_cluster):
     want = trace(make_cluster, "tensorflow")
     got = trace(make_cluster, "towers")
@@ -78,7 +78,7 @@ def slow_to_read(monkeypatch):
     monkeypatch.setattr(WakeQueues, "wait", wait_late)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.usefixtures("slow_to_read")
 def test_reading_the_run_table_late_does_not_spare_a_replica_its_initial_token():
     turns = iter([*TURNS, None])

@@ -67,10 +67,9 @@ ALL = 6
 """As many tokens as there can be before a session is replaced, and more."""
 
 
-@pytest.mark.full("one-chief")
+@pytest.mark.slow(by_day=["one-chief"])
 @pytest.mark.parametrize("victim", [0, 1], ids=["chief", "worker"])
 @pytest.mark.parametrize("tokens", [1, ALL], ids=["one", "all"])
-@pytest.mark.each_choice
 def test_a_batch_counts_once_and_no_step_is_lost(victim, tokens, caplog):
     """Without a folder for checkpoints: what the servers hold is not initialized."""
     caplog.set_level(logging.WARNING, "tw_syncrep")
@@ -98,7 +97,7 @@ def test_a_batch_counts_once_and_no_step_is_lost(victim, tokens, caplog):
     assert all(told in warning for warning in replaced)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_pull_that_is_too_slow_for_every_session_ends_with_an_error(
     caplog, monkeypatch
 ):

@@ -32,7 +32,7 @@ def rows(replica):
     ]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_compression_rounds_what_is_pushed_and_nothing_else():
     def grads(r):
         return [(tf.fill([3], 1.0 + 2.0**-12), vector(value=2.0**-10))]
@@ -43,7 +43,7 @@ def test_compression_rounds_what_is_pushed_and_nothing_else():
     np.testing.assert_array_equal(values[0], [2.0**-10 - 1 - 2.0**-12] * 3)
 
 
-@pytest.mark.full("dtype1")
+@pytest.mark.slow(by_day=["dtype1"])
 @pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
 def test_the_local_step_has_tensorflows_name_and_the_global_steps_value(dtype):
     def build(task):
@@ -80,7 +80,7 @@ class RowsSquared:
             return global_step.assign_add(1, read_value=False)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("sparse_mean", ["replicas", "per_row"])
 def test_an_optimizer_that_does_not_add_rows_gets_each_of_them_once(sparse_mean):
     _, (means,), _ = run(rows, sparse_mean=sparse_mean)  # what one step of SGD is

@@ -64,7 +64,7 @@ def test_a_round_that_was_left_behind_takes_nothing_from_the_next_run(caplog):
     assert not caplog.records
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_wait_that_was_left_behind_takes_no_token_from_the_next_session(caplog):
     caplog.set_level(logging.WARNING, "tw_syncrep")
     container = new_container()
@@ -106,7 +106,7 @@ class FailsOnce(tf.compat.v1.train.SessionRunHook):
             raise tf.errors.AbortedError(None, None, "once")
 
 
-@pytest.mark.full("chief")
+@pytest.mark.slow(by_day=["chief"])
 @pytest.mark.parametrize("victim", [0, 1], ids=["chief", "worker"])
 def test_a_session_that_is_made_again_for_a_users_hook_goes_on(victim):
     hooks = []

@@ -94,13 +94,15 @@ def name_of(setup):
     return f"{sizes} rounds, {setup.faults} of {kinds}{orphans}"
 
 
-@pytest.mark.full(
-    "1 servers, 2 in a round, 2 rounds, 0 of ",
-    "2 servers, 2 in a round, 2 rounds, 0 of ",
-    "1 servers, 2 in a round, 2 rounds, 1 of crash lost call",
-    "2 servers, 2 in a round, 1 rounds, 1 of crash lost call",
-    "2 servers, 2 in a round, 2 rounds, 1 of restart",
-    "1 servers, 1 in a round, 1 rounds, 1 of crash orphan",
+@pytest.mark.slow(
+    by_day=[
+        "1 servers, 2 in a round, 2 rounds, 0 of ",
+        "2 servers, 2 in a round, 2 rounds, 0 of ",
+        "1 servers, 2 in a round, 2 rounds, 1 of crash lost call",
+        "2 servers, 2 in a round, 1 rounds, 1 of crash lost call",
+        "2 servers, 2 in a round, 2 rounds, 1 of restart",
+        "1 servers, 1 in a round, 1 rounds, 1 of crash orphan",
+    ]
 )
 @pytest.mark.parametrize("setup", SOUND, ids=name_of)
 def test_no_order_of_moves_breaks_the_protocol(setup):
@@ -114,16 +116,18 @@ def test_no_order_breaks_it_in_larger_setups_either(setup):
     assert explore(setup, at_most=2_000_000) > 100
 
 
-@pytest.mark.full(
-    "baton",
-    "claim",
-    "draw first",
-    "fence waits",
-    "hold",
-    "lives",
-    "put back",
-    "stamps",
-    "tell",
+@pytest.mark.slow(
+    by_day=[
+        "baton",
+        "claim",
+        "draw first",
+        "fence waits",
+        "hold",
+        "lives",
+        "put back",
+        "stamps",
+        "tell",
+    ]
 )
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_without_a_rule_the_model_finds_the_fault_that_it_prevents(rule):

@@ -67,7 +67,7 @@ def test_a_lost_and_restarted_backup_is_not_waited_for(make_cluster):
     check_numbers(variables, [BOTH] * 4 + [OUTER] * 2)
 
 
-@pytest.mark.full("chief")
+@pytest.mark.slow(by_day=["chief"])
 @pytest.mark.parametrize("victim", ["chief", "ps"])
 def test_a_restarted_task_goes_on_from_the_last_checkpoint(
     make_cluster, tmp_path, victim

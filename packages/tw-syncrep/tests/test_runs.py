@@ -19,7 +19,7 @@ def build(task, **options):
     return make(task, lambda _: [(grad, vector())], **options)
 
 
-@pytest.mark.full("0")
+@pytest.mark.slow(by_day=["0"])
 @pytest.mark.parametrize("first", BOTH)
 def test_a_later_run_waits_for_all_again(first):
     container = new_container()
@@ -43,7 +43,7 @@ def test_a_later_run_waits_for_all_again(first):
             assert status.dropped == 0
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_replica_that_starts_after_the_end_is_refused():
     container = new_container()
     run_replicas(2, build, steps(1), container=container)

@@ -59,7 +59,7 @@ def test_one_replica_fills_one_slot_even_with_initial_tokens():
     np.testing.assert_array_equal(values[0], [-3.0] * 3)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_with_backups_all_variables_of_a_step_come_from_the_same_replicas():
     # The digits of the sum tell how many gradients of each replica it holds.
     until, together = 30, threading.Barrier(3)

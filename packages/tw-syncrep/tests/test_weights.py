@@ -35,7 +35,7 @@ def means_of(counts, replica, dtype):
 
 
 # Powers of two, of a power of two of rows: every mean is exact.
-@pytest.mark.full("counts2-float64-None", "counts1-float32-compression1")
+@pytest.mark.slow(by_day=["counts2-float64-None", "counts1-float32-compression1"])
 @pytest.mark.parametrize(
     ("dtype", "compression"),
     [
@@ -44,7 +44,6 @@ def means_of(counts, replica, dtype):
     ],
 )
 @pytest.mark.parametrize("counts", [(8, 8), (4, 2, 2), (0, 8), (2, 0, 2)])
-@pytest.mark.each_choice
 def test_any_partition_makes_the_step_of_all_rows(counts, compression, dtype):
     def step(own, **options):
         return run(
@@ -66,7 +65,7 @@ def test_any_partition_makes_the_step_of_all_rows(counts, compression, dtype):
         np.testing.assert_array_equal(value, want)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", [0.1, 3, 7.0])
 def test_equal_weights_change_no_bit(weight):
     def grads(replica):

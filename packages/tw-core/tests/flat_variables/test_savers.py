@@ -130,7 +130,6 @@ MAPS = {
 @FROM_TO
 @INTO
 @pytest.mark.parametrize("given_map", MAPS)
-@pytest.mark.each_choice
 def test_variables_start_from_a_checkpoint(
     source, target, given_map, is_inside, tmp_path
 ):

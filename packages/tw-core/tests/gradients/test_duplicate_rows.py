@@ -41,7 +41,6 @@ def rows_at(indices, dtype=np.float32, index_dtype=np.int64, row_shape=(2,)):
 @each_mode
 @pytest.mark.parametrize("indices", INDICES.values(), ids=INDICES)
 @pytest.mark.parametrize("row_shape", [(), (2,), (2, 3)])
-@pytest.mark.each_choice
 def test_each_index_occurs_once_and_the_gradient_is_the_same(mode, indices, row_shape):
     rows = rows_at(indices, row_shape=row_shape)
     got = MODES[mode](sum_duplicate_rows, rows)
@@ -59,7 +58,6 @@ def test_each_index_occurs_once_and_the_gradient_is_the_same(mode, indices, row_
 @each_mode
 @pytest.mark.parametrize("dtype", [np.float16, tf.bfloat16.as_numpy_dtype, np.float64])
 @pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
-@pytest.mark.each_choice
 def test_dtypes_are_kept_and_an_unknown_dense_shape_stays_unknown(
     mode, dtype, index_dtype
 ):

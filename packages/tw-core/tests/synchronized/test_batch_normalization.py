@@ -61,7 +61,6 @@ def train(policy, sizes):
 
 @PARTS
 @POLICIES
-@pytest.mark.each_choice
 def test_towers_of_a_function_are_one_device_with_the_whole_batch(policy, sizes):
     ((want_loss, want_grad),), want_variables = train(Shared(), [12])
     results, variables = train(policy, sizes)

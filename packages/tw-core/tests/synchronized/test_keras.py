@@ -73,7 +73,6 @@ def on_towers(models, sizes, around=synchronized_layers):
 @PARTS
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("lib", [keras, tf_keras])
-@pytest.mark.each_choice
 def test_models_of_each_tower_train_as_one_device_does(lib, shared, sizes):
     one = make_model(lib)
     loss, grads = on_one_device(one)

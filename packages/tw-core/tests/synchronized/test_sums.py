@@ -75,7 +75,6 @@ def on_one_device(dtype=np.float64):
 @BOTH
 @PARTS
 @pytest.mark.parametrize("how", ["tape", "gradients"])
-@pytest.mark.each_choice
 def test_towers_have_the_loss_and_gradients_of_one_device(run, sizes, how):
     def build(x, w):
         parts = tf.split(x, sizes)

@@ -227,7 +227,7 @@ def forgets_gradients():
 
 
 @pytest.mark.usefixtures("forgets_gradients")
-@pytest.mark.full("7", "48", "54", "56", "69", "112")  # every kind of layer
+@pytest.mark.slow(by_day=["7", "48", "54", "56", "69", "112"])  # every kind of layer
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_program_has_the_bits_of_towers_traced_each(seed):
     each = results_of(seed, "each")
@@ -251,7 +251,7 @@ REFUSED = (
 
 
 @pytest.mark.usefixtures("forgets_gradients")
-@pytest.mark.full(*map(str, (*COMPILED_BY_DAY, *REFUSED_BY_DAY)))
+@pytest.mark.slow(by_day=[*map(str, (*COMPILED_BY_DAY, *REFUSED_BY_DAY))])
 @pytest.mark.parametrize("seed", COMPILED)
 def test_a_random_program_is_compiled_or_refused_by_name(seed):
     try:
