@@ -1,6 +1,7 @@
 """A reducer that is given is called, by every class that takes one, for one tower too.
 
-It may add over processes, of which each has one tower.
+It may add over processes, of which each has one tower. tw-ampopt's optimizers have
+such a test of their own.
 """
 
 import keras
@@ -39,58 +40,6 @@ def dense():
     return keras.Sequential([keras.Input([1]), layer])
 
 
-def run(variables, *ops):
-    """Initialises a session's graph and runs ops; returns tower 0's variable."""
-    with v1.Session(config=tw_core.session_config()) as session:
-        session.run([v1.global_variables_initializer()])
-        session.run([v1.local_variables_initializer()])
-        for op in ops:
-            session.run(op)
-        return session.run(variables[0])
-
-
-def loss_on(device):
-    with tf.device(device):
-        w = tf.Variable(0.0)
-        return w, GRADIENT * w
-
-
-def with_tower_optimizer(towers, reducer, **options):
-    variables = []
-    for tower in towers:
-        with tf.device(tower.device):
-            variables.append([tf.Variable(0.0)])
-    optimizer = tw_ampopt.TowerOptimizer(variables, reducer=reducer, **SGD, **options)
-
-    @tf.function
-    def step():
-        return optimizer.apply([[tf.constant(GRADIENT)] for _ in towers])
-
-    for _ in range(options.get("accumulation_steps", 1)):
-        step()
-    return variables[0][0].numpy()
-
-
-def with_pairs(towers, reducer):
-    variables = [tf.Variable(0.0) for _ in towers]
-    optimizer = tw_ampopt.TowerOptimizer(
-        [[own] for own in variables], towers=towers, reducer=reducer, **SGD
-    )
-    pairs = [[(tf.constant(GRADIENT), own)] for own in variables]
-    optimizer.apply_gradients(pairs)
-    return variables[0].numpy()
-
-
-def with_optimizer(towers, reducer, **options):
-    with tf.Graph().as_default():
-        optimizer = tw_ampopt.Optimizer(reducer=reducer, **SGD, **options)
-        made = [loss_on(tower.device) for tower in towers]
-        for w, loss in made:
-            optimizer.register_gradients(loss, [w])
-        steps = [optimizer.apply_updates()] * options.get("minibatch_multiplier", 1)
-        return run([w for w, _ in made], *steps)
-
-
 def with_builder(towers, reducer):
     with tf.Graph().as_default():
         builder = tw_builders.SyncMultiGPUReplicatedBuilder(towers, True, reducer)
@@ -103,7 +52,12 @@ def with_builder(towers, reducer):
         train_op, sync_op = builder.build(
             pairs, lambda: v1.train.GradientDescentOptimizer(1.0)
         )
-        return run([pairs[0][0][1]], *filter(None, [sync_op]), train_op)
+        with v1.Session(config=tw_core.session_config()) as session:
+            session.run(v1.global_variables_initializer())
+            session.run(v1.local_variables_initializer())
+            for op in filter(None, [sync_op, train_op]):
+                session.run(op)
+            return session.run(pairs[0][0][1])
 
 
 def with_tower_model(towers, reducer, *, run_eagerly=False, **options):
@@ -158,18 +112,6 @@ def with_local_sync_parallel_optimizer(towers, reducer):
 
 
 TAKERS = {
-    "TowerOptimizer": with_tower_optimizer,
-    "TowerOptimizer, accumulating": lambda *own: with_tower_optimizer(
-        *own, accumulation_steps=3
-    ),
-    "TowerOptimizer, scaled and clipped": lambda *own: with_tower_optimizer(
-        *own, loss_scale=tw_ampopt.StaticLossScale(0), clip_by_global_norm=1e3
-    ),
-    "TowerOptimizer, pairs": with_pairs,
-    "Optimizer": with_optimizer,
-    "Optimizer, accumulating": lambda *own: with_optimizer(
-        *own, minibatch_multiplier=3
-    ),
     "Builder": with_builder,
     "TowerModel": with_tower_model,
     "TowerModel, eager": lambda *own: with_tower_model(*own, run_eagerly=True),

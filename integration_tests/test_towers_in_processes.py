@@ -54,17 +54,6 @@ def test_one_ranks_infinity_makes_all_skip_and_all_scales_stay_the_same(ranks, m
             np.testing.assert_equal(copy, first)
 
 
-@pytest.mark.parametrize("mode", PROGRAMS)
-@pytest.mark.parametrize("towers", [1, 2])
-@pytest.mark.parametrize("steps", [1, 2])
-def test_ampopts_reducer_adds_over_ranks_of_any_number_of_towers(
-    ranks, mode, towers, steps
-):
-    results = ranks.call("rank_towers:update_by_ampopt", mode, towers, steps)
-    for copies in results:
-        np.testing.assert_array_equal(copies, [[-5.5, -11]] * towers)
-
-
 def test_sums_between_processes_run_inside_an_epochs_loop(ranks):
     results = ranks.call("rank_towers:train_epochs", 2, 3)
     copies = [copy for variables in results for copy in variables]
