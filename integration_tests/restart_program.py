@@ -4,8 +4,8 @@
         python restart_program.py fit FOLDER --kill 0:1:2:0.4
 
 It trains with Keras's ``fit`` and a backup ("sharded": with the optimizer's state in
-shards), or handwritten digits in a loop ("keras", "session") whose checkpoint rank 0
-writes and reads; the others receive everything from rank 0.
+shards), or handwritten digits in a "session" whose checkpoint rank 0 writes and reads;
+the others receive everything from rank 0.
 ``--kill START:RANK:NUMBER:SECONDS`` sends SIGKILL to that rank that many seconds after
 it has begun that epoch (of ``fit``; -1 is its beginning) or step, or a later one, in
 that start of the group. ``--fault WHAT RANK`` also affects one rank, of ``fit``. Each
@@ -20,9 +20,8 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -147,57 +146,11 @@ def fit(group: Any, options: argparse.Namespace, progress: Progress) -> list[Any
     return [*own, *model.optimizer.variables]
 
 
-class Program(NamedTuple):
-    """A program whose variables are those of rank 0.
-
-    step(images, labels) trains on a batch, and returns the position after it; save()
-    writes a checkpoint; read() returns the position and all variables.
-    """
-
-    step: Callable[[np.ndarray, np.ndarray], int]
-    save: Callable[[], Any]
-    read: Callable[[], tuple[int, list[np.ndarray]]]
-
-
-def keras_program(group: tw_ranks.ProcessGroup, folder: Path) -> Program:
-    """A Keras 3 model, trained by a ``tf.function``."""
-    keras.utils.set_random_seed(group.rank)
-    hidden = keras.layers.Dense(32, "relu")
-    model = keras.Sequential([keras.Input([64]), hidden, keras.layers.Dense(10)])
-    optimizer = keras.optimizers.Adam(0.01)
-    optimizer.build(model.trainable_variables)
-    position = tf.Variable(0, dtype=tf.int64)
-    parts = {"model": model, "optimizer": optimizer, "position": position}
-    checkpoint = tf.train.Checkpoint(**parts)
-    manager = tf.train.CheckpointManager(checkpoint, str(folder), max_to_keep=2)
-    if group.rank == 0:
-        checkpoint.restore(manager.latest_checkpoint)
-    everything = [*model.variables, *optimizer.variables, position]
-    tw_ranks.broadcast_variables(everything, group=group)
-    find_loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-    @group.bounded
-    @tf.function(reduce_retracing=True)
-    def train(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            loss = find_loss(labels, model(images))
-        variables = model.trainable_variables
-        rows = tf.cast(tf.shape(images)[0], tf.float32)
-        grads = tape.gradient(loss, variables)
-        [grads] = tw_ranks.mean_across([grads], group=group, weight=rows)
-        optimizer.apply_gradients(zip(grads, variables, strict=True))
-        return position.assign_add(1)
-
-    return Program(
-        lambda images, labels: int(train(tf.constant(images), tf.constant(labels))),
-        manager.save,
-        lambda: (int(position), [np.asarray(v) for v in everything]),
-    )
-
-
-def session_program(group: tw_ranks.ProcessGroup, folder: Path) -> Program:
-    """A graph in a plain session, with TensorFlow 1's Adam and ``Saver``."""
-    with tf.Graph().as_default() as graph:
+def in_session(
+    group: Any, options: argparse.Namespace, progress: Progress
+) -> list[Any]:
+    """Trains in a plain session, with TensorFlow 1's Adam and ``Saver``."""
+    with tf.Graph().as_default():
         images = v1.placeholder(tf.float32, [None, 64])
         labels = v1.placeholder(tf.int64, [None])
         weights = get_weights()
@@ -218,46 +171,27 @@ def session_program(group: tw_ranks.ProcessGroup, folder: Path) -> Program:
         saver = v1.train.Saver(max_to_keep=2)
         session = v1.Session()
         session.run(v1.global_variables_initializer())
-    latest = tf.train.latest_checkpoint(str(folder))
-    if group.rank == 0 and latest is not None:
-        with graph.as_default():
+        latest = tf.train.latest_checkpoint(str(options.folder))
+        if group.rank == 0 and latest is not None:
             saver.restore(session, latest)
-    session.run(take_over)
-
-    def save() -> None:
-        with graph.as_default():  # Without it the saver takes itself for an eager one.
-            saver.save(session, str(folder / "model"), position)
-
-    return Program(
-        lambda x, y: int(session.run(after, {images: x, labels: y})),
-        save,
-        lambda: (int(session.run(position)), session.run(everything)),
-    )
-
-
-def loop(
-    make: Any, group: Any, options: argparse.Namespace, progress: Progress
-) -> list[Any]:
-    """Trains by a loop; returns the variables."""
-    program = make(group, options.folder)
-    position, _ = program.read()
-    progress.tell("step", position)
-    while position < STEPS:
-        progress.begin(position)
-        own = [part[group.rank :: group.size] for part in batch(position)]
-        position = program.step(*own)
-        if group.rank == 0 and position % SAVE_EVERY == 0:
-            program.save()
-    return program.read()[1]
+        session.run(take_over)
+        step = int(session.run(position))
+        progress.tell("step", step)
+        while step < STEPS:
+            progress.begin(step)
+            x, y = (part[group.rank :: group.size] for part in batch(step))
+            step = int(session.run(after, {images: x, labels: y}))
+            if group.rank == 0 and step % SAVE_EVERY == 0:
+                saver.save(session, str(options.folder / "model"), position)
+        return list(session.run(everything))
 
 
-FITS = ("fit", "sharded")
-LOOPS = {"keras": keras_program, "session": session_program}
+MODES = {"fit": fit, "sharded": fit, "session": in_session}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("mode", choices=[*FITS, *LOOPS])
+    parser.add_argument("mode", choices=MODES)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--save-freq", choices=["epoch", "2"], default="epoch")
@@ -274,10 +208,7 @@ def main() -> None:
     else:
         group = tw_ranks.join(timeout_s=30.0)
     progress = Progress(group.rank, options.kill)
-    if options.mode in FITS:
-        variables = fit(group, options, progress)
-    else:
-        variables = loop(LOOPS[options.mode], group, options, progress)
+    variables = MODES[options.mode](group, options, progress)
     final = options.folder / f"final-{group.rank}.npz"
     np.savez(final, *(np.asarray(v) for v in variables))
     group.leave()
