@@ -1,7 +1,6 @@
-"""What ranks do in ``test_local_steps``, and the same in NumPy, step by step."""
+"""What ranks do in ``test_local_steps``, and the same on one device, step by step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -63,106 +62,63 @@ def train(
     return seen, state, ends, history["loss"], first
 
 
-@dataclass
-class Optimizer:
-    """SGD with momentum, or Adam, as Keras has them."""
-
-    kind: str
-    count: int = 0
-    slots: dict[str, list[np.ndarray]] = field(default_factory=dict)
-
-    def apply(self, grads: list[np.ndarray], values: list[np.ndarray]) -> Any:
-        self.count += 1
-        if self.kind == "adam":
-            return self._adam(grads, values)
-        rate, momentum = {
-            "sgd": (0.1, 0.0),
-            "momentum": (0.05, 0.9),
-            "heavy": (0.7, 0.9),
-            "nesterov": (0.7, 0.9),
-        }[self.kind]
-        moments = self.slots.setdefault("m", [np.zeros_like(own) for own in values])
-        if self.kind == "sgd":
-            del self.slots["m"]
-        for n, grad in enumerate(grads):
-            moments[n] = momentum * moments[n] - rate * grad
-        ahead = moments
-        if self.kind == "nesterov":
-            pairs = zip(moments, grads, strict=True)
-            ahead = [momentum * own - rate * grad for own, grad in pairs]
-        return [own + more for own, more in zip(values, ahead, strict=True)]
-
-    def _adam(self, grads: list[np.ndarray], values: list[np.ndarray]) -> Any:
-        zeros = [np.zeros_like(own) for own in values]
-        m = self.slots.setdefault("m", list(zeros))
-        v = self.slots.setdefault("v", list(zeros))
-        rate = 0.02 * np.sqrt(1 - 0.999**self.count) / (1 - 0.9**self.count)
-        moved = []
-        for n, (grad, own) in enumerate(zip(grads, values, strict=True)):
-            m[n] = m[n] + 0.1 * (grad - m[n])
-            v[n] = v[n] + 0.001 * (grad**2 - v[n])
-            moved.append(own - rate * m[n] / (np.sqrt(v[n]) + 1e-3))
-        return moved
-
-
 def simulate(
     first: Sequence[np.ndarray],
     of_ranks: Sequence[Sequence[int]],
     steps: int,
     how: tuple[str, str, str],
 ) -> Any:
-    """Does what ``train`` does, for all ranks; returns weights, state and losses."""
-    kind, state, outer_kind = how
+    """Does what ``train`` does, for all ranks; returns weights, state and losses.
+
+    Keras trains a model for each rank; what they average is computed in NumPy.
+    """
+    optimizer, state, kind = how
     ends = iter(np.cumsum([n for own in of_ranks for n in own]))
     batches = [
-        [X[end - n : end].astype(np.float64) for n, end in zip(own, ends, strict=False)]
+        [X[end - n : end] for n, end in zip(own, ends, strict=False)]
         for own in of_ranks
     ]
-    start = [np.float64(own) for own in first]
-    values = [list(start) for _ in of_ranks]
-    own = [Optimizer(kind) for _ in of_ranks]
-    outer_optimizer = Optimizer(outer_kind)
+    models, outer_optimizer = [linear() for _ in of_ranks], outer(kind)
+    for model in models:
+        model.set_weights(first)
+        model.compile(OPTIMIZERS[optimizer](), "mse", run_eagerly=True)
+        model.optimizer.build(model.trainable_variables)
+    start = [tf.Variable(own) for own in first]
     after, losses, length = [], [], max(map(len, of_ranks))
+    counted = np.zeros([2, len(models)])  # rows and steps since the last average
     for _ in range(EPOCHS):
-        counted, made_steps, seen = [0.0] * len(batches), [0] * len(batches), []
+        seen = 0.0
         for n in range(length):
             for r, of_rank in enumerate(batches):
                 if n < len(of_rank):
-                    loss, grads = _gradients(of_rank[n], values[r])
-                    values[r] = own[r].apply(grads, values[r])
-                    counted[r] += len(of_rank[n])
-                    made_steps[r] += 1
-                    seen.append((loss, len(of_rank[n])))
+                    x, rows = of_rank[n], len(of_rank[n])
+                    models[r].reset_metrics()
+                    seen += rows * models[r].train_on_batch(x, x[:, :1] * 0.5 + 0.1)
+                    counted[:, r] += rows, 1
             is_last = n + 1 == length
             if (n + 1) % steps and not is_last:
                 continue
-            mean = _mean(values, counted)
-            if outer_kind:
-                apart = [a - b for a, b in zip(start, mean, strict=True)]
-                mean = outer_optimizer.apply(apart, start)
-            start, values = mean, [list(mean) for _ in batches]
-            if state == "averaged" or is_last:
-                for name in own[0].slots | own[-1].slots:
-                    zeros = [np.zeros_like(value) for value in start]
-                    slots = [one.slots.get(name, zeros) for one in own]
-                    joined = _mean(slots, counted)
-                    for one in own:
-                        one.slots[name] = list(joined)
-                lead = own[made_steps.index(max(made_steps))].count
-                for one in own:
-                    one.count = lead
-            counted, made_steps = [0.0] * len(batches), [0] * len(batches)
-        after.append(values[0])
-        rows = sum(count for _, count in seen)
-        losses.append(sum(loss * count for loss, count in seen) / rows)
-    return after, own[0], outer_optimizer, losses
-
-
-def _gradients(x: np.ndarray, values: Sequence[np.ndarray]) -> Any:
-    kernel, bias = values
-    error = x @ kernel + bias - (x[:, :1] * 0.5 + 0.1)
-    grads = [2 * x.T @ error / len(x), 2 * error.mean(axis=0)]
-    return np.mean(error**2), grads
+            mean = _mean([model.get_weights() for model in models], counted[0])
+            if outer_optimizer:
+                apart = [own - new for own, new in zip(start, mean, strict=True)]
+                outer_optimizer.apply(apart, start)
+                mean = [own.numpy() for own in start]
+            for own, new in zip(start, mean, strict=True):
+                own.assign(new)
+            states = [[v.numpy() for v in one.optimizer.variables] for one in models]
+            joined = _mean(states, counted[0])
+            joined[0] = states[np.argmax(counted[1])][0]  # iterations
+            for model in models:
+                model.set_weights(mean)
+                if state == "averaged" or is_last:
+                    for own, new in zip(model.optimizer.variables, joined, strict=True):
+                        own.assign(new)
+            counted[:] = 0.0
+        after.append(mean)
+        losses.append(seen / sum(map(sum, of_ranks)))
+    every = [*models[0].optimizer.variables]
+    every += outer_optimizer.variables if outer_optimizer else []
+    return after, [own.numpy() for own in every], losses
 
 
 def _mean(lists: Any, weights: Sequence[float]) -> list[np.ndarray]:
@@ -318,7 +274,7 @@ def unfrozen(group: Any, folder: str, towers: int) -> Any:
 
 
 class Descent:
-    """Steps of all ranks from the same weights, and an outer optimizer, in NumPy."""
+    """Steps of all ranks from the same weights, and an outer optimizer in NumPy."""
 
     def __init__(self, weights: list[np.ndarray]) -> None:
         self.weights, self.first = weights, 0
@@ -329,17 +285,12 @@ class Descent:
     def steps(self, batches: np.ndarray) -> None:
         """Makes SGD's steps with batches of all ranks."""
         self._of_ranks = []
+        self._model.layers[0].trainable = self.first == 0
+        self._model.compile(optimizers.SGD(0.1), "mse")
         for rank in range(batches.shape[1]):
             self._model.set_weights(self.weights)
-            every = self._model.weights
             for x in batches[:, rank]:
-                with tf.GradientTape() as tape:
-                    loss = tf.reduce_mean(tf.square(self._model(x) - x[:, :1]))
-                trained = [own.value for own in every[self.first :]]
-                for own, grad in zip(
-                    trained, tape.gradient(loss, trained), strict=True
-                ):
-                    own.assign_sub(0.1 * grad)
+                self._model.train_on_batch(x, x[:, :1])
             self._of_ranks.append(self._model.get_weights())
 
     def average(self) -> None:
