@@ -10,13 +10,13 @@ import numpy as np
 import tensorflow as tf
 from rank_batches import own_batches
 from rank_groups import Counted
-from rank_local import Notes, linear
+from rank_local import linear
 from rank_training import X, dense, made
 
 import tw_ampopt
 import tw_core
 from tw_core.testing import CPUS
-from tw_keras import TowerModel
+from tw_keras import LocalSteps, TowerModel
 from tw_reduce import compression
 
 UNEVEN = [[4, 6, 1, 3, 5], [3]]  # rows; an epoch ends within a group of three
@@ -147,19 +147,36 @@ def spoil(x: Any, y: Any) -> Any:
     return tf.where(is_bad, np.inf, x), y
 
 
-def counted(group: Any, options: Any, looks: bool) -> list[list[int]]:
+class Notes(keras.callbacks.Callback):
+    """Keeps what was exchanged in each epoch."""
+
+    def __init__(self, group: Counted) -> None:
+        super().__init__()
+        self._seen, self.found = group.seen, list[list[int]]()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._seen.clear()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.found.append([*self._seen])
+
+
+def counted(
+    group: Any, steps: int | None, ours: Any, looks: bool, options: Any
+) -> list[list[int]]:
     """Returns the bytes of each exchange in the eight steps of an epoch.
 
-    ``options`` are None for an optimizer of Keras whose state is in shards.
+    ``ours`` are options of a tower optimizer, or None for one of Keras.
     """
     group = Counted(group)
-    if options is None:
-        model = made(group, linear, 2, variables="sharded")
-        optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=4)
+    if "local_steps" in options:
+        options = {"local_steps": LocalSteps(*options["local_steps"])}
+    model = made(group, linear, 2, **options)
+    if ours is None:
+        optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=steps)
     else:
-        model = made(group, linear, 2)
         model.build([None, 4])
-        optimizer = over_towers(model, 4, **options)
+        optimizer = over_towers(model, steps, **ours)
     model.compile(optimizer, "mse")
     notes = Notes(group)
     looking = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: None)]

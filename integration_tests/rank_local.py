@@ -7,10 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 from rank_batches import own_batches
-from rank_groups import Counted
 from rank_training import X, dense, made
 
-import tw_ampopt
 from tw_keras import LocalSteps, TowerModel
 
 optimizers = keras.optimizers
@@ -127,55 +125,6 @@ def _mean(lists: Any, weights: Sequence[float]) -> list[np.ndarray]:
         / sum(weights)
         for column in zip(*lists, strict=True)
     ]
-
-
-def counted(group: Any, accumulates: int, local_steps: Any) -> list[list[int]]:
-    """Returns the bytes of each exchange in the eight steps of an epoch."""
-    group = Counted(group)
-    options = {} if local_steps is None else {"local_steps": LocalSteps(*local_steps)}
-    model = made(group, linear, 2, **options)
-    steps = accumulates if accumulates > 1 else None
-    model.compile(optimizers.SGD(0.1, gradient_accumulation_steps=steps), "mse")
-    notes = Notes(group)
-    model.fit(X[:32], X[:32, :1], 4, 2, verbose=0, callbacks=[notes])
-    return notes.found
-
-
-def counted_by_hand(group: Any) -> list[int]:
-    """Returns the bytes of each exchange of eight batches of a tower optimizer."""
-    group = Counted(group)
-    towers = [[tf.Variable(tf.zeros([4, 1]))] for _ in range(2)]
-
-    def reduce(grads: Any) -> Any:
-        local = [tf.add_n(column) for column in zip(*grads, strict=True)]
-        sums = group.sum(local, names=[f"pack {n}" for n in range(len(local))])
-        return [sums] * len(grads)
-
-    optimizer = tw_ampopt.TowerOptimizer(
-        towers,
-        tf_optimizer=optimizers.SGD,
-        learning_rate=0.1,
-        reducer=reduce,
-        accumulation_steps=4,
-    )
-    step = tf.function(lambda grads: optimizer.apply(grads))
-    for _ in range(8):
-        step([[tf.ones([4, 1])] for _ in towers])
-    return group.seen
-
-
-class Notes(keras.callbacks.Callback):
-    """Keeps what was exchanged in each epoch."""
-
-    def __init__(self, group: Counted) -> None:
-        super().__init__()
-        self._seen, self.found = group.seen, list[list[int]]()
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._seen.clear()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.found.append([*self._seen])
 
 
 def stopped(group: Any, rank: int) -> Any:

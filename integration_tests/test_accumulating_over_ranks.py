@@ -1,4 +1,4 @@
-"""Tower optimizers, and those in shards, that accumulate exchange once per update."""
+"""Optimizers that accumulate, over towers and in shards, exchange once per update."""
 
 from importlib.util import find_spec
 
@@ -51,26 +51,42 @@ def test_ranks_take_the_state_of_rank_0_as_fit_begins(groups, towers):
 
 
 TOLD, WEIGHTS = 20, 4 * (4 + 1)  # rows, a batch, to stop, more, if finite; the model
+REPORTS, STATE = 2 * 4 * 8, 12  # of two ranks; a momentum for the model, count and rate
+# Steps of an update, options of a tower optimizer, if a callback looks, of the model.
+EXCHANGED = {
+    "each step": (None, None, False, {}, [WEIGHTS + 16] * 8),
+    "accumulated": (4, None, False, {}, [TOLD, TOLD, TOLD, TOLD, WEIGHTS] * 2),
+    "by towers": (4, {}, False, {}, [TOLD, TOLD, TOLD, TOLD, WEIGHTS] * 2),
+    "by towers, looked at": (4, {}, True, {}, [TOLD, WEIGHTS] * 8),
+    "dropped together": (
+        *(4, {"on_nonfinite": "drop_micro_batch"}, False, {}),
+        [TOLD, 4, TOLD, 4, TOLD, 4, TOLD, 4, WEIGHTS] * 2,
+    ),
+    # A reduce-scatter and an all-gather; then the state, which a callback may save.
+    "shards": (
+        *(4, None, False, {"variables": "sharded"}),
+        [*([TOLD] * 4 + [WEIGHTS] * 2) * 2, 64, 12],
+    ),
+    "shards looked at": (
+        *(4, None, True, {"variables": "sharded"}),
+        [*([TOLD, WEIGHTS] * 4 + [WEIGHTS]) * 2, 64, 12],
+    ),
+    # The optimizer's state, as an epoch ends.
+    "local steps": (
+        *(None, None, False, {"local_steps": (4,)}),
+        [REPORTS, WEIGHTS, REPORTS, WEIGHTS + STATE],
+    ),
+    "local steps with state": (
+        *(None, None, False, {"local_steps": (8, None, "averaged")}),
+        [REPORTS, WEIGHTS + STATE],
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("options", "looks", "wanted"),
-    [
-        ({}, False, [TOLD, TOLD, TOLD, TOLD, WEIGHTS] * 2),
-        ({}, True, [TOLD, WEIGHTS] * 8),
-        (
-            {"on_nonfinite": "drop_micro_batch"},
-            False,
-            [TOLD, 4, TOLD, 4, TOLD, 4, TOLD, 4, WEIGHTS] * 2,
-        ),
-        # A reduce-scatter and an all-gather; then the state, which a callback may save.
-        (None, False, [*([TOLD] * 4 + [WEIGHTS] * 2) * 2, 64, 12]),
-        (None, True, [*([TOLD, WEIGHTS] * 4 + [WEIGHTS]) * 2, 64, 12]),
-    ],
-    ids=["accumulated", "looked at", "dropped together", "shards", "shards looked at"],
-)
-def test_what_an_epoch_of_eight_steps_exchanges(groups, options, looks, wanted):
-    for got in groups(2).call("rank_accumulating:counted", options, looks):
+@pytest.mark.parametrize("name", EXCHANGED)
+def test_what_an_epoch_of_eight_steps_exchanges(groups, name):
+    *given, wanted = EXCHANGED[name]
+    for got in groups(2).call("rank_accumulating:counted", *given):
         for epoch in got:
             # Beside the loss's sum and count, and the rows of a batch.
             assert [own for own in epoch if own != 8] == wanted

@@ -19,9 +19,7 @@ ROWS = {
 @pytest.mark.parametrize("state", ["local", "averaged"])
 @pytest.mark.parametrize("optimizer", rank_local.OPTIMIZERS)
 @pytest.mark.parametrize("size", ROWS)
-def test_ranks_train_as_models_of_one_device_that_are_averaged(
-    groups, size, optimizer, state, kind
-):
+def test_ranks_train_as_models_that_are_averaged(groups, size, optimizer, state, kind):
     how, rows = (optimizer, state, kind), ROWS[size]
     towers = 2 if size == 2 else 1
     is_known = state == "local"
@@ -30,37 +28,6 @@ def test_ranks_train_as_models_of_one_device_that_are_averaged(
     want = rank_local.simulate(results[0][-1], rows, 2, how)
     for got in results:
         check(got, want)
-
-
-WEIGHTS = 4 * (4 + 1)  # bytes of the model
-TOLD = 2 * 4 * 8  # of two ranks' reports
-
-
-@pytest.mark.parametrize(
-    ("accumulates", "local", "wanted"),
-    [
-        # Beside gradients: rows, a batch, to stop, more batches.
-        (1, None, [WEIGHTS + 16] * 8),
-        (4, None, [20, 20, 20, 20, WEIGHTS] * 2),
-        (1, (4,), [TOLD, WEIGHTS] * 2),
-        # With a momentum for each weight, its count and its rate.
-        (1, (8, None, "averaged"), [TOLD, WEIGHTS + 12]),
-    ],
-    ids=["each step", "accumulated", "local steps", "with state"],
-)
-def test_what_an_epoch_of_eight_steps_exchanges(groups, accumulates, local, wanted):
-    call = ("rank_local:counted", accumulates, local)
-    for got in groups(2).call(*call):
-        for epoch in got:
-            found = [own for own in epoch if own != 8]  # the loss's sum and count
-            if local == (4,):  # the optimizer's state, as an epoch ends
-                found[-1] -= 12
-            assert found == wanted
-
-
-def test_an_optimizer_over_towers_exchanges_once_per_update(groups):
-    for got in groups(2).call("rank_local:counted_by_hand"):
-        assert got == [16, 16]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
