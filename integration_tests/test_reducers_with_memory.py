@@ -291,35 +291,3 @@ def test_compressors_of_ones_own_send_what_they_like(seed, dtype, num_towers, wa
         for tower in sums:
             for own, wanted in zip(tower, want, strict=True):
                 np.testing.assert_array_equal(own, wanted)
-
-
-def stylegan_optimizer(**options):
-    with tf.Graph().as_default():
-        return tw_ampopt.Optimizer(**options)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: TowerModel(Linear, TOWERS, reducer=compression.sign()),
-        lambda: tw_ampopt.TowerOptimizer(make_variables(), reducer=compression.sign()),
-        lambda: stylegan_optimizer(reducer=compression.sign()),
-        lambda: EpochFunction(
-            DeviceBatch(
-                TOWERS, {"x": tf.TensorSpec([None])}, max_per_device_batch_size=1
-            ),
-            print,
-            *(on_each(Linear), on_each(keras.optimizers.SGD)),
-            reducer=compression.sign(),
-        ),
-        lambda: tw_builders.SyncMultiGPUReplicatedBuilder(
-            CPUS[:K], average=True, mode=compression.sign()
-        ),
-        lambda: tw_builders.SyncMultiGPUReplicatedBuilder(
-            CPUS[:K], average=False, mode=compression.sign()
-        ),
-    ],
-)
-def test_a_compressor_by_itself_is_refused_when_it_is_passed(make):
-    with pytest.raises(TypeError, match=r"^(reducer|mode) must .*error_feedback\(sign"):
-        make()
