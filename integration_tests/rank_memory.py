@@ -5,21 +5,65 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import random_compressors
 import tensorflow as tf
 
 import tw_ranks
 from tw_core.testing import CPUS
 from tw_reduce import ReducerState
-from tw_reduce.compression import error_feedback, int8, power_sgd, sign, top_k
+from tw_reduce.compression import (
+    error_feedback,
+    from_rows,
+    int8,
+    power_sgd,
+    sign,
+    to_row,
+    top_k,
+)
 
 SHAPES = [(64, 80), (7,)]
+
+
+def parts(tensor: Any) -> Any:
+    """Sends parts of all kinds, of whole numbers, which are exact in each dtype."""
+    flat = tf.round(4 * tf.reshape(tensor, [-1])[:16])
+    whole, half, octets, table = (tf.reshape(own, [2, 2]) for own in tf.split(flat, 4))
+    kinds = {tf.float16: half, tf.int8: octets}
+    sent = [
+        *(tf.cast(whole, tf.int32), tf.reduce_sum(flat), flat[:0]),
+        to_row([tf.cast(own, kind) for kind, own in kinds.items()]),
+        to_row([]),
+        tf.IndexedSlices(
+            tf.cast(table, tf.bfloat16), tf.constant([4, 1]), tf.constant([5, 2])
+        ),
+    ]
+
+    def read(
+        whole: Any, total: Any, nothing: Any, row: Any, none: Any, rows: Any
+    ) -> Any:
+        assert nothing.shape == [0] and len(from_rows(none, [])) == 0
+        specs = [tf.TensorSpec([2, 2], kind) for kind in kinds]
+        added = [
+            tf.reduce_sum(tf.cast(own, flat.dtype), 0) for own in from_rows(row, specs)
+        ]
+        values = tf.cast(rows.values, flat.dtype)
+        added.append(
+            tf.gather(tf.math.unsorted_segment_sum(values, rows.indices, 5), [4, 1])
+        )
+        own = tf.concat([tf.cast(whole, flat.dtype), *added], 0) / 4
+        own = tf.reshape(own, [-1])
+        size = tensor.shape.num_elements()
+        return tf.reshape(tf.pad(own, [[0, size - 16]]), tensor.shape) + total / size
+
+    return sent, read
+
+
 REDUCERS = {
     "top_k": error_feedback(top_k(0.01)),
     "sampled": error_feedback(top_k(0.2, sampled=True)),
     "sign": error_feedback(sign()),
     "int8": error_feedback(int8()),
     "power_sgd": power_sgd(rank=3),
+    "parts": error_feedback(parts),
 }
 
 
@@ -31,7 +75,10 @@ def gradients(step: int, tower: int) -> list[np.ndarray]:
 
 
 def reduced(group: Any, num_towers: int, steps: int) -> dict[str, Any]:
-    """Reduces by each; returns the last sums of all towers, and all errors' sum."""
+    """Reduces by each; returns the last sums of all towers, and all errors' sum.
+
+    Then what is sent, and the first variable's sums of all steps.
+    """
     first = 0 if group is None else group.rank * num_towers
     add = None if group is None else partial(tw_ranks.sum_across, group=group)
     variables = []
@@ -54,27 +101,20 @@ def reduced(group: Any, num_towers: int, steps: int) -> dict[str, Any]:
 
     run: Callable[..., Any] = tf.function(step, autograph=False)
     run = run if group is None else group.bounded(run)
+    totals = dict.fromkeys(states, 0.0)
     for n in range(steps):
         towers = [gradients(n, first + k) for k in range(num_towers)]
         sums = run(tf.nest.map_structure(tf.constant, towers))
+        totals = {name: own + sums[name][0][0].numpy() for name, own in totals.items()}
     return {
         name: (
             [[own.numpy() for own in tower] for tower in sums[name]],
             sum(own[0].numpy() for own in state._memories["0"].towers),
             state.describe(),
+            totals[name],
         )
         for name, state in states.items()
     }
-
-
-def randomly_compressed(group: Any, num_towers: int, seed: str) -> list[Any]:
-    """Returns all towers' sums by a compressor of one's own, in two steps."""
-    return random_compressors.reduced(
-        *(seed, CPUS[:num_towers], 2),
-        first=group.rank * num_towers,
-        add=partial(tw_ranks.sum_across, group=group),
-        wrap=lambda own: group.bounded(tf.function(own, autograph=False)),
-    )
 
 
 def overflowing(group: Any) -> list[Any]:

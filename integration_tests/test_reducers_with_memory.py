@@ -5,7 +5,6 @@ import tempfile
 import keras
 import numpy as np
 import pytest
-import random_compressors
 import tensorflow as tf
 
 import tw_ampopt
@@ -264,30 +263,3 @@ def test_functions_train_as_a_model_in_numpy(train, jit_compile, wanted):
 @pytest.mark.parametrize("build", [built_by_tensorpack, built_by_stylegan])
 def test_session_graphs_train_as_a_model_in_numpy(build, wanted):
     assert_trained(in_session(build), wanted)
-
-
-WAYS = {
-    "session": None,
-    "function": lambda own: tf.function(own, autograph=False),
-    "compiled": lambda own: tf.function(own, autograph=False, jit_compile=True),
-    "eager": lambda own: own,
-}
-
-
-@pytest.mark.full(
-    *("0-float32-2-function", "1-float64-3-session", "2-bfloat16-4-compiled"),
-    *("3-float16-1-eager", "4-float32-3-function", "5-float32-4-session"),
-)
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("num_towers", [1, 2, 3, 4])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("seed", range(6))
-def test_compressors_of_ones_own_send_what_they_like(seed, dtype, num_towers, way):
-    devices = [CPUS[0]] * num_towers if way == "compiled" else CPUS[:num_towers]
-    got = random_compressors.reduced(seed, devices, 3, dtype=dtype, wrap=WAYS[way])
-    for sums, want in zip(
-        got, random_compressors.modelled(seed, num_towers, 3), strict=True
-    ):
-        for tower in sums:
-            for own, wanted in zip(tower, want, strict=True):
-                np.testing.assert_array_equal(own, wanted)
