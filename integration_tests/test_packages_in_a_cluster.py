@@ -15,7 +15,6 @@ from cluster_threads import (
     WORKERS,
     devices_of,
     in_all_workers,
-    setters_of,
     start_servers,
 )
 from digits_towers import accuracy, cross_entropy, digits, get_weights
@@ -24,9 +23,9 @@ import tw_ampopt
 import tw_core
 import tw_rlload
 import tw_syncrep
-from tw_builders import DataParallelBuilder, SyncMultiGPUParameterServerBuilder
+from tw_builders import SyncMultiGPUParameterServerBuilder
 from tw_core.flat_variables import FlatVariables, pack_gradients
-from tw_reduce import mean, packed, sum_round_robin
+from tw_reduce import packed, sum_round_robin
 from tw_syncrep import SyncReplicasOptimizer, training_session
 
 v1 = tf.compat.v1
@@ -86,55 +85,37 @@ def feed_of(
     return feed
 
 
-def train_towers(task: Any, target: str, *, steps: int, bad: int, by: str) -> Any:
-    """Two towers' gradients, added in the worker and scaled by tw-ampopt.
-
-    They are added "by hand", or by the "builder" of parameter servers, which is given
-    the optimizer.
-    """
+def train_towers(task: Any, target: str, *, steps: int, bad: int) -> Any:
+    """Two towers' gradients, added by a builder that is given the optimizer."""
     with tf.Graph().as_default():
         fed = placeholders()
         with v1.device(tw_syncrep.device_setter(task)):
             step = v1.train.get_or_create_global_step()
             scaled, sync = make_optimizer(task)
-            shared = get_weights() if by == "builder" else None
+            weights = get_weights()
 
             def tower() -> Any:
                 k = tw_core.get_current_tower_context().index
-                weights = shared or get_weights()
                 return sync.compute_gradients(cross_entropy(weights, *fed[k]), weights)
 
-            devices = devices_of(task)
-            if by == "hand":
-                pairs = DataParallelBuilder.call_for_each_tower(
-                    devices, tower, setters_of(task)
-                )
-                grads, [variables, *_] = tw_core.split_grad_list(pairs)
-                reduced, *_ = mean(partial(sum_round_robin, devices=devices))(grads)
-                train_op = sync.apply_gradients(
-                    list(zip(reduced, variables, strict=True)), global_step=step
-                )
-            else:
-                variables = shared
-                builder = SyncMultiGPUParameterServerBuilder(devices, "gpu")
-                pairs = builder.call_for_each_tower(tower)
-                train_op = builder.build(pairs, lambda: sync)
-            slots = [scaled.get_slot(v, slot) for v in variables for slot in "mv"]
+            builder = SyncMultiGPUParameterServerBuilder(devices_of(task), "gpu")
+            pairs = builder.call_for_each_tower(tower)
+            train_op = builder.build(pairs, lambda: sync)
+            slots = [scaled.get_slot(v, slot) for v in weights for slot in "mv"]
             told = scaled.statistics()
         with session_for(task, target, sync) as session:
             states = []
             for number in range(steps):
                 spoil = number == bad and not task.is_chief
                 session.run(train_op, feed_of(fed, task, number, spoil=spoil))
-                states.append(session.run([[*variables, *slots], step, told]))
+                states.append(session.run([[*weights, *slots], step, told]))
             return states
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("by", ["hand", "builder"])
-def test_towers_and_ampopt_in_each_worker_skip_together_and_learn(local, by):
+def test_towers_and_ampopt_in_each_worker_skip_together_and_learn(local):
     steps, bad = 40, 5
-    work = partial(train_towers, steps=steps, bad=bad, by=by)
+    work = partial(train_towers, steps=steps, bad=bad)
     of_chief, of_other = in_all_workers(local, work)
     for one, other in zip(of_chief, of_other, strict=True):
         tf.nest.map_structure(np.testing.assert_array_equal, one, other)

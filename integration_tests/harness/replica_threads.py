@@ -3,8 +3,9 @@
 import functools
 import itertools
 import threading
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,26 +49,38 @@ def run_replicas(
     """
     container = container or new_container()
     local_cluster()
-    results: list[Any] = [None] * replicas
+    found = in_threads(
+        lambda replica: _work(replica, container, build, drive, folder),
+        range(replicas) if who is None else who,
+    )
+    return [found.get(replica) for replica in range(replicas)]
 
-    def work(replica: int) -> None:
+
+def in_threads(
+    work: Callable[[int], Any], who: Iterable[int], deadline_s: float = DEADLINE_S
+) -> dict[int, Any]:
+    """Calls ``work`` of each number in a thread; returns the results.
+
+    What one raises is raised here, also where it leaves others waiting.
+    """
+    results: dict[int, Any] = {}
+
+    def run(number: int) -> None:
         try:
-            results[replica] = _work(replica, container, build, drive, folder)
+            results[number] = work(number)
         except BaseException as error:
-            results[replica] = error
+            results[number] = error
 
-    threads = [
-        threading.Thread(target=work, args=(replica,), daemon=True)
-        for replica in (range(replicas) if who is None else who)
-    ]
+    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in who]
     for thread in threads:
         thread.start()
+    until = time.monotonic() + deadline_s
     for thread in threads:
-        thread.join(DEADLINE_S)
-        assert not thread.is_alive(), "a replica hangs"
-    for result in results:
+        thread.join(max(0.0, until - time.monotonic()))
+    for _, result in sorted(results.items(), key=lambda own: own[0]):
         if isinstance(result, BaseException):
             raise result
+    assert not any(thread.is_alive() for thread in threads), "a replica hangs"
     return results
 
 
