@@ -16,9 +16,6 @@ import tw_ampopt
 import tw_builders
 import tw_core
 import tw_rlload
-from tw_core.devices import canonical_device
-from tw_core.flat_variables import FlatVariables, flatten, pack_gradients
-from tw_core.internal import tf_variable
 from tw_core.testing import CPUS
 
 v1 = tf.compat.v1
@@ -52,36 +49,25 @@ def loss_of(variables, rows, weights):
 
 
 class Policy:
-    """What ``build_graph`` returns; small variables may lie in a flat one."""
+    """What ``build_graph`` returns."""
 
-    def __init__(self, is_flat, inputs, weights):
-        def group(name):
-            return None if name == "idle" else "trained"
-
+    def __init__(self, inputs, weights):
         one = v1.ones_initializer()
-        with FlatVariables(64 if is_flat else 0, group=group).scope():
-            self.variables = [
-                v1.get_variable(name, shape, initializer=one)
-                for name, shape in SHAPES.items()
-            ]
+        self.variables = [
+            v1.get_variable(name, shape, initializer=one)
+            for name, shape in SHAPES.items()
+        ]
         self.loss = loss_of(self.variables, inputs[0], weights)
 
     def gradients(self, optimizer):
         if hasattr(optimizer, "compute_gradients"):
-            pairs = optimizer.compute_gradients(self.loss, self.variables)
-        else:  # tf_keras's legacy ones
-            pairs = list(
-                zip(
-                    tf.gradients(self.loss, self.variables),
-                    self.variables,
-                    strict=True,
-                )
-            )
-        return pack_gradients(pairs)
+            return optimizer.compute_gradients(self.loss, self.variables)
+        grads = tf.gradients(self.loss, self.variables)  # tf_keras's legacy ones
+        return list(zip(grads, self.variables, strict=True))
 
 
-def in_a_session(family, num_towers, *, is_sharded, is_flat=False, rows=ROWS, clip):
-    """Returns each tower's values, and the global variables' names and devices."""
+def in_a_session(family, num_towers, *, is_sharded, rows=ROWS, clip):
+    """Returns each tower's values."""
     make = partial(tw_ampopt.Optimizer, **SCALED) if family == AMPOPT else V1[family]
     with (
         tf.Graph().as_default(),
@@ -93,7 +79,7 @@ def in_a_session(family, num_towers, *, is_sharded, is_flat=False, rows=ROWS, cl
             [v1.placeholder(tf.float32, [None, 4], "rows")],
             [],
             4,
-            partial(Policy, is_flat),
+            Policy,
             clip,
             remainder="pad",
             apply_fn=tw_builders.apply_at_owners if is_sharded else None,
@@ -106,12 +92,7 @@ def in_a_session(family, num_towers, *, is_sharded, is_flat=False, rows=ROWS, cl
         trainer.load_data(session, [rows], [])
         trainer.run_epochs(session, 2, "rows", seed=0)
         trainer.optimize(session, 0)
-        state = {
-            v.op.name: canonical_device(v.device)
-            for v in v1.global_variables()
-            if "idle" not in v.op.name
-        }
-        return session.run([p.variables for p in trainer.get_device_losses()]), state
+        return session.run([p.variables for p in trainer.get_device_losses()])
 
 
 class Model(tf.Module):
@@ -123,8 +104,8 @@ class Model(tf.Module):
         return loss_of(self.all, rows, weights)
 
 
-def in_a_function(family, num_towers, *, is_sharded, is_flat=False, rows=ROWS, clip):
-    """Returns each tower's values, and the devices of the state of all optimizers."""
+def in_a_function(family, num_towers, *, is_sharded, rows=ROWS, clip):
+    """Returns each tower's values."""
     towers = tw_core.towers(CPUS[:num_towers])
     batch = tw_rlload.DeviceBatch(
         towers,
@@ -133,10 +114,7 @@ def in_a_function(family, num_towers, *, is_sharded, is_flat=False, rows=ROWS, c
         remainder="pad",
     )
 
-    def new(tower):
-        return flatten(Model, below_bytes=64) if is_flat else Model()
-
-    models = tw_core.replicate(towers, new)
+    models = tw_core.replicate(towers, Model)
 
     def make(variables):
         if family == AMPOPT:
@@ -162,16 +140,7 @@ def in_a_function(family, num_towers, *, is_sharded, is_flat=False, rows=ROWS, c
     batch.load([rows])
     train.run_epochs(2, "rows", seed=0)
     train.optimize(0)
-    state = []
-    for optimizer in optimizers:
-        own = optimizer.variables
-        state += own() if callable(own) else own
-    devices = [
-        (tf_variable(v).shape.as_list(), canonical_device(tf_variable(v).device))
-        for v in state
-    ]
-    plain = [model.model if is_flat else model for model in models]
-    return [[v.numpy() for v in model.all] for model in plain], devices
+    return [[v.numpy() for v in model.all] for model in models]
 
 
 TRAIN = {"session": in_a_session, "function": in_a_function}
@@ -194,8 +163,8 @@ def test_sharded_epochs_have_the_bits_of_replicated_ones(
     mode, family, num_towers, clip
 ):
     run = partial(TRAIN[mode], family, num_towers, clip=clip)
-    got, _ = run(is_sharded=True)
-    (want, *_), _ = run(is_sharded=False)
+    got = run(is_sharded=True)
+    want, *_ = run(is_sharded=False)
     assert len(got) == num_towers
     check_equal(got, want)
     assert not np.array_equal(want[0], np.ones([4, 3]))
@@ -207,42 +176,9 @@ def test_an_infinity_in_one_tower_has_the_shards_skip_as_replicas_do(mode):
     rows = ROWS.copy()
     rows[-1, 0] = np.inf
     run = partial(TRAIN[mode], AMPOPT, 2, clip=None, rows=rows)
-    got, _ = run(is_sharded=True)
-    (want, *_), _ = run(is_sharded=False)
+    got = run(is_sharded=True)
+    want, *_ = run(is_sharded=False)
     check_equal(got, want)
     assert np.isfinite(want[0]).all()
-    unhurt, _ = TRAIN[mode](AMPOPT, 2, clip=None, is_sharded=True)
+    unhurt = TRAIN[mode](AMPOPT, 2, clip=None, is_sharded=True)
     assert not np.array_equal(unhurt[0][0], want[0])
-
-
-@pytest.mark.full("v1 Adam-session", "tw-ampopt-function")
-@pytest.mark.parametrize("mode", TRAIN)
-@pytest.mark.parametrize("family", ["v1 Adam", AMPOPT])
-def test_flat_sharded_epochs_have_the_values_of_plain_ones(mode, family):
-    run = partial(TRAIN[mode], family, 2, clip=1.0)
-    got, _ = run(is_sharded=True, is_flat=True)
-    (want, *_), _ = run(is_sharded=False)
-    for copy in got:
-        for value, same, other in zip(copy, got[0], want, strict=True):
-            np.testing.assert_array_equal(value, same)
-            np.testing.assert_allclose(value, other, rtol=1e-5, atol=1e-6)
-
-
-def test_in_a_session_the_state_is_that_of_shared_variables_on_the_owners_devices():
-    _, sharded = in_a_session("v1 Adam", 2, is_sharded=True, clip=None)
-    _, shared = in_a_session("v1 Adam", 2, is_sharded=False, clip=None)
-    assert set(sharded) == set(shared)
-    slots = {name: device for name, device in sharded.items() if "/Adam" in name}
-    assert {name[0]: device[-1] for name, device in slots.items()} == {
-        "k": "0",
-        "o": "1",
-        "b": "1",
-    }
-
-
-def test_in_a_function_each_slot_exists_once():
-    _, sharded = in_a_function("v1 momentum", 2, is_sharded=True, clip=None)
-    _, replicated = in_a_function("v1 momentum", 2, is_sharded=False, clip=None)
-    assert len(sharded) == len(SHAPES)
-    assert len(replicated) == 2 * len(SHAPES)
-    assert {device for _, device in sharded} == {"/device:CPU:0", "/device:CPU:1"}
