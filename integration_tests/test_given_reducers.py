@@ -1,7 +1,6 @@
-"""A reducer that is given is called, by every class that takes one, for one tower too.
+"""A reducer that is given is called for one tower too: it may add over processes.
 
-It may add over processes, of which each has one tower. tw-ampopt's optimizers have
-such a test of their own.
+Here are those that test_reducers_with_memory.py does not train over one tower.
 """
 
 import keras
@@ -11,7 +10,6 @@ import tensorflow as tf
 from rank_groups import Alone
 
 import tw_ampopt
-import tw_builders
 import tw_core
 import tw_keras
 import tw_rlload
@@ -40,26 +38,6 @@ def dense():
     return keras.Sequential([keras.Input([1]), layer])
 
 
-def with_builder(towers, reducer):
-    with tf.Graph().as_default():
-        builder = tw_builders.SyncMultiGPUReplicatedBuilder(towers, True, reducer)
-
-        def tower():
-            w = v1.get_variable("w", initializer=0.0)
-            return [(tf.gradients(GRADIENT * w, w)[0], w)]
-
-        pairs = builder.call_for_each_tower(tower)
-        train_op, sync_op = builder.build(
-            pairs, lambda: v1.train.GradientDescentOptimizer(1.0)
-        )
-        with v1.Session(config=tw_core.session_config()) as session:
-            session.run(v1.global_variables_initializer())
-            session.run(v1.local_variables_initializer())
-            for op in filter(None, [sync_op, train_op]):
-                session.run(op)
-            return session.run(pairs[0][0][1])
-
-
 def with_tower_model(towers, reducer, *, run_eagerly=False, **options):
     model = tw_keras.TowerModel(dense, towers, reducer=reducer, **options)
     optimizer = keras.optimizers.SGD(1.0)
@@ -67,22 +45,6 @@ def with_tower_model(towers, reducer, *, run_eagerly=False, **options):
     rows = np.ones([2 * len(towers), 1], np.float32)
     model.fit(rows, GRADIENT * rows, batch_size=len(rows), verbose=0)
     return model.get_weights()[0].item()
-
-
-def with_epoch_function(towers, reducer):
-    specs = {"x": tf.TensorSpec([None, 1])}
-    batch = tw_rlload.DeviceBatch(towers, specs, max_per_device_batch_size=2)
-    models = tw_core.replicate(towers, lambda tower: dense())
-    function = tw_rlload.EpochFunction(
-        batch,
-        lambda model, inputs: GRADIENT * tf.reduce_mean(model(inputs["x"])),
-        models,
-        [keras.optimizers.SGD(1.0) for _ in models],
-        reducer=reducer,
-    )
-    batch.load({"x": np.ones([2 * len(towers), 1], np.float32)})
-    function.optimize(0)
-    return models[0].get_weights()[0].item()
 
 
 class Policy:
@@ -112,11 +74,8 @@ def with_local_sync_parallel_optimizer(towers, reducer):
 
 
 TAKERS = {
-    "Builder": with_builder,
-    "TowerModel": with_tower_model,
     "TowerModel, eager": lambda *own: with_tower_model(*own, run_eagerly=True),
     "TowerModel, group": lambda *own: with_tower_model(*own, group=Alone()),
-    "EpochFunction": with_epoch_function,
     "LocalSyncParallelOptimizer": with_local_sync_parallel_optimizer,
 }
 

@@ -1,6 +1,7 @@
 """A reducer with memory trains wherever one is taken as a model in NumPy does."""
 
 import tempfile
+from functools import cache
 
 import keras
 import numpy as np
@@ -15,14 +16,44 @@ from tw_keras import TowerModel
 from tw_reduce import ReducerState, compression, mean
 from tw_rlload import DeviceBatch, EpochFunction
 
-K, STEPS, ROWS, RATE, SENT = 2, 6, 3, 0.5, 200
+STEPS, ROWS, RATE, SENT = 6, 3, 0.5, 200  # rows of a tower
 RANDOM = np.random.default_rng(0)
-X = RANDOM.normal(size=(STEPS, K * ROWS, 80)).astype(np.float32)
-Y = RANDOM.normal(size=(STEPS, K * ROWS, 64)).astype(np.float32)
+X = RANDOM.normal(size=(STEPS, 2 * ROWS, 80)).astype(np.float32)
+Y = RANDOM.normal(size=(STEPS, 2 * ROWS, 64)).astype(np.float32)
 START = RANDOM.normal(size=(80, 64)).astype(np.float32) / 9
 REDUCER = compression.error_feedback(compression.top_k(count=SENT))
-TOWERS = towers(CPUS[:K])
 v1 = tf.compat.v1
+
+
+class Work:
+    """Towers, and the rows of their steps."""
+
+    def __init__(self, num_towers):
+        self.towers, self.devices = towers(CPUS[:num_towers]), CPUS[:num_towers]
+        self.x, self.y = (own[:, : num_towers * ROWS] for own in (X, Y))
+        self.steps = list(zip(self.x, self.y, strict=True))
+
+    def on_each(self, make):
+        made = []
+        for tower in self.towers:
+            with tf.device(tower.device):
+                made.append(make())
+        return made
+
+    def make_variables(self):
+        return self.on_each(lambda: [tf.Variable(START), tf.Variable(tf.zeros([64]))])
+
+    def parts(self, values):
+        return list(tf.split(values, len(self.towers)))
+
+    def gradients(self, variables, x, y, scaled=lambda loss: loss):
+        def of_tower(_, own, x, y):
+            with tf.GradientTape() as tape:
+                loss = scaled(loss_of(own, x, y))
+            return tape.gradient(loss, own)
+
+        rows = self.parts(x), self.parts(y)
+        return map_towers(of_tower, self.towers, variables, *rows)
 
 
 def largest(full):
@@ -32,12 +63,12 @@ def largest(full):
     return kept.reshape(full.shape)
 
 
-@pytest.fixture(scope="module")
-def wanted():
+@cache
+def wanted(num_towers):
     """Returns what w and b are after all steps."""
     w, b = START.astype(np.float64), np.zeros(64)
-    errors = [np.zeros_like(w) for _ in range(K)]
-    for x, y in zip(X, Y, strict=True):
+    errors = [np.zeros_like(w) for _ in range(num_towers)]
+    for x, y in Work(num_towers).steps:
         away = 2 * (x @ w + b - y) / y.size
         sent = np.zeros_like(w)
         for k, error in enumerate(errors):
@@ -50,55 +81,35 @@ def wanted():
     return w, b
 
 
-def on_each(make):
-    made = []
-    for tower in TOWERS:
-        with tf.device(tower.device):
-            made.append(make())
-    return made
-
-
-def make_variables():
-    return on_each(lambda: [tf.Variable(START), tf.Variable(tf.zeros([64]))])
-
-
 def loss_of(variables, x, y):
     w, b = variables
     return tf.reduce_mean(tf.square(tf.matmul(x, w) + b - y))
 
 
-def parts(values):
-    return list(tf.split(values, K))
-
-
-def gradients(variables, x, y, scaled=lambda loss: loss):
-    def of_tower(_, own, x, y):
-        with tf.GradientTape() as tape:
-            loss = scaled(loss_of(own, x, y))
-        return tape.gradient(loss, own)
-
-    return map_towers(of_tower, TOWERS, variables, parts(x), parts(y))
-
-
-def own_step(jit_compile):
-    variables = make_variables()
+def own_step(work, jit_compile):
+    variables = work.make_variables()
     reduce = mean(ReducerState(REDUCER, variables))
-    optimizers = on_each(lambda: keras.optimizers.SGD(RATE))
+    optimizers = work.on_each(lambda: keras.optimizers.SGD(RATE))
 
     @tf.function(autograph=False)
     def step(x, y):
         tw_builders.apply_gradients(
-            *(TOWERS, reduce(gradients(variables, x, y)), variables, optimizers),
+            *(
+                work.towers,
+                reduce(work.gradients(variables, x, y)),
+                variables,
+                optimizers,
+            ),
             jit_compile=jit_compile,
         )
 
-    for x, y in zip(X, Y, strict=True):
+    for x, y in work.steps:
         step(x, y)
     return variables
 
 
-def tower_optimizer(jit_compile, **options):
-    variables = make_variables()
+def tower_optimizer(work, jit_compile, **options):
+    variables = work.make_variables()
     optimizer = tw_ampopt.TowerOptimizer(
         variables,
         tf_optimizer=keras.optimizers.SGD,
@@ -110,10 +121,10 @@ def tower_optimizer(jit_compile, **options):
 
     @tf.function(autograph=False)
     def step(x, y):
-        grads = gradients(variables, x, y, optimizer.apply_loss_scaling)
+        grads = work.gradients(variables, x, y, optimizer.apply_loss_scaling)
         return optimizer.apply(grads, jit_compile=jit_compile)
 
-    for n, (x, y) in enumerate(zip(X, Y, strict=True)):
+    for n, (x, y) in enumerate(work.steps):
         if n == 2:  # It skips, and remembers what it did.
             assert not any(step(x * np.inf, y) for _ in range(1 + len(options)))
         for _ in range(1 + len(options)):  # Twice the same is the mean of both.
@@ -134,11 +145,13 @@ class Linear(keras.Model):
         return tf.matmul(x, self.w.value) + self.b.value
 
 
-def tower_model(jit_compile, optimizer, times=1):
-    model = TowerModel(Linear, TOWERS, reducer=REDUCER)
+def tower_model(work, jit_compile, optimizer, times=1):
+    model = TowerModel(Linear, work.towers, reducer=REDUCER)
     model.compile(optimizer, loss="mse", jit_compile=jit_compile)
-    rows = [np.repeat(own, times, 0).reshape(-1, own.shape[-1]) for own in (X, Y)]
-    model.fit(*rows, batch_size=K * ROWS, shuffle=False, verbose=0)
+    rows = [
+        np.repeat(own, times, 0).reshape(-1, own.shape[-1]) for own in (work.x, work.y)
+    ]
+    model.fit(*rows, batch_size=work.x.shape[1], shuffle=False, verbose=0)
     return [own.trainable_variables for own in model.towers]
 
 
@@ -146,22 +159,24 @@ def scaling(inner):
     return keras.optimizers.LossScaleOptimizer(inner, initial_scale=64.0)
 
 
-def epoch_function(jit_compile):
-    models = on_each(Linear)
+def epoch_function(work, jit_compile):
+    models = work.on_each(Linear)
     specs = {"x": tf.TensorSpec([None, 80]), "y": tf.TensorSpec([None, 64])}
-    batch = DeviceBatch(TOWERS, specs, max_per_device_batch_size=ROWS)
+    batch = DeviceBatch(work.towers, specs, max_per_device_batch_size=ROWS)
     function = EpochFunction(
         batch,
         lambda model, inputs: loss_of(model.trainable_variables, **inputs),
         models,
-        on_each(lambda: scaling(keras.optimizers.SGD(RATE))),
+        work.on_each(lambda: scaling(keras.optimizers.SGD(RATE))),
         reducer=REDUCER,
         jit_compile=jit_compile,
     )
     # A tower's rows lie together.
     rows = [
-        own.reshape(STEPS, K, ROWS, -1).swapaxes(0, 1).reshape(STEPS * K * ROWS, -1)
-        for own in (X, Y)
+        own.reshape(STEPS, -1, ROWS, own.shape[-1])
+        .swapaxes(0, 1)
+        .reshape(-1, own.shape[-1])
+        for own in (work.x, work.y)
     ]
     for offset in batch.load(rows).batch_offsets:
         function.optimize(offset)
@@ -169,14 +184,14 @@ def epoch_function(jit_compile):
     return [own.trainable_variables for own in models]
 
 
-def in_session(build):
+def in_session(work, build):
     """Trains in a session graph by the op that ``build`` makes of two placeholders."""
     with tf.Graph().as_default():
         x, y = (
-            v1.placeholder("float32", X[0].shape),
-            v1.placeholder("float32", Y[0].shape),
+            v1.placeholder("float32", work.x[0].shape),
+            v1.placeholder("float32", work.y[0].shape),
         )
-        op, after, variables = build(parts(x), parts(y))
+        op, after, variables = build(work, work.parts(x), work.parts(y))
         config = v1.ConfigProto(device_count={"CPU": len(CPUS)})
         with v1.Session(config=config) as session:
             session.run(
@@ -184,7 +199,7 @@ def in_session(build):
             )
             session.run(after)
             saver = v1.train.Saver()
-            for n, (own_x, own_y) in enumerate(zip(X, Y, strict=True)):
+            for n, (own_x, own_y) in enumerate(work.steps):
                 session.run(op, {x: own_x, y: own_y})
                 if n == 3:  # What is remembered is saved, and given back.
                     path = saver.save(session, tempfile.mkdtemp() + "/all")
@@ -200,9 +215,9 @@ def make_in_graph():
     return [w, v1.get_variable("b", [64], initializer=v1.initializers.zeros())]
 
 
-def built_by_tensorpack(x, y):
+def built_by_tensorpack(work, x, y):
     builder = tw_builders.SyncMultiGPUReplicatedBuilder(
-        CPUS[:K], average=True, mode=REDUCER
+        work.devices, average=True, mode=REDUCER
     )
 
     def tower_fn():
@@ -212,10 +227,11 @@ def built_by_tensorpack(x, y):
 
     pairs = builder.call_for_each_tower(tower_fn)
     op, after = builder.build(pairs, lambda: v1.train.GradientDescentOptimizer(RATE))
+    after = after or tf.no_op()  # A single tower has nothing to copy.
     return op, after, [[variable for _, variable in own] for own in pairs]
 
 
-def built_by_stylegan(x, y):
+def built_by_stylegan(work, x, y):
     optimizer = tw_ampopt.Optimizer(
         tf_optimizer="tf.train.GradientDescentOptimizer",
         learning_rate=RATE,
@@ -223,7 +239,7 @@ def built_by_stylegan(x, y):
         reducer=REDUCER,
     )
     every = []
-    for k, tower in enumerate(TOWERS):
+    for k, tower in enumerate(work.towers):
         with tf.device(tower.device), v1.variable_scope(f"copy{k}"):
             every.append(make_in_graph())
             optimizer.register_gradients(loss_of(every[k], x[k], y[k]), every[k])
@@ -243,11 +259,11 @@ def assert_trained(every, wanted):
     [
         own_step,
         tower_optimizer,
-        lambda jit: tower_optimizer(jit, accumulation_steps=2),
-        lambda jit: tower_model(jit, keras.optimizers.SGD(RATE)),
-        lambda jit: tower_model(jit, scaling(keras.optimizers.SGD(RATE))),
-        lambda jit: tower_model(
-            jit, keras.optimizers.SGD(RATE, gradient_accumulation_steps=2), times=2
+        lambda *own: tower_optimizer(*own, accumulation_steps=2),
+        lambda *own: tower_model(*own, keras.optimizers.SGD(RATE)),
+        lambda *own: tower_model(*own, scaling(keras.optimizers.SGD(RATE))),
+        lambda *own: tower_model(
+            *own, keras.optimizers.SGD(RATE, gradient_accumulation_steps=2), times=2
         ),
         epoch_function,
     ],
@@ -256,10 +272,12 @@ def assert_trained(every, wanted):
         "rlload",
     ],
 )
-def test_functions_train_as_a_model_in_numpy(train, jit_compile, wanted):
-    assert_trained(train(jit_compile), wanted)
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_functions_train_as_a_model_in_numpy(num_towers, train, jit_compile):
+    assert_trained(train(Work(num_towers), jit_compile), wanted(num_towers))
 
 
 @pytest.mark.parametrize("build", [built_by_tensorpack, built_by_stylegan])
-def test_session_graphs_train_as_a_model_in_numpy(build, wanted):
-    assert_trained(in_session(build), wanted)
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_session_graphs_train_as_a_model_in_numpy(num_towers, build):
+    assert_trained(in_session(Work(num_towers), build), wanted(num_towers))
