@@ -108,41 +108,16 @@ def harmed(group: Any, place: str, rank: int, what: str, file: str) -> None:
     )
 
 
-class Busy(keras.callbacks.Callback):
-    """Keeps a rank busy at one end of an epoch."""
-
-    def __init__(self, work: Any) -> None:
-        super().__init__()
-        self._work = work
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if epoch == 1:
-            self._work(self.model)
-
-
-def _save_slowly(folder: str, model: Any) -> None:
-    model.save(f"{folder}/busy.keras")
-    time.sleep(BUSY_S)
-
-
-def busy(group: Any, what: str, rank: int, folder: str) -> int:
-    """Trains; one rank evaluates, saves or fills a buffer for longer than a while."""
+def busy(group: Any, rank: int) -> int:
+    """Trains; one rank fills a buffer for longer than a while."""
     x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
     model = TowerModel(seeded(dense, 0), CPUS[:1], group=group)
     model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
-    is_busy = group.rank == rank
-    works = {
-        "predicts": lambda own: own.predict(rows_slowly(x, True), verbose=0),
-        "saves": partial(_save_slowly, folder),
-    }
-    own = [Busy(works[what])] if is_busy and what in works else []
-    fills = is_busy and what == "fills its buffer"
-    data = rows_slowly(x, fills).map(lambda rows: (rows, rows[:, :1]))
-    validates = is_busy and what == "validates"
-    validation = rows_slowly(x, validates).map(lambda rows: (rows, rows[:, :1]))
-    history = model.fit(
-        data, epochs=3, verbose=0, callbacks=own, validation_data=validation
+    data, validation = (
+        rows_slowly(x, is_slow).map(lambda rows: (rows, rows[:, :1]))
+        for is_slow in (group.rank == rank, False)
     )
+    history = model.fit(data, epochs=3, verbose=0, validation_data=validation)
     return len(history.history["val_loss"])
 
 
