@@ -131,12 +131,14 @@ OWN: dict[str, dict[str, Any]] = {
         "uneven": "stop",
         "steps": [3, 2],
     },
-    "as many steps": {
-        "fits": [[[3, 2, 4, 1], [4, 2, 1, 2]]],
-        "uneven": "stop",
-        "steps": [2, 2],
-    },
 }
+
+
+for _name in (
+    *("recorded", "compiled again", "no batch at first", "no rows"),
+    "until one stops",
+):
+    OWN[f"{_name} in shards"] = {**OWN[_name], "variables": "sharded"}
 
 
 def own_batches(
@@ -177,12 +179,12 @@ def own_batches(
     return made.apply(tf.data.experimental.assert_cardinality(len(batches)))
 
 
-def on_own(group: Any, name: str, towers: int, **more: Any) -> Any:
+def on_own(group: Any, name: str, towers: int) -> Any:
     """Trains a case of ``OWN``; returns its losses and weights."""
     case = OWN[name]
-    own = ("uneven", "loss_reduction", "local_steps")
+    own = ("uneven", "loss_reduction", "local_steps", "variables")
     options = {key: case[key] for key in own if key in case and group is not None}
-    model = made(group, case.get("make", dense), towers, **options, **more)
+    model = made(group, case.get("make", dense), towers, **options)
     kinds = {k: case[k] for k in ("targets", "weighs", "is_known") if k in case}
     kinds["until"] = min if "uneven" in case else max
     if group is None:
@@ -207,9 +209,11 @@ def on_own(group: Any, name: str, towers: int, **more: Any) -> Any:
     return shown, model.get_weights()
 
 
-def on_any(group: Any, of_ranks: Any, towers: int, is_known: bool, **more: Any) -> Any:
+def on_any(
+    group: Any, of_ranks: Any, towers: int, is_known: bool, kind: str = "replicated"
+) -> Any:
     """Trains and validates on unlike numbers of batches; as ``on_own``."""
-    model = made(group, dense, towers, **more)
+    model = made(group, dense, towers, variables=kind)
     model.compile(sgd(), "mse", metrics=["mae"])
     data = own_batches(group, of_ranks, is_known=is_known)
     history = model.fit(data, epochs=2, verbose=0, validation_data=data).history

@@ -1,6 +1,6 @@
 """What ranks do in ``test_training_over_ranks`` beside whole histories.
 
-Interruptions, batches by hand, files, moving averages, random numbers, and what is
+Batches by hand, files, moving averages, random numbers, and what is
 refused.
 """
 
@@ -38,27 +38,6 @@ from tw_core.synchronized import sum_over_towers
 from tw_core.testing import CPUS
 from tw_keras import TowerModel, on_rank_0
 from tw_reduce import sum_on_device
-
-
-class Fails(callbacks.Callback):
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        if epoch == 2:
-            raise RuntimeError("interrupted")
-
-
-def interrupted(group: Any, folder: str) -> Any:
-    """Trains until it is interrupted, and goes on with a new model from the backup."""
-    for own in ([Fails()], []):
-        model = made(group, normed, 2, **({} if group is None else {"data": "shared"}))
-        model.compile(optimizers.Adam(0.01), "mse")
-        backup = callbacks.BackupAndRestore(folder)
-        try:
-            history = model.fit(
-                *(X, Y, BATCH, 4), verbose=0, shuffle=False, callbacks=[backup, *own]
-            )
-        except RuntimeError:
-            continue
-    return history.epoch, model.trainable_variables[0].numpy().tolist()
 
 
 def not_a_number(group: Any) -> Any:

@@ -4,24 +4,11 @@ from typing import Any
 
 import keras
 import numpy as np
-import rank_batches
 import rank_training
 import tensorflow as tf
 from harness import keras_optimizers
 
 SHARDED = {"variables": "sharded"}
-
-
-def train(group: Any, name: str, towers: int, folder: str = "") -> Any:
-    return rank_training.train(group, name, towers, folder, **SHARDED)
-
-
-def on_own(group: Any, name: str, towers: int) -> Any:
-    return rank_batches.on_own(group, name, towers, **SHARDED)
-
-
-def on_any(group: Any, rows: Any, towers: int, is_known: bool) -> Any:
-    return rank_batches.on_any(group, rows, towers, is_known, **SHARDED)
 
 
 def layers() -> keras.Model:

@@ -12,7 +12,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 from harness.recording import Recording
-from keras_gallery import RANDOM as RANDOM_PROGRAMS
 from keras_gallery import programs
 
 import tw_ampopt
@@ -246,6 +245,10 @@ def compiling(loss: Any = "mse", **options: Any) -> Any:
     return lambda: {"loss": loss, **options}
 
 
+def in_shards(case: dict[str, Any]) -> dict[str, Any]:
+    return {**case, "towers": {"variables": "sharded"}}
+
+
 # A program compiles a model and fits it, once or several times.
 SHARED: dict[str, dict[str, Any]] = {
     "metrics": {
@@ -292,11 +295,6 @@ SHARED: dict[str, dict[str, Any]] = {
         "compile": compiling(keras.losses.MeanSquaredError("sum")),
         "is_close": 2e-5,
     },
-    "synchronised, several steps in one call": {
-        "make": synchronized,
-        "compile": compiling(steps_per_execution=2),
-        "is_close": 2e-5,
-    },
     "synchronised, compiled by XLA": {
         "make": synchronized,
         "compile": compiling(jit_compile=True),
@@ -308,7 +306,6 @@ SHARED: dict[str, dict[str, Any]] = {
         "fit": {"steps_per_epoch": 2},
         "optimizer": sgd,
     },
-    "unknown length": {"x": dataset, "optimizer": sgd},
     "unknown length, several steps in one call": {
         "x": dataset,
         "optimizer": sgd,
@@ -336,12 +333,10 @@ SHARED: dict[str, dict[str, Any]] = {
     },
     "plateau": {
         "callbacks": lambda _: [
-            callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=9.0)
-        ]
-    },
-    "schedule": {
-        "callbacks": lambda _: [
-            callbacks.LearningRateScheduler(lambda n, rate: rate / (n + 1))
+            callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=9.0),
+            callbacks.LearningRateScheduler(lambda n, rate: rate / (n + 1)),
+            callbacks.LambdaCallback(on_epoch_end=lambda n, logs: logs["loss"]),
+            callbacks.TerminateOnNaN(),
         ]
     },
     "files": {
@@ -353,12 +348,6 @@ SHARED: dict[str, dict[str, Any]] = {
             callbacks.CSVLogger(f"{folder}/log.csv"),
             callbacks.TensorBoard(f"{folder}/board", update_freq=1),
             callbacks.BackupAndRestore(f"{folder}/backup", save_freq=2),
-        ]
-    },
-    "functions": {
-        "callbacks": lambda _: [
-            callbacks.LambdaCallback(on_epoch_end=lambda n, logs: logs["loss"]),
-            callbacks.TerminateOnNaN(),
         ]
     },
     "swapped averages": {
@@ -442,6 +431,17 @@ OWN: dict[str, dict[str, Any]] = {
     "several steps in one call": {"compile": compiling(steps_per_execution=3)},
     "eagerly": {"compile": compiling(run_eagerly=True)},
 }
+# With the optimizer's state in shards over ranks, too.
+IN_SHARDS = [
+    *("sparse gradients", "two optimizers", "several steps in one call", "eagerly"),
+    *("accumulated", "accumulated, scaled", "overflowing losses", "counting"),
+    *("losses added", "float16", "compiled by XLA", "stops early", "synchronised"),
+    *("evaluates", "compiled again", "momentum, weights", "recorded"),
+]
+OWN |= {f"{name} in shards": in_shards(OWN[name]) for name in IN_SHARDS if name in OWN}
+SHARED |= {
+    f"{name} in shards": in_shards(SHARED[name]) for name in IN_SHARDS if name in SHARED
+}
 CASES = SHARED | OWN
 
 
@@ -469,16 +469,14 @@ def made(group: Any, make: Any, towers: int, **options: Any) -> Any:
     return TowerModel(make, CPUS[:towers], group=group, **options)
 
 
-def train(
-    group: Any, name: str, towers: int, folder: str = "", **options: Any
-) -> tuple[Any, Any, Any]:
+def train(group: Any, name: str, towers: int, folder: str = "") -> tuple[Any, Any, Any]:
     """Trains a case; returns its history, weights, and what evaluation gives."""
     case = CASES[name]
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(case.get("policy", "float32"))
     own = {"data": "own" if name in OWN else "shared", **case.get("towers", {})}
     try:
-        model = made(group, case.get("make", dense), towers, **own, **options)
+        model = made(group, case.get("make", dense), towers, **own)
         keras.utils.set_random_seed(3)
         place = (0, 1) if group is None else (group.rank, group.size)
         return run(model, case, folder, place if name in OWN else None)
@@ -536,8 +534,7 @@ def over_towers(model: Any) -> Any:
 
 def gallery(group: Any, name: str, towers: int, settings: Any) -> Any:
     """Runs a program of the gallery, as it is, on shared data."""
-    is_exact = name not in RANDOM_PROGRAMS
-    with programs("float64" if is_exact else "float32"):
+    with programs("float64"):
         program = importlib.import_module(name)
         own = functools.partial(TowerModel, group=group, data="shared")
         before, program.TowerModel = program.TowerModel, own

@@ -1,8 +1,5 @@
 """Optimizers whose state is in shards over ranks train as one device does."""
 
-import os
-from importlib.util import find_spec
-
 import keras
 import numpy as np
 import pytest
@@ -11,8 +8,6 @@ import rank_sharded
 import rank_training
 from harness.keras_optimizers import CASES, KINDS, present
 from harness.ranks import Raised
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 SHAPES = {"2 x 1": (2, 1), "2 x 2": (2, 2), "3 x 1": (3, 1)}  # ranks, towers
 SOME = ["global_clipnorm", "clipnorm", "use_ema", "weight_decay"]
@@ -24,19 +19,6 @@ WITH_FILES = [
     *("Adadelta", "Adafactor", "Adagrad", "Adam", "Adam use_ema", "AdamW", "Ftrl"),
     "Adam gradient_accumulation_steps",
     *("Lamb", "Lion", "LossScaleOptimizer", "Nadam", "RMSprop", "SGD momentum"),
-]
-PROGRAMS = [
-    *("sparse gradients", "two optimizers", "several steps in one call", "eagerly"),
-    *("accumulated, scaled", "overflowing losses", "counting"),
-    *("losses added", "float16", "compiled by XLA", "stops early", "synchronised"),
-    *("evaluates", "compiled again", "momentum, weights", "recorded"),
-]
-UNEVEN = [
-    "recorded",
-    "compiled again",
-    "no batch at first",
-    "no rows",
-    "until one stops",
 ]
 
 
@@ -63,66 +45,17 @@ def test_an_optimizer_trains_shards_as_one_device(groups, shape, optimizer):
         assert max(got[2] for got in results) < bound
 
 
-@pytest.mark.full(
-    *("2 x 2-sparse gradients", "3 x 1-two optimizers", "2 x 2-accumulated, scaled"),
-)
-@pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_program_gives_what_it_gives_on_one_device(groups, shape, name):
-    size, towers = SHAPES[shape]
-    results = groups(size).call("rank_sharded:train", name, towers)
-    own = rank_training.CASES[name].get("is_close", 2e-6)
-    want = rank_training.train(None, name, 1)
-    assert_near([got[:2] for got in results], want[:2], own)
-
-
-@pytest.mark.skipif(not find_spec("mpi4py"), reason="mpi4py is not installed")
-@pytest.mark.full("2-two optimizers")
-@pytest.mark.parametrize("name", ["sparse gradients", "two optimizers", "accumulated"])
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_fit_over_mpi_is_that_of_one_device(groups, size, name):
-    results = groups(size, "mpi").call("rank_sharded:train", name, 2)
-    assert_near([got[:2] for got in results], rank_training.train(None, name, 1)[:2])
-
-
-@pytest.mark.full("no batch at first-2")
-@pytest.mark.parametrize("towers", [1, 2])
-@pytest.mark.parametrize("name", UNEVEN)
-def test_batches_of_ones_own_give_what_they_give_joined(groups, name, towers):
-    results = groups(2).call("rank_sharded:on_own", name, towers)
-    assert_near(results, rank_batches.on_own(None, name, 1))
-
-
-ROWS = st.lists(st.integers(0, 3), max_size=4)
-
-
-def has_rows(of_ranks):
-    steps = range(max(map(len, of_ranks)))
-    return steps and all(sum(sum(own[n : n + 1]) for own in of_ranks) for n in steps)
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("size", [11, 12])
 def test_more_than_ten_ranks_own_parts_in_their_order(groups, size):
     """TensorFlow orders tasks by name, 10 before 2."""
     rows = [[rank % 3 + 1, rank % 2] for rank in range(size)]
-    results = groups(size).call("rank_sharded:on_any", rows, 1, True)
+    results = groups(size).call("rank_batches:on_any", rows, 1, True, "sharded")
     assert_near(results, rank_batches.on_any(None, rows, 1, True))
     if rank_training.BATCH % size == 0:
         results = groups(size).call("rank_sharded:optimized", "Adam", 1)
         want = rank_sharded.optimized(None, "Adam", 1)
         assert_near([got[:2] for got in results], want[:2])
-
-
-@pytest.mark.parametrize("is_known", [True, False])
-@pytest.mark.timeout(900)
-@settings(max_examples=10 if os.environ.get("TOWERS_TESTS") == "full" else 3)
-@given(data=st.data())
-def test_any_numbers_of_batches_and_rows(groups, is_known, data):
-    size, towers = data.draw(st.sampled_from([(2, 1), (2, 2), (3, 1)]))
-    rows = data.draw(st.lists(ROWS, min_size=size, max_size=size).filter(has_rows))
-    results = groups(size).call("rank_sharded:on_any", rows, towers, is_known)
-    assert_near(results, rank_batches.on_any(None, rows, 1, is_known))
 
 
 @pytest.mark.full(
