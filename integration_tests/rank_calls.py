@@ -126,16 +126,6 @@ class OfFirstBatch(layers.Layer):
         return x + self.shift
 
 
-class KeepsShift(callbacks.Callback):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        tower = self.model.towers[-1]
-        self.seen.append(np.array(tower.layers[0].shift).tolist())
-
-
 def first_batches(group: Any, mode: str) -> Any:
     """Returns the shifts of the last tower after each batch, and after each epoch.
 
@@ -149,11 +139,16 @@ def first_batches(group: Any, mode: str) -> Any:
     model = TowerModel(make, CPUS[:2], group=group, variables=mode)
     model.compile(optimizers.SGD(0.1), "mse")
     rows = X[group.rank * 16 :][: 12 if group.rank else 4]
-    keeps, ends = KeepsShift(), []
+    seen, ends = list[Any](), []
+
+    def keep(batch: int, logs: Any = None) -> None:
+        seen.append(np.array(model.towers[-1].layers[0].shift).tolist())
+
+    keeps = callbacks.LambdaCallback(on_train_batch_end=keep)
     for _ in range(2):
         model.fit(rows, rows[:, :1], 4, verbose=0, shuffle=False, callbacks=[keeps])
         ends.append([own.tolist() for own in model.get_weights()[:1]])
-    return keeps.seen, ends
+    return seen, ends
 
 
 class Draws(layers.Layer):
@@ -179,27 +174,20 @@ class Noise(keras.Model):
         return {"loss": tf.reduce_sum(self.seen[0])}
 
 
-class Keeps(callbacks.Callback):
-    """Keeps what every tower saw, before towers and ranks become equal."""
-
-    def __init__(self, towers: Any) -> None:
-        super().__init__()
-        self.towers, self.seen = towers, []
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.seen += [
-            [own.numpy().tobytes() for own in tower.seen] for tower in self.towers
-        ]
-
-
 def noise(group: Any, seed: int) -> Any:
     """Returns what every tower of a rank drew in two steps, for each of two layers."""
     keras.utils.set_random_seed(seed)
     model = TowerModel(Noise, CPUS[:2], group=group)
     model.compile("sgd", "mse")
-    keeps = Keeps(model.towers)
+    found: list[Any] = []
+
+    def keep(batch: int, logs: Any = None) -> None:
+        # Before towers and ranks become equal.
+        found.extend([own.numpy().tobytes() for own in t.seen] for t in model.towers)
+
+    keeps = callbacks.LambdaCallback(on_train_batch_end=keep)
     model.fit(np.ones([16, 3]), np.ones([16, 1]), 8, verbose=0, callbacks=[keeps])
-    return keeps.seen
+    return found
 
 
 def resumed(group: Any, folder: str, variables: str, towers: int) -> Any:
