@@ -4,8 +4,8 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-import rank_accumulating
 from harness.ranks import Raised
+from programs import rank_accumulating
 
 
 @pytest.mark.full(

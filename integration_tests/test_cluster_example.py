@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import run_forked
+from harness.launching import run_forked
 
 TRAIN = Path(__file__).parents[1] / "docs/examples/cluster/train.py"
 DEADLINE_S = 150

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from docs_blocks import ROOT
+from harness.docs_blocks import ROOT
 
 MODULES = {
     "tw-launch": "tw_launch",
@@ -23,8 +23,8 @@ MODULES = {
     "limits": "structure.limits",
     "weight": "structure.weight",
     "pieces": "interfaces.pieces",
-    "horovod table": "horovod_table",
-    "keras gallery": "keras_gallery",
+    "horovod table": "programs.horovod_table",
+    "keras gallery": "programs.keras_gallery",
     "conformance": "conformance.page",
 }
 PATHS = [

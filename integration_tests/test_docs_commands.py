@@ -5,7 +5,7 @@ import re
 import shlex
 
 import pytest
-from docs_blocks import PAGES, READMES, ROOT, blocks, name
+from harness.docs_blocks import PAGES, READMES, ROOT, blocks, name
 from interfaces.manifest import needed_by, read_manifests
 
 SHELL = {"sh", "bash", "console"}

@@ -4,7 +4,7 @@ import re
 import sys
 
 import pytest
-from docs_blocks import ROOT
+from harness.docs_blocks import ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
 import error_pages

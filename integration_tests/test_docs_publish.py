@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from docs_blocks import ROOT
+from harness.docs_blocks import ROOT
 
 PUBLISH = ROOT / "docs" / "publish.py"
 VERSIONS = ROOT / "docs" / "_static" / "versions.js"

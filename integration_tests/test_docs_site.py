@@ -14,7 +14,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from docs_blocks import PAGES, ROOT, python_blocks
+from harness.docs_blocks import PAGES, ROOT, python_blocks
 
 sys.path.insert(0, str(ROOT / "docs"))
 from api_names import find_names

@@ -4,12 +4,11 @@ import json
 import re
 from pathlib import Path
 
-import fit_faults
 import keras
 import numpy as np
 import pytest
-import rank_training
 from harness.ranks import Raised
+from programs import fit_faults, rank_training
 
 import tw_ranks
 from tw_keras import TowerModel

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-import rank_float64
 import tensorflow as tf
+from programs import rank_float64
 
 
 def check(results, name):

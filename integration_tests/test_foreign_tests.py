@@ -3,9 +3,9 @@
 import sys
 
 import pytest
-from foreign_endings import end, hang
 from harness import foreign_tests
 from harness.processes import is_alive, wait_until
+from programs.foreign_endings import end, hang
 
 FILE = "their_test.py"
 SOURCE = """

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from rank_groups import Alone
+from programs.rank_groups import Alone
 
 import tw_ampopt
 import tw_core

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from horovod_table import REFUSED, ROWS
-from launching import run_forked
+from harness.launching import run_forked
+from programs.horovod_table import REFUSED, ROWS
 
 import tw_horovod as hvd
 
@@ -24,7 +24,8 @@ ELSEWHERE = {"broadcast_global_variables", "join", "shutdown"}
 def ran(request, tmp_path_factory):
     """What each rank got in each row and mode, and how many ranks there were."""
     folder = tmp_path_factory.mktemp("table")
-    program = [sys.executable, str(Path(__file__).parent / "horovod_table.py")]
+    table = Path(__file__).parent / "programs" / "horovod_table.py"
+    program = [sys.executable, str(table)]
     launch = [sys.executable, "-m", "tw_launch", "--ps", "0"]
     status, said = run_forked(
         [*launch, "--workers", str(request.param), "--", *program, str(folder)],

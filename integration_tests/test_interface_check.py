@@ -3,12 +3,12 @@
 import re
 
 import pytest
+from harness.toy_repository import WORK, ToyRepository
 from interfaces.__main__ import main
 from interfaces.api import check, due_version
 from interfaces.manifest import find_releases, read_manifests
 from interfaces.repository import Repository
 from packaging.version import Version
-from toy_repository import WORK, ToyRepository
 
 PREAMBLE = """
 from dataclasses import dataclass

@@ -9,9 +9,9 @@ import os
 import sys
 from functools import cache, partialmethod
 
-import keras_gallery
 import pytest
-from keras_gallery import (
+from programs import keras_gallery
+from programs.keras_gallery import (
     COMPRESSED,
     DETERMINISTIC,
     FOLDER,

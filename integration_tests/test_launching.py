@@ -4,7 +4,7 @@ import signal
 import sys
 
 import pytest
-from launching import run_forked, run_to_its_end
+from harness.launching import run_forked, run_to_its_end
 
 PROGRAM = """
 import atexit, os, signal, sys, threading, time

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-import rank_local
 from harness.ranks import Raised
+from programs import rank_local
 
 ROWS = {
     2: [[4, 6, 1, 3, 5], [3, 2, 2, 4]],

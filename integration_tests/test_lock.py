@@ -4,7 +4,7 @@ import ast
 import re
 import tomllib
 
-from docs_blocks import ROOT
+from harness.docs_blocks import ROOT
 from packaging.requirements import Requirement
 from packaging.version import Version
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-import rank_memory
 from harness.ranks import Ranks
+from programs import rank_memory
 
 STEPS = 5
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from cluster_threads import (
+from harness.cluster_threads import (
     TOWERS,
     WORKERS,
     devices_of,
     in_all_workers,
     start_servers,
 )
-from digits_towers import accuracy, cross_entropy, digits, get_weights
+from programs.digits_towers import accuracy, cross_entropy, digits, get_weights
 
 import tw_ampopt
 import tw_core

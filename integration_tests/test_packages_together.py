@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 from conformance.rows import reducers
-from digits_towers import (
+from programs.digits_towers import (
     FLAT_BELOW,
     FLAT_WAYS,
     PROGRAMS,

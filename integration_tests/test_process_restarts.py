@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness.launching import run_forked
 from harness.ports import find_free_ports
 from harness.processes import IN_BACKGROUND, TAG, Program, tagged
-from launching import run_forked
-from restart_program import EPOCHS, FAULTS, SAVE_EVERY, STEPS
+from programs.restart_program import EPOCHS, FAULTS, SAVE_EVERY, STEPS
 
-PROGRAM = Path(__file__).parent / "restart_program.py"
+HERE = Path(__file__).parent
 LAUNCH = [sys.executable, "-m", "tw_launch", "--ps", "0"]
 AGAIN = ["--restart", "group", "--max-restarts", "3", "--restart-delay", "0.1"]
 RANKS = {"fit": 2, "sharded": 3, "session": 3}
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(2 * DEADLINE_S + 30)
 
 
 def command(folder, mode, *more):
-    return [sys.executable, str(PROGRAM), mode, str(folder), *more]
+    return [sys.executable, "-m", "programs.restart_program", mode, str(folder), *more]
 
 
 def launch(folder, mode, *more, workers=0, options=()):
@@ -40,7 +40,7 @@ def launch(folder, mode, *more, workers=0, options=()):
     """
     words = [*LAUNCH, "--workers", str(workers or RANKS[mode]), *options, "--"]
     whole = [*words, *command(folder, mode, *more)]
-    status, said = run_forked(whole, deadline_s=DEADLINE_S, cwd=PROGRAM.parent)
+    status, said = run_forked(whole, deadline_s=DEADLINE_S, cwd=HERE)
     assert status == 0, said
     begun = {}
     for start, number in re.findall(r"rank 0, start (\d+): \w+ (\d+)", said):
@@ -148,7 +148,7 @@ def test_an_error_or_ctrl_c_of_one_rank_ends_all(tmp_path, what, rank):
     def run(own):
         place = ("--place", f"127.0.0.1:{port}", str(own), "2")
         words = command(tmp_path, "fit", *place, "--fault", what, str(rank))
-        return run_forked(words, deadline_s=DEADLINE_S / 4)
+        return run_forked(words, deadline_s=DEADLINE_S / 4, cwd=HERE)
 
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(run, range(2)))
@@ -182,7 +182,7 @@ def test_ctrl_c_in_the_launcher_lets_rank_0_save_and_leaves_no_process(
     words += command(tmp_path, "fit", "--epochs", "1000000")
     tag = f"{os.getpid()} {tmp_path}"
     env = {**os.environ, TAG: tag, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    with Program(words, env=env) as process:
+    with Program(words, env=env, cwd=HERE) as process:
         process.wait_for(r"(?s)(: epoch 1\n.*){2}", 120)
         assert len(tagged(tag)) >= 3
         process.send_signal(number)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from docs_blocks import (
+from harness.docs_blocks import (
     PAGES,
     READMES,
     ROOT,
@@ -16,9 +16,9 @@ from docs_blocks import (
     name,
     python_blocks,
 )
-from launching import run_forked, run_to_its_end
+from harness.launching import run_forked, run_to_its_end
 
-RUNNER = Path(__file__).with_name("docs_runner.py")
+RUNNER = Path(__file__).parent / "programs" / "docs_runner.py"
 PAGES_DEADLINE_S = 900
 LAUNCH_DEADLINE_S = 150
 TRIES = 3  # of a peer's program

@@ -1,8 +1,8 @@
 """What stands against a release is told before it is made."""
 
 import pytest
+from harness.toy_repository import WORK, ToyRepository
 from interfaces.release import run
-from toy_repository import WORK, ToyRepository
 
 
 @pytest.fixture

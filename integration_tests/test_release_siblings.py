@@ -5,13 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness.toy_repository import ToyRepository
 from interfaces import pieces
 from interfaces.__main__ import main
 from interfaces.api import check
 from interfaces.manifest import read_manifests
 from interfaces.repository import build
 from interfaces.siblings import DIST, compat, forward, released
-from toy_repository import ToyRepository
 
 # No index has what is not ours: it is left out.
 NEEDS = ["tw-a>=0.1,<0.2", "no-such-thing>=1"]

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from launching import run_forked, run_to_its_end
+from harness.launching import run_forked, run_to_its_end
 
 EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "ppo"
 pytestmark = [

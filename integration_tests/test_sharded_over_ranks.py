@@ -3,11 +3,9 @@
 import keras
 import numpy as np
 import pytest
-import rank_batches
-import rank_sharded
-import rank_training
 from harness.keras_optimizers import CASES, KINDS, present
 from harness.ranks import Raised
+from programs import rank_batches, rank_sharded, rank_training
 
 SHAPES = {"2 x 1": (2, 1), "2 x 2": (2, 2), "3 x 1": (3, 1)}  # ranks, towers
 SOME = ["global_clipnorm", "clipnorm", "use_ema", "weight_decay"]

@@ -4,10 +4,9 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-import rank_own_steps
-import rank_sharded
 from harness.keras_optimizers import present
 from harness.ranks import Raised
+from programs import rank_own_steps, rank_sharded
 
 SHAPES = {"2 x 1": (2, 1), "2 x 2": (2, 2), "3 x 1": (3, 1)}  # ranks, towers
 OPTIMIZERS = present(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from cluster_threads import (
+from harness.cluster_threads import (
     TOWERS,
     WORKERS,
     devices_of,

@@ -6,9 +6,9 @@ loss scaling, and epochs in one call.
 
 import numpy as np
 import pytest
-from digits_towers import PROGRAMS, accuracy, batch
 from harness.ranks import Ranks
-from rank_towers import make_optimizer
+from programs.digits_towers import PROGRAMS, accuracy, batch
+from programs.rank_towers import make_optimizer
 
 STEPS = 20
 

@@ -6,16 +6,18 @@ import re
 from importlib.util import find_spec
 
 import keras
-import keras_gallery
 import numpy as np
 import pytest
-import rank_batches
-import rank_calls
-import rank_memory_fits
-import rank_training
 from harness.ranks import Raised
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import (
+    keras_gallery,
+    rank_batches,
+    rank_calls,
+    rank_memory_fits,
+    rank_training,
+)
 
 OVER_MPI = (
     *("Adam", "sparse gradients", "flat", "two optimizers", "accumulated"),

@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 import yaml
-from docs_blocks import ROOT
+from harness.docs_blocks import ROOT
 from interfaces.manifest import SECTION, read_manifests
 from packaging.version import Version
 from test_docs_commands import SESSION, sessions

@@ -88,7 +88,7 @@ def learn(group: Any, name: str) -> tuple[float, float]:
     """Returns the last accuracy on the test rows, and the best of all epochs."""
     import keras
     import numpy as np
-    from digits_towers import digits
+    from programs.digits_towers import digits
 
     layers = keras.layers
 

@@ -33,7 +33,7 @@ from ray.rllib.evaluation.rollout_worker import RolloutWorker
 from ray.rllib.policy import dynamic_tf_policy_v2
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from docs_blocks import ROOT, files
+from harness.docs_blocks import ROOT, files
 
 PAGE = ROOT / "docs" / "migration" / "rllib.md"
 ROWS, MINIBATCH = 512, 128

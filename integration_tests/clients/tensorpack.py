@@ -28,7 +28,7 @@ import numpy as np
 import tensorflow as tf
 import tensorpack
 import tensorpack.models.batch_norm as batch_norm
-from docs_blocks import ROOT, blocks
+from harness.docs_blocks import ROOT, blocks
 from harness.processes import succeed
 from sklearn.datasets import load_digits
 from tensorpack import (

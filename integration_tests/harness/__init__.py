@@ -1,1 +1,1 @@
-"""Processes of tests, the soak and benchmarks: started, talked to, and ended."""
+"""What tests, the soak and benchmarks share: above all processes, started and ended."""

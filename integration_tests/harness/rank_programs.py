@@ -11,6 +11,7 @@ import socket
 import time
 import traceback
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from tw_ranks.internal import endpoint_of
 
 _counter: Any = None
 v1 = tf.compat.v1
+_PROGRAMS = Path(__file__).parents[1] / "programs"
 
 
 def run_rank(pipe: Any, options: dict[str, Any]) -> None:
@@ -90,8 +92,10 @@ def _be_refused_by(others: list[int]) -> None:
 
 
 def _find(name: str) -> Any:
-    """Returns a function of this module, or of "module:function"."""
+    """Returns a function of this module, or "module:function" of a program or test."""
     module, _, function = name.rpartition(":")
+    if (_PROGRAMS / f"{module}.py").exists():
+        module = f"programs.{module}"
     return getattr(importlib.import_module(module or __name__), function)
 
 

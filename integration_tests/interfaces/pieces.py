@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from docs_blocks import files, launches, python_blocks
+from harness.docs_blocks import files, launches, python_blocks
 
 DEADLINE_S = 240
 

@@ -153,7 +153,7 @@ class Soak:
         return {"towers": towers, "tw-launch": [*launch, "--", *task]}
 
     def _launch(self, *arguments: object) -> list[str]:
-        module = "launching" if self._is_light else "tw_launch"
+        module = "harness.launching" if self._is_light else "tw_launch"
         return _python(module, *arguments, "--max-restarts", 1_000_000)
 
     def _program(self, module: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from digits_towers import Weights, accuracy, cross_entropy, digits
+from programs.digits_towers import Weights, accuracy, cross_entropy, digits
 
 import tw_launch
 import tw_ranks

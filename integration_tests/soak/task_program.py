@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from digits_towers import accuracy, cross_entropy, digits, get_weights
+from programs.digits_towers import accuracy, cross_entropy, digits, get_weights
 
 import tw_launch
 import tw_syncrep

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from digits_towers import accuracy, cross_entropy, digits, get_weights
+from programs.digits_towers import accuracy, cross_entropy, digits, get_weights
 
 import tw_core
 from soak.telling import ROWS, start, tell

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from wrong_calls import Interface, Late, WrongCall, WrongCalls
+from harness.wrong_calls import Interface, Late, WrongCall, WrongCalls
 
 from tw_ampopt import (
     Optimizer,

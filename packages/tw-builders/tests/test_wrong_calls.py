@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import session_builders
 import tensorflow as tf
+from harness.wrong_calls import Interface, Late, WrongCalls, in_graph
 from one_rank import Alone
-from wrong_calls import Interface, Late, WrongCalls, in_graph
 
 from tw_builders import AsyncRunner, ModelAverager, RankShardedOptimizer
 from tw_core import towers

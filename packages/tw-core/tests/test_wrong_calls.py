@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 import tensorflow as tf
-from wrong_calls import Interface, Late, WrongCall, WrongCalls, in_graph
+from harness.wrong_calls import Interface, Late, WrongCall, WrongCalls, in_graph
 
 from tw_core import (
     Replicated,

@@ -2,7 +2,7 @@
 
 from contextlib import nullcontext
 
-from wrong_calls import Interface, WrongCalls
+from harness.wrong_calls import Interface, WrongCalls
 
 EXEMPT = {
     "test_recording.py tests what a recorder makes": (

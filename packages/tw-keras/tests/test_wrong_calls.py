@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import keras
 import tensorflow as tf
-from wrong_calls import Interface, WrongCall, WrongCalls
+from harness.wrong_calls import Interface, WrongCall, WrongCalls
 
 from tw_core.testing import CPUS
 from tw_keras import TowerModel

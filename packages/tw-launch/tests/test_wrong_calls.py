@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from wrong_calls import Interface, WrongCall, WrongCalls, in_graph
+from harness.wrong_calls import Interface, WrongCall, WrongCalls, in_graph
 
 import tw_launch
 

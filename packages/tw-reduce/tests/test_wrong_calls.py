@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import tensorflow as tf
-from wrong_calls import Interface, Late, WrongCall, WrongCalls, in_graph
+from harness.wrong_calls import Interface, Late, WrongCall, WrongCalls, in_graph
 
 from tw_core.testing import CPUS, run_in_function
 from tw_reduce import (

@@ -6,8 +6,8 @@ from functools import cache, partial
 import keras
 import numpy as np
 import tensorflow as tf
+from harness.wrong_calls import Interface, Late, WrongCall, WrongCalls
 from rlload_pulled import Loss
-from wrong_calls import Interface, Late, WrongCall, WrongCalls
 
 from tw_core import towers
 from tw_core.testing import CPUS

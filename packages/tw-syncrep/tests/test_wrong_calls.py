@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import keras
 import pytest
 import tensorflow as tf
-from wrong_calls import Interface, Late, WrongCall, WrongCalls, in_graph
+from harness.wrong_calls import Interface, Late, WrongCall, WrongCalls, in_graph
 
 import tw_launch
 import tw_syncrep

@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import losses
-from rank_training import (
+
+from programs.rank_training import (
     TwoOptimizers,
     X,
     accumulating,
@@ -21,7 +22,6 @@ from rank_training import (
     sgd,
     synchronized,
 )
-
 from tw_keras import LocalSteps
 
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from harness.replica_threads import in_threads
 
 import tw_launch
+from harness.replica_threads import in_threads
 
 WORKERS, TOWERS = 2, 2
 DEADLINE_S = 100  # for all workers together

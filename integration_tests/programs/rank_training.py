@@ -12,9 +12,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 from harness.recording import Recording
-from keras_gallery import programs
 
 import tw_ampopt
+from programs.keras_gallery import programs
 from tw_core.testing import CPUS
 from tw_keras import TowerModel, on_rank_0
 

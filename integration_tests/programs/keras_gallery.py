@@ -1,6 +1,6 @@
 """Runs the programs of ``docs/examples/keras`` and compares them with plain Keras.
 
-``python -m keras_gallery`` prints the tables of ``docs/tutorials/gallery.md``.
+``python -m programs.keras_gallery`` prints the tables of ``docs/tutorials/gallery.md``.
 """
 
 import argparse
@@ -17,7 +17,7 @@ if __name__ == "__main__":  # Help and wrong options do not wait for TensorFlow.
 import keras
 import numpy as np
 
-FOLDER = Path(__file__).parents[1] / "docs" / "examples" / "keras"
+FOLDER = Path(__file__).parents[2] / "docs" / "examples" / "keras"
 TOWERS = (1, 2, 3, 4)
 SEEDS = range(5)
 # In the short form each program sees a full batch and a small one: with four towers

@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 from harness import keras_optimizers
-from rank_training import BATCH, WORDS, X, Y
 
+from programs.rank_training import BATCH, WORDS, X, Y
 from tw_builders import RankShardedOptimizer
 from tw_core import Tower, copy_to_replicas, map_towers, replicate, towers
 from tw_core.testing import CPUS

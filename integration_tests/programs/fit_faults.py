@@ -15,8 +15,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from rank_training import dense, seeded
 
+from programs.rank_training import dense, seeded
 from tw_core.testing import CPUS
 from tw_keras import TowerModel
 

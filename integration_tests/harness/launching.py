@@ -3,7 +3,7 @@
 A fresh Python takes seconds of a processor to import TensorFlow. Where a test is about
 what a program does and not about how it comes to be, it is forked from a template that
 has TensorFlow in it, and so is each task that it starts with tw-launch. Of a process
-that is to be watched as an ordinary one, ``python -m launching ...`` forks the tasks.
+that is to be watched as an ordinary one, ``python -m harness.launching`` forks them.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from harness.processes import Program, make_template
 
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)  # a launcher handles them
-HERE = str(Path(__file__).parent)
+HERE = str(Path(__file__).parents[1])
 VARIABLES = {"TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
@@ -109,6 +109,7 @@ def _become(words: list[str], stdout: int, stderr: int) -> NoReturn:
     try:
         if words[0] == "-m":
             sys.argv = words[1:]
+            sys.path.insert(0, str(Path.cwd()))
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = words

@@ -8,13 +8,13 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from rank_batches import own_batches
-from rank_groups import Counted
-from rank_local import linear
-from rank_training import X, dense, made
 
 import tw_ampopt
 import tw_core
+from programs.rank_batches import own_batches
+from programs.rank_groups import Counted
+from programs.rank_local import linear
+from programs.rank_training import X, dense, made
 from tw_core.testing import CPUS
 from tw_keras import LocalSteps, TowerModel
 from tw_reduce import compression

@@ -12,9 +12,10 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from rank_batches import own_batches
-from rank_groups import Alone
-from rank_training import (
+
+from programs.rank_batches import own_batches
+from programs.rank_groups import Alone
+from programs.rank_training import (
     BATCH,
     OWN_ROWS,
     WEIGHTS,
@@ -33,7 +34,6 @@ from rank_training import (
     seeded,
     synchronized,
 )
-
 from tw_core.synchronized import sum_over_towers
 from tw_core.testing import CPUS
 from tw_keras import TowerModel, on_rank_0

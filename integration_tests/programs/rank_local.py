@@ -6,9 +6,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from rank_batches import own_batches
-from rank_training import X, dense, made
 
+from programs.rank_batches import own_batches
+from programs.rank_training import X, dense, made
 from tw_keras import LocalSteps, TowerModel
 
 optimizers = keras.optimizers

@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 READMES = (ROOT / "README.md", *sorted(ROOT.glob("packages/*/README.md")))
 PAGES = tuple(
     path

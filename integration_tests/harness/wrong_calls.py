@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import pytest
 import tensorflow as tf
 
-PACKAGES = Path(__file__).parents[1] / "packages"
+PACKAGES = Path(__file__).parents[2] / "packages"
 LINE = re.compile(r"(?:class|def) ([\w.]+)\(")
 NOTHING = inspect.Parameter.empty
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from digits_towers import PROGRAMS, Weights, batch, cross_entropy, digits
 
 import tw_ampopt
 import tw_core
 import tw_ranks
 import tw_reduce
 import tw_rlload
+from programs.digits_towers import PROGRAMS, Weights, batch, cross_entropy, digits
 from tw_core.testing import CPUS
 
 v1 = tf.compat.v1

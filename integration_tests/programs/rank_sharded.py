@@ -4,9 +4,10 @@ from typing import Any
 
 import keras
 import numpy as np
-import rank_training
 import tensorflow as tf
 from harness import keras_optimizers
+
+from programs import rank_training
 
 SHARDED = {"variables": "sharded"}
 

@@ -1,7 +1,7 @@
 """Trains over processes, and resumes from the last checkpoint.
 
     tw-launch --ps 0 --workers 2 --restart group --max-restarts 3 -- \\
-        python restart_program.py fit FOLDER --kill 0:1:2:0.4
+        python -m programs.restart_program fit FOLDER --kill 0:1:2:0.4
 
 It trains with Keras's ``fit`` and a backup ("sharded": with the optimizer's state in
 shards), or handwritten digits in a "session" whose checkpoint rank 0 writes and reads;
@@ -26,10 +26,10 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from digits_towers import batch, cross_entropy, get_weights
 
 import tw_launch
 import tw_ranks
+from programs.digits_towers import batch, cross_entropy, get_weights
 from tw_keras import TowerModel
 
 v1 = tf.compat.v1
