@@ -30,7 +30,9 @@ RAN: dict[str, dict[str, int]] = {}  # session -> how many tests passed, and wai
 # The interpreters that TensorFlow supports, as far as they are present.
 PYTHONS = [v for v in ("3.11", "3.12", "3.13") if shutil.which(f"python{v}")]
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
-CLIENTS = sorted(path.stem for path in ROOT.glob("integration_tests/clients/*.py"))
+# What users and tests do without; its README says when to run it.
+LAB = ROOT / "integration_tests" / "lab"
+CLIENTS = sorted(path.stem for path in LAB.glob("clients/*.py"))
 
 # Nightly builds that replace releases, to try coming versions.
 NIGHTLY = {
@@ -611,11 +613,7 @@ def faults(session: nox.Session) -> None:
     Cutting links and hosts needs root, iproute2 and nftables; otherwise it is skipped.
     """
     install(session, *editable(*PACKAGES), *test_requirements("tw-syncrep"))
-    session.run(
-        *("python", "integration_tests/faults/run.py", *session.posargs),
-        env=ENV,
-        interrupt_timeout=30,
-    )
+    tool(session, "lab.faults.run", *session.posargs, interrupt_timeout=30)
 
 
 @nox.session(requires=["build"], reuse_venv=False)
@@ -623,23 +621,15 @@ def faults(session: nox.Session) -> None:
 def clients(session: nox.Session, client: str) -> None:
     """Trains with another project's trainers; compares with that project alone."""
     session.install(*map(wheel, PACKAGES), *group(f"client-{client}"))
-    session.run(
-        # A client has its project's name; -P keeps it from being imported instead.
-        *("python", "-P", f"integration_tests/clients/{client}.py", *session.posargs),
-        env={**ENV, "PYTHONPATH": str(ROOT / "integration_tests")},
-        interrupt_timeout=10,
-    )
+    program = f"lab.clients.{client}"
+    tool(session, program, *session.posargs, interrupt_timeout=10)
 
 
 @nox.session(reuse_venv=True)
 def soak(session: nox.Session) -> None:
     """Trains for half an hour while tasks are killed; shorter with -- --minutes 2."""
     install(session, *editable(*PACKAGES), *group("examples"))
-    session.run(
-        *("python", "-m", "soak.run", *session.posargs),
-        env={**ENV, "PYTHONPATH": str(ROOT / "integration_tests")},
-        interrupt_timeout=60,
-    )
+    tool(session, "lab.soak.run", *session.posargs, interrupt_timeout=60)
 
 
 @nox.session(reuse_venv=True)
@@ -679,7 +669,7 @@ def bench(session: nox.Session) -> None:
         else []
     )
     session.run(
-        *("python", "integration_tests/benchmarks/run.py", *session.posargs, *peers),
+        *("python", f"{LAB}/benchmarks/run.py", *session.posargs, *peers),
         env=ENV,
         interrupt_timeout=10,
     )

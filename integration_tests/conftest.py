@@ -30,7 +30,7 @@ __all__ = [
 
 PACKAGES = Path(__file__).parents[1] / "packages"
 
-collect_ignore = ["benchmarks"]
+collect_ignore = ["lab"]
 
 examples = 100 if os.environ.get("TOWERS_TESTS") == "full" else 25
 settings.register_profile(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from harness.processes import Program, wait_until
 
-PATH = Path(__file__).parent / "benchmarks" / "run.py"
+PATH = Path(__file__).parent / "lab" / "benchmarks" / "run.py"
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 PICTURE = PAGE.parent / "pictures" / "benchmarks.svg"
 

@@ -15,8 +15,8 @@ from harness.docs_blocks import ROOT
 MODULES = {
     "tw-launch": "tw_launch",
     "tw-doctor": "tw_doctor",
-    "soak": "soak.run",
-    "faults": "faults.run",
+    "soak": "lab.soak.run",
+    "faults": "lab.faults.run",
     "interfaces": "interfaces",
     "publish": "publish",
     "planted": "structure.planted",
@@ -28,11 +28,11 @@ MODULES = {
     "conformance": "conformance.page",
 }
 PATHS = [
-    *ROOT.glob("integration_tests/clients/*.py"),
+    *ROOT.glob("integration_tests/lab/clients/*.py"),
     *(p for p in ROOT.glob("docs/examples/**/*.py") if "__main__" in p.read_text()),
 ]
 COMMANDS = MODULES | {str(p.relative_to(ROOT)): str(p) for p in PATHS}
-FOLDERS = ("integration_tests", "integration_tests/faults", "docs")
+FOLDERS = ("integration_tests", "docs")
 # Imports of these fail, in a process that has none yet. Both options in one process:
 # what takes long is its start.
 START = """

@@ -9,7 +9,8 @@ from harness.docs_blocks import PAGES, READMES, ROOT, blocks, name
 from interfaces.manifest import needed_by, read_manifests
 
 SHELL = {"sh", "bash", "console"}
-TEXTS = [*READMES, *PAGES]
+LAB = ROOT / "integration_tests" / "lab"
+TEXTS = [*READMES, *PAGES, LAB / "README.md"]
 PACKAGES = {path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")}
 SESSION = re.compile(r"nox(?: -R)? -s ((?:\"[^\"]+\" ?|\w[\w-]* ?)+)")
 MODULES = {
@@ -17,8 +18,8 @@ MODULES = {
     "tw-doctor": ["packages/tw-doctor/src/tw_doctor/_machine/*.py"],
     "train": ["docs/examples/train_digits.py"],
     "train-rl": ["docs/examples/ppo/train.py"],
-    "bench": ["integration_tests/benchmarks/*.py"],
-    "faults": ["integration_tests/faults/run.py"],
+    "bench": ["integration_tests/lab/benchmarks/*.py"],
+    "faults": ["integration_tests/lab/faults/run.py"],
     "api": ["integration_tests/interfaces/__main__.py"],
 }
 OURS = re.compile(r"^(?:packages|docs|integration_tests)/[\w./*-]+$")
@@ -60,8 +61,8 @@ def test_the_sessions_that_a_page_names_exist(path):
     unknown = {part for part in wanted if part.partition("(")[0] not in known}
     assert not unknown, f"{path}: noxfile.py has no sessions {unknown}"
     packages = set(re.findall(r"\(([\w-]+)\)", " ".join(wanted)))
-    clients = {path.stem for path in ROOT.glob("integration_tests/clients/*.py")}
-    assert packages <= PACKAGES | clients | {"package", "tw-x"}, packages
+    clients = {path.stem for path in LAB.glob("clients/*.py")}
+    assert packages <= PACKAGES | clients | {"package", "tw-x", "NAME"}, packages
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name)

@@ -8,8 +8,8 @@ import sys
 import time
 
 import pytest
-from faults.hosts import Hosts, why_no_hosts
 from harness.processes import Program, is_alive, wait_until
+from lab.faults.hosts import Hosts, why_no_hosts
 
 ECHO = """
 import socket
@@ -57,7 +57,7 @@ def test_hosts_end_with_the_process_that_made_them(tmp_path):
     if (reason := why_no_hosts()) is not None:
         pytest.skip(f"no hosts can be made here: {reason}")
     program = (
-        "import pathlib, sys, time; from faults.hosts import Hosts; "
+        "import pathlib, sys, time; from lab.faults.hosts import Hosts; "
         "hosts = Hosts(2, pathlib.Path(sys.argv[1])).__enter__(); "
         "hosts.run(1, 'sleep', '333'); print(hosts._inner[1], flush=True); "
         "time.sleep(60)"

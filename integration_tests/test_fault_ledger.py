@@ -1,6 +1,6 @@
 """The ledger of the fault drills: taken up where it ended, and told as a table."""
 
-from faults.ledger import GOOD, Ledger, Line, choose, summarize
+from lab.faults.ledger import GOOD, Ledger, Line, choose, summarize
 
 LINE = Line("a worker killed", GOOD, 0.25, 3.25, 0, "abc", "")
 

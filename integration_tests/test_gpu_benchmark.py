@@ -11,14 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
-FOLDER = Path(__file__).parent / "benchmarks"
+FOLDER = Path(__file__).parent / "lab" / "benchmarks"
 DEADLINE_S = 560
 PARTS = ("one", "kernels", "transformer", "first")
 
 
 @pytest.fixture
 def gpu(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER.parent))
+    monkeypatch.syspath_prepend(str(FOLDER.parents[1]))
     monkeypatch.syspath_prepend(str(FOLDER))
     return importlib.import_module("gpu")
 

@@ -4,7 +4,7 @@
 """
 
 import pytest
-from faults import hangs
+from lab.faults import hangs
 
 
 @pytest.mark.full("hangs: processes", "hangs: runner", "hangs: load")

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from clients import deepmd, deepxde
+from lab.clients import deepmd, deepxde
 
 STEPS = 20
 

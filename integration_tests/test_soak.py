@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from harness.processes import TAG, Program, tagged, wait_until
-from soak.course import END_S, RECOVER_S, START_S, VICTIMS
-from soak.ledger import Kill, Ledger
-from soak.trend import Sample, report
+from lab.soak.course import END_S, RECOVER_S, START_S, VICTIMS
+from lab.soak.ledger import Kill, Ledger
+from lab.soak.trend import Sample, report
 
 HERE = Path(__file__).parent
 WORKERS = ["worker 0", "worker 1"]
@@ -63,7 +63,7 @@ def test_a_leak_of_memory_or_descriptors_is_a_fault_that_tells_both(leaks):
 
 
 def start(*arguments):
-    return Program([sys.executable, "-u", "-m", "soak.run", *arguments], cwd=HERE)
+    return Program([sys.executable, "-u", "-m", "lab.soak.run", *arguments], cwd=HERE)
 
 
 @pytest.mark.full("processes")

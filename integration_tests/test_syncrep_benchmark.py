@@ -7,7 +7,7 @@ import pytest
 
 @pytest.mark.timeout(120)
 def test_a_round_is_timed_with_all_tickets_that_it_needs(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(Path(__file__).parent / "benchmarks")
+    monkeypatch.syspath_prepend(Path(__file__).parent / "lab" / "benchmarks")
     from calls import time_rounds
 
     few, many = time_rounds([2, 6], [2], times=1)

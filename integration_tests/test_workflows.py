@@ -47,7 +47,7 @@ def test_the_sessions_that_a_workflow_names_exist(path):
 
 def test_every_client_trains_by_night():
     clients = WORKFLOWS["nightly"]["jobs"]["clients"]["strategy"]["matrix"]["client"]
-    paths = ROOT.glob("integration_tests/clients/*.py")
+    paths = ROOT.glob("integration_tests/lab/clients/*.py")
     assert clients == sorted(path.stem for path in paths)
 
 

@@ -4,13 +4,12 @@ Two PPO policies with equal weights take the same batch of CartPole and the same
 minibatches; after every step the towers' losses and statistics and the policy's
 weights must agree. Otherwise exits with status 1 and names the step where they diverge.
 
-    python integration_tests/clients/rllib.py [--short]
+    nox -s "clients(rllib)" [-- --short]
 """
 
 import os
 import sys
 from argparse import ArgumentParser
-from pathlib import Path
 from types import ModuleType
 
 os.environ["TF_USE_LEGACY_KERAS"] = "1"  # RLlib's models are of Keras 2
@@ -27,13 +26,11 @@ import tensorflow  # noqa: F401
 import gymnasium as gym
 import numpy as np
 import tree
+from harness.docs_blocks import ROOT, files
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.ppo.ppo_tf_policy import PPOTF1Policy
 from ray.rllib.evaluation.rollout_worker import RolloutWorker
 from ray.rllib.policy import dynamic_tf_policy_v2
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from harness.docs_blocks import ROOT, files
 
 PAGE = ROOT / "docs" / "migration" / "rllib.md"
 ROWS, MINIBATCH = 512, 128

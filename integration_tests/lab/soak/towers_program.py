@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from lab.soak.telling import ROWS, start, tell
 from programs.digits_towers import accuracy, cross_entropy, digits, get_weights
 
 import tw_core
-from soak.telling import ROWS, start, tell
 from tw_builders import AsyncMultiGPUBuilder, AsyncRunner
 from tw_core.testing import CPUS
 

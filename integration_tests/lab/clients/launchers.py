@@ -35,7 +35,7 @@ model = fit.make_model()
 fit.train(model, fit.parser.parse_args([]))
 numpy.savez("alone.npz", *model.get_weights())
 """
-FOLDER = Path(__file__).parents[2] / "docs" / "examples" / "cluster"
+FOLDER = Path(__file__).parents[3] / "docs" / "examples" / "cluster"
 SLURM = """\
 ClusterName=towers
 SlurmctldHost={host}(127.0.0.1)

@@ -26,7 +26,7 @@ OPTIONS = {
     "timed_steps": 200,
 }
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "packages" / "tw-syncrep" / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "packages" / "tw-syncrep" / "tests"))
 STEPS = 20
 LIMIT_S = 3600
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

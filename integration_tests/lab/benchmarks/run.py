@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> None:
     if not arguments or arguments[0] not in known:
         sys.exit(f"run.py: name a benchmark, one of {known}; got {arguments[:1]}.")
     options = parse(arguments[0], arguments[1:])
-    sys.path[:0] = [str(HERE), str(HERE.parent)]
+    sys.path[:0] = [str(HERE), str(HERE.parents[1])]
     report = importlib.import_module("racing").Report(arguments[0])
     importlib.import_module(arguments[0]).main(options, report)
     if report.rows or report.notes:  # Counts alone give nothing to draw.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.processes import Program
-from hosts import COMMAND_S, GRACE_S, START_S, Hosts, run_on_hosts
+from lab.faults.hosts import COMMAND_S, GRACE_S, START_S, Hosts, run_on_hosts
 
 
 def last_step(program: Program) -> int:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from soak.ledger import MARK
+from lab.soak.ledger import MARK
 
 RATE = 0.125
 ROWS = 32

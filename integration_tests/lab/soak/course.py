@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.processes import TAG, Program, tagged
-
-from soak.ledger import Kill, Ledger
-from soak.trend import Sample, report, sample
+from lab.soak.ledger import Kill, Ledger
+from lab.soak.trend import Sample, report, sample
 
 HERE = Path(__file__).parent
 WORKERS = ["worker 0", "worker 1", "worker 2"]
@@ -74,7 +73,7 @@ class Soak:
         """Starts the programs and waits until all train."""
         env = {**os.environ, TAG: str(os.getpid()), "TF_CPP_MIN_LOG_LEVEL": "3"}
         env["PYTHONPATH"] = os.pathsep.join(
-            [str(HERE.parent), *filter(None, [env.get("PYTHONPATH")])]
+            [str(HERE.parents[1]), *filter(None, [env.get("PYTHONPATH")])]
         )
         for name, command in self._commands().items():
             self._programs[name] = Program(command, env=env)
@@ -147,9 +146,9 @@ class Soak:
 
     def _commands(self) -> dict[str, list[str]]:
         """Returns the programs' commands, by name."""
-        towers = self._program("soak.towers_program")
+        towers = self._program("lab.soak.towers_program")
         launch = self._launch("--ps", 1, "--workers", len(WORKERS))
-        task = self._program("soak.task_program")
+        task = self._program("lab.soak.task_program")
         return {"towers": towers, "tw-launch": [*launch, "--", *task]}
 
     def _launch(self, *arguments: object) -> list[str]:
@@ -276,7 +275,7 @@ class GroupSoak(Soak):
             0,
         )  # It would double each time.
         launch = self._launch("--ps", 0, "--workers", len(WORKERS), *again)
-        task = self._program("soak.group_program")
+        task = self._program("lab.soak.group_program")
         return {"tw-launch": [*launch, "--", *task]}
 
     def _choose_victims(self) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 Keras's wheel holds its tests. Those of the trainer, models, callbacks and optimizers
 are copied to a folder and rewritten: a test compiles, fits or evaluates
-``towers(model)`` (``keras_towers``), two copies of its model. All must pass, except
+``towers(model)`` (``lab.keras_towers``), two copies of its model. All must pass, except
 those listed here, each of which must fail: calls that ``TowerModel`` refuses, and
 checks of the model's type or attributes. The trainer's run again over two processes, of
 two towers each: all of them run every test.
@@ -168,7 +168,7 @@ class Rewrite(ast.NodeTransformer):
         at = 1 if ast.get_docstring(node) is not None else 0
         self.generic_visit(node)
         node.body[at:at] = ast.parse(
-            "import keras\nfrom keras_towers import plain, towers"
+            "import keras\nfrom lab.keras_towers import plain, towers"
         ).body
         return node
 
@@ -281,7 +281,7 @@ def pytest_of(
     launch = ("tw_launch", "--ps", "0", "--workers", str(ranks), "--")
     command = (
         *((sys.executable, "-m", *launch) if ranks > 1 else ()),
-        *(sys.executable, "-P", "-m", "pytest", str(path), "-p", "keras_towers"),
+        *(sys.executable, "-P", "-m", "pytest", str(path), "-p", "lab.keras_towers"),
         *("--import-mode=importlib", "-q", "--tb=native", "-k", words, "-W", "ignore"),
         *("-p", "no:cacheprovider", f"--junitxml={report}"),
         f"--rootdir={path.parents[1]}",

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from lab.soak.telling import RATE, REPORT_EVERY_S, ROWS, WAIT_S, report, start, tell
 from programs.digits_towers import accuracy, cross_entropy, digits, get_weights
 
 import tw_launch
 import tw_syncrep
-from soak.telling import RATE, REPORT_EVERY_S, ROWS, WAIT_S, report, start, tell
 from tw_syncrep import SyncReplicasOptimizer, training_session
 
 v1 = tf.compat.v1

@@ -24,11 +24,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ledger import GOOD, Ledger, Line, choose, summarize
+from lab.faults.ledger import GOOD, Ledger, Line, choose, summarize
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SOURCE = "packages/tw-syncrep/src"
-sys.path.append(str(ROOT / "integration_tests"))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
@@ -151,9 +150,8 @@ class Drills:
 
 def families() -> list[Any]:
     """Returns the modules that tell which drills there are."""
-    import hangs
-    import host_drills
     from harness import rank_faults, task_faults
+    from lab.faults import hangs, host_drills
 
     return [task_faults, rank_faults, hangs, host_drills]
 
@@ -167,7 +165,7 @@ def find_family(name: str) -> Any:
 def possible(names: Sequence[str], template: Any) -> list[str]:
     """Returns the drills that this machine allows; says why it does not others."""
     from harness.task_faults import why_no_links
-    from hosts import why_no_hosts
+    from lab.faults.hosts import why_no_hosts
 
     linked = {name for name in names if is_linked(name)}
     on_hosts = {name for name in names if name.startswith("hosts: ")}

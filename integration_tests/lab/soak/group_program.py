@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from lab.soak.telling import RATE, REPORT_EVERY_S, ROWS, WAIT_S, report, start, tell
 from programs.digits_towers import Weights, accuracy, cross_entropy, digits
 
 import tw_launch
 import tw_ranks
-from soak.telling import RATE, REPORT_EVERY_S, ROWS, WAIT_S, report, start, tell
 
 SAVE_EVERY_S = 2.0
 

@@ -21,7 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from soak.course import GroupSoak, Soak
+from lab.soak.course import GroupSoak, Soak
 
 
 def main() -> int:
