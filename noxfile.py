@@ -24,7 +24,6 @@ nox.options.sessions = ["lint", "tests", "integration"]
 
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
-SITE = ROOT / "out" / "docs"
 DURATIONS = ROOT / "integration_tests" / "durations.txt"
 RAN: dict[str, dict[str, int]] = {}  # session -> how many tests passed, and wait
 # The interpreters that TensorFlow supports, as far as they are present.
@@ -34,12 +33,19 @@ PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.t
 LAB = ROOT / "integration_tests" / "lab"
 CLIENTS = sorted(path.stem for path in LAB.glob("clients/*.py"))
 
+# What the session `siblings` can run.
+SIBLINGS = ("compat", "forward", "released")
+# Which versions of others the session `matrix` takes.
+VERSIONS = ("lowest", "newest", "nightly")
+
 # Nightly builds that replace releases, to try coming versions.
 NIGHTLY = {
     "tensorflow": "tf-nightly",
     "keras": "keras-nightly",
     "tf-keras": "tf-keras-nightly",
 }
+# A release's tag, such as tw-core-v0.2.0.
+TAG = re.compile(r"tw-\w+-v\d\S*")
 # The versions that the sessions of `nox` install, with hashes; `nox -s lock` writes it.
 LOCK = ROOT / "constraints.txt"
 # Groups of pyproject.toml in the lock; PyTorch, Ray and the clients are not.
@@ -51,7 +57,6 @@ LOCKED = (
     "release",
     "horovod",
     "lint",
-    "layers",
     "docs",
     "bench",
 )
@@ -65,8 +70,6 @@ FORGE_FILES = {
     "vendor.citation-file-format": ["CITATION.cff"],
 }
 
-# The documentation's builders share the pages that one of them has parsed.
-READ_ONCE = ("--doctree-dir", "out/doctrees")
 # Without bytecode on disk, TensorFlow takes twice as long to import.
 ENV = {"PYTHONDONTWRITEBYTECODE": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
@@ -103,11 +106,6 @@ def dependencies(package: str) -> list[Requirement]:
     return [Requirement(line) for line in project["dependencies"]]
 
 
-def siblings(package: str) -> list[str]:
-    """Returns the packages of this repository that ``package`` requires."""
-    return [need.name for need in dependencies(package) if need.name in PACKAGES]
-
-
 def third_parties(*packages: str) -> list[str]:
     """Returns the packages' requirements from outside, each line once."""
     needs = [need for package in packages for need in dependencies(package)]
@@ -118,7 +116,8 @@ def closure(package: str) -> list[str]:
     """Returns ``package`` and all siblings that it requires, directly or not."""
     needed = [package]
     for name in needed:  # grows on the way
-        needed += [sibling for sibling in siblings(name) if sibling not in needed]
+        siblings = {need.name for need in dependencies(name)} & {*PACKAGES}
+        needed += sorted(siblings - {*needed})
     return needed
 
 
@@ -176,19 +175,39 @@ def say_what_passed() -> None:
 
 @nox.session(reuse_venv=True)
 def tests(session: nox.Session) -> None:
-    """Runs the packages' quick tests and doctests, from the checkout; every change."""
+    """Runs the packages' quick tests, from the checkout; run it for every change.
+
+    Doctests too. Words are pytest's, as in ``-- packages/tw-reduce/tests -k balanced``.
+    """
     install(session, *editable(*PACKAGES), *test_requirements(*PACKAGES))
     run_tests(session, "--doctest-modules", *session.posargs)
 
 
 @nox.session(reuse_venv=True)
 def build(session: nox.Session) -> None:
-    """Builds each package's sdist, and its wheel from that, into dist/."""
+    """Builds each package's sdist and wheel into dist/; runs before tests on wheels.
+
+    ``-- tw-core-v0.2.0`` builds what a release's tag names, into out/release.
+    """
     install(session, *group("build"))
+    # The words of a session that needs the wheels are passed to this one too.
+    if tags := [word for word in session.posargs if TAG.fullmatch(word)]:
+        for tag in tags:
+            build_tagged(session, *tag.rsplit("-v", 1))
+        return
     # Where --no-install skips the builds, the archives stay.
     session.run_install("rm", "-rf", str(DIST), external=True, silent=True)
     for package in PACKAGES:
         build_archives(session, package, DIST)
+
+
+def build_tagged(session: nox.Session, package: str, version: str) -> None:
+    """Builds a package's archives into out/release, if it has the tag's version."""
+    folder = ROOT / "out" / "release" / package
+    shutil.rmtree(folder, ignore_errors=True)
+    build_archives(session, package, folder)
+    if not list(folder.glob(f"{package.replace('-', '_')}-{version}-*.whl")):
+        session.error(f"the tag says {version}; {package} is another version")
 
 
 def build_archives(session: nox.Session, package: str, into: Path) -> None:
@@ -207,15 +226,6 @@ def build_archives(session: nox.Session, package: str, into: Path) -> None:
 # version would not be installed over the old one.
 
 
-@nox.session(requires=["build"], reuse_venv=False)
-@nox.parametrize("package", PACKAGES, ids=PACKAGES)
-def unit(session: nox.Session, package: str) -> None:
-    """Runs one package's tests with only the wheels that it requires."""
-    session.install(*map(wheel, closure(package)), *test_requirements(package))
-    env = {**ENV, "PYTHONPATH": None}
-    session.run("pytest", f"packages/{package}/tests", *session.posargs, env=env)
-
-
 def install_wheels(session: nox.Session, *more: str) -> None:
     """Installs all packages from their wheels, and what the integration tests need."""
     groups = ("examples", "rl", "release", *more)
@@ -225,14 +235,16 @@ def install_wheels(session: nox.Session, *more: str) -> None:
 
 @nox.session(requires=["build"], reuse_venv=False)
 def integration(session: nox.Session) -> None:
-    """Runs the quick tests of the packages together, on wheels; every change."""
+    """Runs quick tests of the packages together, on wheels; run it for every change."""
     install_wheels(session, "horovod")
-    run_tests(session, *(session.posargs or ["integration_tests"]), PYTHONPATH=None)
+    named = any(word.startswith("integration_tests") for word in session.posargs)
+    where = () if named else ("integration_tests",)
+    run_tests(session, *where, *session.posargs, PYTHONPATH=None)
 
 
 @nox.session(requires=["build"], reuse_venv=False)
 def full(session: nox.Session) -> None:
-    """Runs all cases of all tests, on wheels, by night and before a release.
+    """Runs all cases of all tests, on wheels; run it by night, and before a release.
 
     As in ``-- tw-keras tw-ranks``: of these packages and of the integration tests that
     use them; ``-- gallery``: of the integration tests of that name. Arguments with a
@@ -269,50 +281,56 @@ def full(session: nox.Session) -> None:
 
 
 @nox.session(requires=["build"], reuse_venv=False, python=PYTHONS)
-@nox.parametrize("resolution", ["lowest-direct", "highest"], ids=["lowest", "newest"])
-def matrix(session: nox.Session, resolution: str) -> None:
-    """Runs all packages' tests with the oldest and newest dependencies; needs uv."""
+@nox.parametrize("versions", VERSIONS, ids=VERSIONS)
+def matrix(session: nox.Session, versions: str) -> None:
+    """Tests with the oldest, newest and nightly dependencies; run it before a release.
+
+    The packages' tests run by day's selection on each Python that is present. What
+    passes becomes a row of docs/tested.md. Nightly builds of TensorFlow and Keras also
+    run by night. It needs uv.
+    """
     if session.venv_backend != "uv":
         session.error("matrix resolves with uv; install it with pip install 'nox[uv]'")
-    # TensorFlow before 2.21 writes graphs in a way that protobuf 7 does not support.
-    bounds = Path(session.create_tmp()) / "bounds.txt"
-    bounds.write_text("protobuf<7\n" if resolution == "lowest-direct" else "")
-    # uv does not treat a wheel's requirements as direct: they must be named.
-    session.install(
-        *("--resolution", resolution, "--constraints", str(bounds)),
-        *map(wheel, PACKAGES),
-        *third_parties(*PACKAGES),
-        *test_requirements(*PACKAGES),
-    )
+    needed = [*third_parties(*PACKAGES), *test_requirements(*PACKAGES)]
+    if versions == "nightly":
+        kept = [line for line in needed if Requirement(line).name not in NIGHTLY]
+        session.install(*sorted(set(NIGHTLY.values())), *kept)
+        session.install("--no-deps", *map(wheel, PACKAGES))
+    else:
+        # TensorFlow before 2.21 writes graphs that protobuf 7 does not support.
+        bounds = Path(session.create_tmp()) / "bounds.txt"
+        bounds.write_text("protobuf<7\n" if versions == "lowest" else "")
+        resolution = "lowest-direct" if versions == "lowest" else "highest"
+        # uv does not treat a wheel's requirements as direct: they must be named.
+        session.install(
+            *("--resolution", resolution, "--constraints", str(bounds)),
+            *map(wheel, PACKAGES),
+            *needed,
+        )
     session.run("uv", "pip", "list")
-    run_and_note(session, "newest" if resolution == "highest" else "lowest")
-
-
-def run_and_note(session: nox.Session, dependencies: str) -> None:
-    """Runs the packages' tests; if all pass, writes a row of docs/tested.md."""
     env = {**ENV, "PYTHONPATH": None}
     session.run("pytest", *at_once(4), *session.posargs, env=env)
-    tool(session, "structure.tested", dependencies, *session.posargs)
-
-
-@nox.session(requires=["build"], reuse_venv=False)
-def nightly(session: nox.Session) -> None:
-    """Runs all packages' tests with the nightly builds of TensorFlow and Keras."""
-    needed = [*third_parties(*PACKAGES), *test_requirements(*PACKAGES)]
-    kept = [line for line in needed if Requirement(line).name not in NIGHTLY]
-    session.install(*sorted(set(NIGHTLY.values())), *kept)
-    session.install("--no-deps", *map(wheel, PACKAGES))
-    run_and_note(session, "nightly")
+    tool(session, "structure.tested", versions, *session.posargs)
 
 
 @nox.session(reuse_venv=True)
 def lint(session: nox.Session) -> None:
-    """Checks style, format, types, ``layers``, wording, and the forge's files."""
-    install(session, *group("lint"), *group("layers"))
+    """Checks style, types, limits, wording and interfaces; run it for every change.
+
+    Imports between packages, versions and the forge's files are checked too.
+    ``-- --sizes`` prints the packages' lines and files instead.
+    """
+    install(session, *group("lint"))
+    if "--sizes" in session.posargs:
+        tool(session, "structure.weight")
+        return
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy")
-    check_layers(session)
+    tool(session, "structure.limits")
+    sources = [str(ROOT / "packages" / package / "src") for package in PACKAGES]
+    session.run("lint-imports", env={"PYTHONPATH": os.pathsep.join(sources)})
+    tool(session, "interfaces", "api")
     for schema, patterns in FORGE_FILES.items():
         files = [str(path) for pattern in patterns for path in ROOT.glob(pattern)]
         session.run("check-jsonschema", "--builtin-schema", schema, *files)
@@ -321,22 +339,21 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session(reuse_venv=True)
-def layers(session: nox.Session) -> None:
-    """Checks imports between packages, and packages' limits; part of ``lint``."""
-    install(session, *group("layers"))
-    check_layers(session)
+def api(session: nox.Session) -> None:
+    """Checks interface files and versions; run it when a public name changes.
 
-
-def check_layers(session: nox.Session) -> None:
-    """Fails if an import is not allowed, or a limit is exceeded."""
-    tool(session, "structure.limits")
-    sources = [str(ROOT / "packages" / package / "src") for package in PACKAGES]
-    session.run("lint-imports", env={"PYTHONPATH": os.pathsep.join(sources)})
+    ``-- tw-x --write`` rewrites the files of the packages named, or of all.
+    """
+    install(session, *group("api"))
+    tool(session, "interfaces", "api", *session.posargs)
 
 
 @nox.session(reuse_venv=True)
 def lock(session: nox.Session) -> None:
-    """Rewrites constraints.txt, for every Python and platform; needs uv."""
+    """Rewrites constraints.txt; run it when requirements change.
+
+    A workflow does so every week. It is for every Python and platform, and needs uv.
+    """
     if session.venv_backend != "uv":
         session.error("lock resolves with uv; install it with pip install 'nox[uv]'")
     wanted = [*third_parties(*PACKAGES), *test_requirements(*PACKAGES)]
@@ -354,9 +371,10 @@ def lock(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def coverage(session: nox.Session) -> None:
-    """Measures branch coverage of a package by its own tests, as in: -- tw-reduce.
+    """Measures which branches a package's tests reach; run it when tests are removed.
 
-    Writes the rows of the table in docs/design/house.md; no number makes it fail.
+    All packages, or those named as in ``-- tw-reduce``. It writes the rows of the table
+    in docs/design/house.md; no number makes it fail.
     """
     install(session, *editable(*PACKAGES), *group("coverage"))
     install(session, *test_requirements(*PACKAGES))
@@ -373,18 +391,11 @@ def coverage(session: nox.Session) -> None:
 
 
 @nox.session(reuse_venv=True)
-def structure(session: nox.Session) -> None:
-    """Prints the packages' sizes: lines and files."""
-    install(session, *group("layers"))
-    tool(session, "structure.weight", *session.posargs)
-
-
-@nox.session(reuse_venv=True)
 def planted(session: nox.Session) -> None:
-    """Plants bugs in a copy, one at a time, and fails if the tests miss one.
+    """Plants bugs in a copy and fails if tests miss one; run it when tests are removed.
 
-    All take an hour or two; words after ``--`` select those whose names or files
-    contain one of them, as in ``nox -s planted -- tw-reduce``.
+    One bug at a time; all take an hour or two. Words after ``--`` select those whose
+    names or files contain one of them, as in ``nox -s planted -- tw-reduce``.
     """
     install(session, *editable(*PACKAGES), *group("test"))
     env = {**ENV, "PYTHONPATH": str(ROOT / "integration_tests")}
@@ -394,18 +405,21 @@ def planted(session: nox.Session) -> None:
 # A new environment of the standard library: a newcomer has its pip.
 @nox.session(requires=["build"], reuse_venv=False, venv_backend="venv")
 def pieces(session: nox.Session) -> None:
-    """Installs each package alone, by its README's command, and runs its example.
+    """Installs packages alone, for their examples; run it when requirements change.
 
-    The packages, or those named as in ``-- tw-core``, are installed and removed one
-    after the other; TensorFlow stays, so all must require the same third parties.
+    Commands and examples are those of READMEs. The packages, or those named as in ``--
+    tw-core``, are installed and removed one after the other; TensorFlow stays, so all
+    must require the same third parties. ``-- tw-core --tests`` runs their tests too, on
+    only the wheels that each requires; words after that are pytest's.
     """
+    words = session.posargs
+    at = words.index("--tests") if "--tests" in words else len(words)
+    packages = words[:at] or PACKAGES
     # Compiling all of TensorFlow would take as long as the rest; importing it does so.
     env = {"PYTHONPATH": None, "PIP_COMPILE": "0"}
     everywhere = third_parties(PACKAGES[0])
-    if find_spec("uv"):  # Before pip, which then finds TensorFlow: saves minutes.
-        ahead = ("-m", "uv", "pip", "install", "--python", f"{session.bin}/python")
-        session.run(sys.executable, *ahead, *everywhere, external=True, silent=True)
-    for package in session.posargs or PACKAGES:
+    install_ahead(session, *everywhere)
+    for package in packages:
         needed = third_parties(*closure(package))
         # TensorFlow brings Keras, of which tw-keras only requires a later version.
         if [need for need in needed if not need.startswith("keras>")] != everywhere:
@@ -414,89 +428,108 @@ def pieces(session: nox.Session) -> None:
         [command] = re.findall("^pip install dist/.*", readme.read_text(), re.MULTILINE)
         session.run("sh", "-c", command, env=env, external=True, silent=True)
         # From an index it would be somebody else's, as ours are not published.
-        frozen = re.findall("^(tw-.*?)(?: @ file:.*)?$", installed(session), re.M)
+        listed = session.run("pip", "freeze", silent=True) or ""
+        frozen = re.findall("^(tw-.*?)(?: @ file:.*)?$", listed, re.MULTILINE)
         if sorted(frozen) != sorted(closure(package)):
             session.error(f"{package}: {command} installs {frozen}")
         tool(session, "interfaces.pieces", readme)
         session.run("pip", "uninstall", "--yes", *closure(package), silent=True)
+    # After all examples, which have nothing of what tests require.
+    for package in packages if "--tests" in words else ():
+        alone = (*map(wheel, closure(package)), *test_requirements(package))
+        install_ahead(session, *alone)
+        command = ("pytest", f"packages/{package}/tests", *words[at + 1 :])
+        session.run(*command, env={**ENV, "PYTHONPATH": None})
+        session.run("pip", "uninstall", "--yes", *closure(package), silent=True)
 
 
-def installed(session: nox.Session) -> str:
-    """Returns pip's list, one package per line."""
-    return session.run("pip", "freeze", silent=True) or ""
+def install_ahead(session: nox.Session, *needed: str) -> None:
+    """Installs with the uv that nox has, if any: that saves minutes."""
+    if not find_spec("uv"):
+        session.install(*needed)
+        return
+    into = ("--python", f"{session.bin}/python")
+    command = ("-m", "uv", "pip", "install", *into, *needed)
+    session.run(sys.executable, *command, external=True, silent=True)
 
 
-@nox.session(reuse_venv=True)
-@nox.parametrize("package", PACKAGES, ids=PACKAGES)
-def api(session: nox.Session, package: str) -> None:
-    """Checks the frozen interfaces and the version; rewrites them with -- --write."""
-    install(session, *group("api"))
-    tool(session, "interfaces", "api", package, *session.posargs)
+@nox.session(requires=["build"], reuse_venv=False)
+def siblings(session: nox.Session) -> None:
+    """Tests packages with other releases of their siblings; run it before a release.
+
+    ``compat`` runs a package's tests with the oldest sibling releases that its bounds
+    allow, ``forward`` the last released dependents' own tests with the current package,
+    and ``released`` the last release's READMEs and pages with all current packages.
+    Words choose, as in ``-- compat tw-x``; without any, all three run, of all packages.
+    """
+    kinds = [word for word in session.posargs if word in SIBLINGS] or SIBLINGS
+    packages = [word for word in session.posargs if word in PACKAGES] or PACKAGES
+    options = [w for w in session.posargs if w not in (*SIBLINGS, *PACKAGES)]
+    session.install(*group("release"))
+    for planner in (kind for kind in kinds if kind != "released"):
+        for package in packages:
+            run_planned(session, planner, package, options)
+    if "released" in kinds:
+        run_released(session, options)
 
 
-def run_planned(session: nox.Session, planner: str, package: str) -> None:
+def run_planned(
+    session: nox.Session, planner: str, package: str, options: list[str]
+) -> None:
     """Makes a tool choose and build released wheels; runs the tests that it names.
 
     Third parties are current: they are installed first, and no sibling replaces them.
     """
-    session.install(*group("release"))
-    folder = Path(session.create_tmp()).resolve() / "planned"
-    shutil.rmtree(folder, ignore_errors=True)
+    folder = new_folder(session, "planned")
     folder.mkdir()
     tool(session, "interfaces", planner, package, folder)
     runs = json.loads((folder / "runs.json").read_text())
     if not runs:
-        session.skip("nothing to prove, as said above")
+        return
     session.install(*third_parties(*closure(package)))
-    freeze = ("python", "-m", "uv", "pip", "freeze", "--quiet")
+    uv = ("python", "-m", "uv", "pip")
     todays = folder / "third-parties.txt"
-    todays.write_text(session.run(*freeze, silent=True) or "")
+    todays.write_text(session.run(*uv, "freeze", "--quiet", silent=True) or "")
     for run in runs:
         root = Path(run["root"])
         needed = test_requirements(run["package"], root=root)
         session.install("--constraint", str(todays), *run["wheels"], *needed)
-        command = ("pytest", f"packages/{run['package']}/tests", *session.posargs)
+        command = ("pytest", f"packages/{run['package']}/tests", *options)
         with session.chdir(root):
             session.run(*command, env={**ENV, "PYTHONPATH": None})
+        # What follows may need another wheel of the same version.
+        session.run(*uv, "uninstall", "--quiet", *PACKAGES, silent=True)
 
 
-@nox.session(requires=["build"], reuse_venv=False)
-@nox.parametrize("package", PACKAGES, ids=PACKAGES)
-def compat(session: nox.Session, package: str) -> None:
-    """Runs a package's tests with the oldest sibling releases that its bounds allow."""
-    run_planned(session, "compat", package)
-
-
-@nox.session(requires=["build"], reuse_venv=False)
-@nox.parametrize("package", PACKAGES, ids=PACKAGES)
-def forward(session: nox.Session, package: str) -> None:
-    """Runs the last released dependents' own tests with the current package."""
-    run_planned(session, "forward", package)
-
-
-@nox.session(requires=["build"], reuse_venv=False)
-def released(session: nox.Session) -> None:
+def run_released(session: nox.Session, options: list[str]) -> None:
     """Runs the last release's READMEs and pages with the current packages.
 
     The release's bounds are ignored: features that it used may warn, but must work.
     """
-    session.install(*group("release"))
-    tree = Path(session.create_tmp()).resolve() / "tree"
-    shutil.rmtree(tree, ignore_errors=True)
+    tree = new_folder(session, "tree")
     tool(session, "interfaces", "released", tree)
     had = [own for own in PACKAGES if (tree / "packages" / own).is_dir()]
     session.install(*map(wheel, PACKAGES), *test_requirements(*had, root=tree))
-    env = {**ENV, "PYTHONPATH": None}
-    own = ("-W", "default", *session.posargs)
     # CONTRIBUTING.md is not a promise.
     (tree / "docs" / "CONTRIBUTING.md").unlink()
+    command = ("pytest", "-W", "default", *options, "integration_tests/test_readmes.py")
     with session.chdir(tree):
-        session.run("pytest", *own, "integration_tests/test_readmes.py", env=env)
+        session.run(*command, env={**ENV, "PYTHONPATH": None})
+
+
+def new_folder(session: nox.Session, name: str) -> Path:
+    """Returns a path in the session's folder where nothing is left of a run before."""
+    folder = Path(session.create_tmp()).resolve() / name
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
 
 
 @nox.session(reuse_venv=True)
 def release(session: nox.Session) -> None:
-    """Writes changelogs, commits and tags, as in: -- tw-core. Publishes nothing."""
+    """Writes changelogs, commits and tags; run it to release packages: -- tw-core.
+
+    It runs no tests and publishes nothing: the tag, once pushed, does.
+    """
     install(session, *group("release"))
     said = tool(session, "interfaces", "release", *session.posargs, silent=True)
     named = re.findall("^release (\\S+) (\\S+)$", said, re.MULTILINE)
@@ -524,59 +557,37 @@ def cite(version: str) -> None:
 
 
 @nox.session(reuse_venv=True)
-def tagged(session: nox.Session) -> None:
-    """Builds the archives of a tag into out/release, as in: -- tw-core-v0.2.0."""
-    install(session, *group("build"))
-    package, _, version = session.posargs[0].rpartition("-v")
-    folder = ROOT / "out" / "release" / package
-    shutil.rmtree(folder, ignore_errors=True)
-    build_archives(session, package, folder)
-    if not list(folder.glob(f"{package.replace('-', '_')}-{version}-*.whl")):
-        session.error(f"the tag says {version}; {package} is another version")
-
-
-def build_site(session: nox.Session) -> None:
-    """Builds the documentation into out/docs, each page as HTML and as Markdown."""
-    for builder in ("html", "markdown"):  # the latter sees no changed source
-        pages = ("-b", builder, "--write-all", *READ_ONCE, "docs", "out/docs")
-        session.run("sphinx-build", "-W", "--keep-going", *pages, env=ENV)
-
-
-@nox.session(reuse_venv=True)
 def docs(session: nox.Session) -> None:
-    """Builds the documentation into out/docs, and runs the examples of docstrings."""
-    install(session, *editable(*PACKAGES), *group("docs"), *group("test"))
-    build_site(session)
-    look = (f"integration_tests/test_docs_{name}.py" for name in ("site", "search"))
-    site = {**ENV, "TOWERS_SITE": str(SITE)}
-    session.run("pytest", "--noconftest", *look, env=site)
-    doctest = ("-b", "doctest", *READ_ONCE, "docs", "out/doctest")
-    session.run("sphinx-build", "-W", "--keep-going", *doctest, env=ENV)
+    """Builds and checks the site in out/docs; run it when pages or docstrings change.
+
+    It runs the examples of docstrings too. ``-- browser`` also tests the site in
+    Chromium; ``-- links`` checks its external links instead, and needs a network.
+    """
+    words = session.posargs
+    extra = group("browser") if "browser" in words else ()
+    install(session, *editable(*PACKAGES), *group("docs"), *group("test"), *extra)
+    if "links" in words:
+        build_pages(session, "linkcheck", "out/links")
+        return
+    for builder in ("html", "markdown"):  # the latter sees no changed source
+        build_pages(session, builder, "out/docs", "--write-all")
+    looks = ("site", "search", *(["browser"] if "browser" in words else []))
+    files = (f"integration_tests/test_docs_{name}.py" for name in looks)
+    site = {**ENV, "TOWERS_SITE": str(ROOT / "out" / "docs")}
+    session.run("pytest", "--noconftest", *files, env=site)
+    build_pages(session, "doctest", "out/doctest")
 
 
-@nox.session(reuse_venv=True)
-def links(session: nox.Session) -> None:
-    """Checks the documentation's external links; needs a network."""
-    install(session, *editable(*PACKAGES), *group("docs"))
-    linkcheck = ("-b", "linkcheck", "docs", "out/links")
-    session.run("sphinx-build", "-W", "--keep-going", *linkcheck, env=ENV)
-
-
-@nox.session(requires=["build"], reuse_venv=False)
-def browser(session: nox.Session) -> None:
-    """Builds the documentation, and tests it in Chromium."""
-    groups = (*group("test"), *group("docs"), *group("browser"))
-    install(session, *map(wheel, PACKAGES), *groups)
-    build_site(session)
-    session.run(
-        *("pytest", "integration_tests/test_docs_browser.py", *session.posargs),
-        env={**ENV, "PYTHONPATH": None, "TOWERS_SITE": str(SITE)},
-    )
+def build_pages(session: nox.Session, builder: str, into: str, *more: str) -> None:
+    """Runs a builder of the documentation; the pages that one parsed, all share."""
+    parsed = ("--doctree-dir", "out/doctrees")
+    pages = ("-b", builder, *more, *parsed, "docs", into)
+    session.run("sphinx-build", "-W", "--keep-going", *pages, env=ENV)
 
 
 @nox.session(name="format", reuse_venv=True)
 def format_code(session: nox.Session) -> None:
-    """Reformats the code, and fixes findings of ``lint`` where a tool can."""
+    """Reformats the code and fixes what tools can; run it before each commit."""
     install(session, *group("lint"))
     session.run("ruff", "check", "--fix", "--exit-zero")
     session.run("ruff", "format")
@@ -584,63 +595,59 @@ def format_code(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def train(session: nox.Session) -> None:
-    """Trains a model on handwritten digits; arguments after -- go to the script."""
-    install(session, *editable(*PACKAGES), *group("examples"))
-    # Ctrl-C reaches the script as well as nox, which then waits for its last save.
+    """Trains a model on digits, or agents with PPO; run it to try the packages.
+
+    The first word ``rl`` is for the agents; the others go to the program.
+    """
+    is_rl = session.posargs[:1] == ["rl"]
+    program, needed = ("ppo/train", "rl") if is_rl else ("train_digits", "examples")
+    install(session, *editable(*PACKAGES), *group(needed))
+    # Ctrl-C reaches the program as well as nox, which then waits for its last save.
     session.run(
-        *("python", "docs/examples/train_digits.py", *session.posargs),
+        *("python", f"docs/examples/{program}.py", *session.posargs[is_rl:]),
         env=ENV,
         interrupt_timeout=60,
         terminate_timeout=10,
     )
 
 
-@nox.session(name="train-rl", reuse_venv=True)
-def train_rl(session: nox.Session) -> None:
-    """Trains agents with PPO; arguments after -- go to the script."""
-    install(session, *editable(*PACKAGES), *group("rl"))
-    session.run(
-        *("python", "docs/examples/ppo/train.py", *session.posargs),
-        env=ENV,
-        interrupt_timeout=60,
-    )
-
-
 @nox.session(reuse_venv=True)
 def faults(session: nox.Session) -> None:
-    """Kills, stops and cuts off tasks of clusters; times the resulting errors.
+    """Harms tasks of clusters and times the errors; run it when a wait changes.
 
-    Cutting links and hosts needs root, iproute2 and nftables; otherwise it is skipped.
+    ``-- soak`` trains instead, half an hour or as in ``-- soak --minutes 2``, while
+    tasks are killed. Cutting links and hosts needs root, iproute2 and nftables;
+    otherwise it is skipped.
     """
-    install(session, *editable(*PACKAGES), *test_requirements("tw-syncrep"))
-    tool(session, "lab.faults.run", *session.posargs, interrupt_timeout=30)
+    is_soak = session.posargs[:1] == ["soak"]
+    needed = group("examples") if is_soak else test_requirements("tw-syncrep")
+    install(session, *editable(*PACKAGES), *needed)
+    program = "lab.soak.run" if is_soak else "lab.faults.run"
+    tool(session, program, *session.posargs[is_soak:], interrupt_timeout=60)
 
 
 @nox.session(requires=["build"], reuse_venv=False)
 @nox.parametrize("client", CLIENTS, ids=CLIENTS)
 def clients(session: nox.Session, client: str) -> None:
-    """Trains with another project's trainers; compares with that project alone."""
+    """Compares with another project's trainers; runs by night, or at a new version."""
     session.install(*map(wheel, PACKAGES), *group(f"client-{client}"))
     program = f"lab.clients.{client}"
     tool(session, program, *session.posargs, interrupt_timeout=10)
 
 
 @nox.session(reuse_venv=True)
-def soak(session: nox.Session) -> None:
-    """Trains for half an hour while tasks are killed; shorter with -- --minutes 2."""
-    install(session, *editable(*PACKAGES), *group("examples"))
-    tool(session, "lab.soak.run", *session.posargs, interrupt_timeout=60)
-
-
-@nox.session(reuse_venv=True)
-def ray(session: nox.Session) -> None:
-    """Trains on a Ray cluster on this machine, with tasks as actors."""
-    session.install(*editable(*PACKAGES), *group("ray"))
+def bench(session: nox.Session) -> None:
+    """Runs a benchmark by name, as in -- reduce; run it when speed is changed."""
+    install(session, *editable(*PACKAGES), *group("bench"))
+    peers: tuple[str, ...] = ()
+    if session.posargs[:1] == ["gpu"] and shutil.which("nvidia-smi"):
+        install(session, "tensorflow[and-cuda]")
+    elif session.posargs[:1] == ["allreduce"]:
+        peers = ("--torch", torch_python(session))
     session.run(
-        *("python", "docs/examples/cluster/ray_program.py"),
-        *(session.posargs or ["--", "--steps", "101"]),
-        env={**ENV, "RAY_USAGE_STATS_ENABLED": "0"},
-        interrupt_timeout=60,
+        *("python", f"{LAB}/benchmarks/run.py", *session.posargs, *peers),
+        env=ENV,
+        interrupt_timeout=10,
     )
 
 
@@ -655,21 +662,3 @@ def torch_python(session: nox.Session) -> str:
     wanted = group("bench-torch")
     session.run("uv", "pip", "install", "--quiet", "--python", str(python), *wanted)
     return str(python)
-
-
-@nox.session(reuse_venv=True)
-def bench(session: nox.Session) -> None:
-    """Runs a benchmark by name, as in: nox -s bench -- reduce."""
-    install(session, *editable(*PACKAGES), *group("bench"))
-    if session.posargs[:1] == ["gpu"] and shutil.which("nvidia-smi"):
-        install(session, "tensorflow[and-cuda]")
-    peers = (
-        ["--torch", torch_python(session)]
-        if session.posargs[:1] == ["allreduce"]
-        else []
-    )
-    session.run(
-        *("python", f"{LAB}/benchmarks/run.py", *session.posargs, *peers),
-        env=ENV,
-        interrupt_timeout=10,
-    )

@@ -1,7 +1,8 @@
 """Every builder with every reducer, against one device on the whole batch.
 
-In short rows train once, on two, three or four towers in turn. The session
-``conformance`` sets ``TOWERS_CONFORMANCE=full``, and trains all that the page lists.
+In short rows train once, on two, three or four towers in turn. With
+``TOWERS_CONFORMANCE=full``, as ``nox -s full -- conformance`` sets it, all that the
+page lists trains.
 """
 
 import os

@@ -1,8 +1,8 @@
 """The built site, looked at with a real Chromium, on a desk and on a phone.
 
-`nox -s browser` builds the site and runs this. It needs playwright, and a Chromium:
-playwright's own, or one of the system. Where something is missing, this is skipped, but
-not when TOWERS_SITE names the site, as that session has it.
+`nox -s docs -- browser` builds the site and runs this. It needs playwright, and a
+Chromium: playwright's own, or one of the system. Where something is missing, this is
+skipped, but not when TOWERS_SITE names the site, as that session has it.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ SYSTEM_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 pytestmark = pytest.mark.timeout(240)
 api = pytest.importorskip(
-    "playwright.sync_api", reason="playwright is not installed; nox -s browser does it"
+    "playwright.sync_api", reason="needs playwright, as nox -s docs -- browser has it"
 )
 
 

@@ -11,23 +11,26 @@ from interfaces.manifest import needed_by, read_manifests
 SHELL = {"sh", "bash", "console"}
 LAB = ROOT / "integration_tests" / "lab"
 TEXTS = [*READMES, *PAGES, LAB / "README.md"]
-PACKAGES = {path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")}
 SESSION = re.compile(r"nox(?: -R)? -s ((?:\"[^\"]+\" ?|\w[\w-]* ?)+)")
 MODULES = {
     "tw-launch": ["packages/tw-launch/src/tw_launch/_launcher/*.py"],
     "tw-doctor": ["packages/tw-doctor/src/tw_doctor/_machine/*.py"],
     "train": ["docs/examples/train_digits.py"],
-    "train-rl": ["docs/examples/ppo/train.py"],
+    "train rl": ["docs/examples/ppo/train.py"],
     "bench": ["integration_tests/lab/benchmarks/*.py"],
     "faults": ["integration_tests/lab/faults/run.py"],
+    "faults soak": ["integration_tests/lab/soak/run.py"],
     "api": ["integration_tests/interfaces/__main__.py"],
 }
+# What a session is told to do, where it does one thing or another.
+WORD = re.compile(r"nox -s (?:docs|faults|siblings|train) -- ([a-z]+)")
+NOXFILE = (ROOT / "noxfile.py").read_text()
 OURS = re.compile(r"^(?:packages|docs|integration_tests)/[\w./*-]+$")
 
 
 def sessions() -> set[str]:
     """Names of the sessions, read from noxfile.py without running it."""
-    tree = ast.parse((ROOT / "noxfile.py").read_text())
+    tree = ast.parse(NOXFILE)
     found = set()
     for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
         for decorator in function.decorator_list:
@@ -38,6 +41,11 @@ def sessions() -> set[str]:
             named = [k.value for k in call.keywords if k.arg == "name"] if call else []
             found.add(ast.literal_eval(named[0]) if named else function.name)
     return found
+
+
+def bare(session):
+    """A session's name without Python and parameter, as in "matrix-3.11(lowest)"."""
+    return re.split(r"[-(]", session)[0]
 
 
 def commands(path):
@@ -58,11 +66,13 @@ def test_the_sessions_that_a_page_names_exist(path):
     named = SESSION.findall(path.read_text().replace("\\\n", " "))
     wanted = {part for words in named for part in shlex.split(words)}
     known = sessions() | {"NAME"}
-    unknown = {part for part in wanted if part.partition("(")[0] not in known}
+    unknown = {part for part in wanted if bare(part) not in known}
     assert not unknown, f"{path}: noxfile.py has no sessions {unknown}"
-    packages = set(re.findall(r"\(([\w-]+)\)", " ".join(wanted)))
+    ids = set(re.findall(r"\(([\w-]+)\)", " ".join(wanted)))
     clients = {path.stem for path in LAB.glob("clients/*.py")}
-    assert packages <= PACKAGES | clients | {"package", "tw-x", "NAME"}, packages
+    assert ids <= clients | {"lowest", "newest", "nightly", "NAME"}, ids
+    words = WORD.findall(path.read_text())
+    assert [word for word in words if f'"{word}"' not in NOXFILE] == []
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name)
@@ -73,7 +83,8 @@ def test_the_options_in_a_pages_commands_exist(path):
         if program in ("tw-doctor", "tw-launch"):
             check_options(program, own[1:], path)
         for session in [w for w in own if program == "nox" and w in MODULES]:
-            check_options(session, theirs, path)
+            told = " ".join([session, *theirs[:1]])
+            check_options(told if told in MODULES else session, theirs, path)
 
 
 def split(words):
@@ -158,7 +169,7 @@ def test_nothing_tells_to_install_a_package_by_its_name_alone():
 
 def test_the_shell_blocks_are_seen():
     assert any("nox" in words[0] for words in commands(ROOT / "docs/CONTRIBUTING.md"))
-    assert {"tests", "docs", "train-rl", "api"} <= sessions()
+    assert {"tests", "docs", "train", "format"} <= sessions()
 
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?!https?:|#|mailto:)([^)#\s]+)(?:#[^)]*)?\)")

@@ -1,8 +1,8 @@
 """The programs of the gallery train over towers as plain Keras does on one device.
 
 In short they see few rows, over four towers, of which some get none, and some over
-fewer. The session ``gallery`` sets ``TOWERS_GALLERY=full``, and
-each trains as it does for a user, those with dropout or float16 from five seeds.
+fewer. With ``TOWERS_GALLERY=full``, as ``nox -s full -- gallery`` sets it, each trains
+as it does for a user, those with dropout or float16 from five seeds.
 """
 
 import os
@@ -76,7 +76,7 @@ def test_compiled_by_xla_the_losses_are_those_of_one_device(name, monkeypatch):
     assert difference(many, on_one_device(name)[0]) < SAME
 
 
-@pytest.mark.skipif(FULL, reason="the session gallery compares five seeds")
+@pytest.mark.skipif(FULL, reason="nox -s full -- gallery compares five seeds")
 @pytest.mark.parametrize("name", (*RANDOM, *COMPRESSED))
 def test_those_with_random_steps_learn(name):
     history = train(name, 3, **(RANDOM | COMPRESSED)[name])
@@ -88,7 +88,7 @@ def of_five_seeds(name):
     return last_losses(name, None)
 
 
-@pytest.mark.skipif(not FULL, reason="takes minutes: nox -s gallery")
+@pytest.mark.skipif(not FULL, reason="takes minutes: nox -s full -- gallery")
 @pytest.mark.parametrize("towers", TOWERS)
 @pytest.mark.parametrize("name", RANDOM)
 def test_those_with_random_steps_lie_within_the_spread_of_five_seeds(name, towers):

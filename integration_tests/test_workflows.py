@@ -11,7 +11,7 @@ import yaml
 from harness.docs_blocks import ROOT
 from interfaces.manifest import SECTION, read_manifests
 from packaging.version import Version
-from test_docs_commands import SESSION, sessions
+from test_docs_commands import SESSION, bare, sessions
 
 FOLDER = ROOT / ".github"
 PATHS = sorted(FOLDER.glob("workflows/*.yml"))
@@ -40,7 +40,7 @@ def test_all_begin_as_ci_does_and_every_change_is_tested_by_its_very_command():
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_the_sessions_that_a_workflow_names_exist(path):
     said = SESSION.findall(path.read_text())
-    named = {w.strip('"').partition("(")[0] for words in said for w in words.split()}
+    named = {bare(word.strip('"')) for words in said for word in words.split()}
     assert named <= sessions(), named
     assert f"`{path.name}`" in (ROOT / "docs" / "CONTRIBUTING.md").read_text()
 
@@ -68,7 +68,7 @@ def test_a_release_is_published_from_the_tags_that_the_tool_makes():
     wanted = re.compile(pattern.replace("*", "[^/]*"))
     assert all(wanted.fullmatch(one.tag) for one in MANIFESTS.values())
     build, publish = WORKFLOWS["release"]["jobs"].values()
-    assert '-s tagged -- "$GITHUB_REF_NAME"' in build["steps"][2]["run"]
+    assert '-s build -- "$GITHUB_REF_NAME"' in build["steps"][2]["run"]
     assert publish["needs"] == "build"
 
 

@@ -14,11 +14,12 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="interfaces", description=__doc__)
     sessions = parser.add_subparsers(dest="session", required=True)
     package = ("package", {"help": "such as tw-core"})
+    some = ("packages", {"nargs": "*", "help": "names of packages; all by default"})
     write = ("--write", {"action": "store_true", "help": "rewrite the files"})
     into = ("into", {"type": Path, "help": "folder for the results"})
     several = ("packages", {"nargs": "+", "help": "names of packages, or all"})
     known: tuple[tuple[Any, ...], ...] = (
-        ("api", api.run, package, write),
+        ("api", api.run, some, write),
         ("compat", partial(siblings.run, siblings.compat), package, into),
         ("forward", partial(siblings.run, siblings.forward), package, into),
         ("released", siblings.released, into),

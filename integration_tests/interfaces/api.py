@@ -25,15 +25,18 @@ FILES = ("api.txt", "internal.txt")
 """The file of each face, in the order of ``Faces``."""
 
 
-def run(root: Path, package: str, write: bool) -> None:
-    """Runs the session; ``ValueError`` where the interface is not as it must be."""
+def run(root: Path, packages: Sequence[str], write: bool) -> None:
+    """Runs the session; ``ValueError`` where interfaces are not as they must be."""
     manifests = read_manifests(root)
-    if package not in manifests:
-        raise ValueError(f"got {package!r}; wanted one of {', '.join(manifests)}.")
-    if write:
-        write_files(root, manifests[package])
-    if fault := check(root, manifests[package]):
-        raise ValueError(fault)
+    if unknown := {*packages} - manifests.keys():
+        raise ValueError(
+            f"got {sorted(unknown)}; wanted some of {', '.join(manifests)}."
+        )
+    chosen = [manifests[package] for package in packages or manifests]
+    for manifest in chosen if write else ():
+        write_files(root, manifest)
+    if faults := [fault for manifest in chosen if (fault := check(root, manifest))]:
+        raise ValueError("\n\n".join(faults))
 
 
 def write_files(root: Path, manifest: Manifest) -> None:
@@ -45,7 +48,7 @@ def write_files(root: Path, manifest: Manifest) -> None:
         if lines := interface_lines(face):
             head = (
                 f"# {kind} of {manifest.name}, one line per name. Written by\n"
-                f'#   nox -s "api({manifest.name})" -- --write\n'
+                f"#   nox -s api -- {manifest.name} --write\n"
             )
             path.write_text(head + "".join(f"{line}\n" for line in lines))
 
@@ -77,7 +80,7 @@ def check_files(root: Path, manifest: Manifest) -> str:
         frozen = parse(path.read_text()) if path.exists() else []
         if differs := difference(frozen, interface_lines(face)):
             said += [*differs, f"{manifest.name}: {file} (-) and the code (+) differ."]
-    write = f'If the code is right, run nox -s "api({manifest.name})" -- --write'
+    write = f"If the code is right, run nox -s api -- {manifest.name} --write"
     return "\n".join([*said, write]) if said else ""
 
 

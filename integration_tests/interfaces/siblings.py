@@ -1,4 +1,4 @@
-"""Tests with siblings of other releases; the sessions ``compat`` and ``forward``.
+"""Tests with siblings of other releases; what ``nox -s siblings`` runs.
 
 Wheels of releases are built from history, and uv's resolver chooses among them and
 those of the checkout. It sees no index, where others may have our names, and leaves

@@ -233,7 +233,7 @@ def find_wrong_bounds(root: Path) -> Iterator[str]:
 def bound(given: SpecifierSet, sibling: Version, is_internal: bool) -> str:
     """Returns the range that a dependency on a sibling must have.
 
-    Its lower end is the package's to say, which the session ``compat`` proves.
+    Its lower end is the package's to say, which ``nox -s siblings -- compat`` proves.
 
     >>> bound(SpecifierSet(">=1.2.0rc1,<3"), Version("1.3.1"), is_internal=True)
     '>=1.2.0rc1,<1.4'

@@ -1,6 +1,6 @@
 """Records in docs/tested.md the versions with which the packages' tests passed.
 
-The sessions ``matrix`` and ``nightly`` call it after a run without a failure:
+The session ``matrix`` calls it after a run without a failure:
 python -m structure.tested DEPENDENCIES [arguments of pytest].
 """
 

@@ -1,7 +1,7 @@
 """Prints the packages' sizes: lines and files, by package and by folder.
 
-Run by ``nox -s structure``. Packages that are too large are refused by ``nox -s lint``
-(``structure.limits``).
+Run by ``nox -s lint -- --sizes``. Without ``--sizes`` it refuses packages that are too
+large (``structure.limits``).
 """
 
 import argparse

@@ -6,13 +6,13 @@ is never killed: it is long-lived, like the towers and the launcher, whose memor
 descriptors must not grow. Nothing may be lost: every step is applied once, and no
 restart falls behind the last checkpoint.
 
-    nox -s soak -- --minutes 2
+    nox -s faults -- soak --minutes 2
 
 With ``--processes`` tw-launch runs a process group instead, without servers and without
 the towers. A kill of any rank restarts all ranks from the last checkpoint: the launcher
 is long-lived, and each rank's new process must not use more memory than the one before.
 
-    nox -s soak -- --processes --minutes 30 --kill-every 60
+    nox -s faults -- soak --processes --minutes 30 --kill-every 60
 """
 
 import argparse
