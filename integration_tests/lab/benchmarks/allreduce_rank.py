@@ -143,15 +143,9 @@ def parameter_after(steps: int, size: int) -> float:
 
 def serve_rank(pipe: Any, ports: list[int], rank: int, work: Work) -> None:
     """Makes contenders, and runs blocks of steps, until the pipe closes."""
-    addresses = [f"localhost:{port}" for port in ports]
-    task = {"type": "worker", "index": rank}
-    config = {"cluster": {"worker": addresses}, "task": task}
-    os.environ["TF_CONFIG"] = json.dumps(config)
-    import tensorflow as tf
-
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    group = join_beside(strategy, rank, len(ports), ports[0])
-
+    strategy = make_strategy(ports, rank)
+    # The group has a port of its own, beside that of TensorFlow's runtime.
+    group = join_beside(rank, len(ports), ports[0] + 1)
     _serve(pipe, strategy, group, work)
 
 
@@ -174,7 +168,18 @@ def _serve(pipe: Any, strategy: Any, group: Any, work: Work) -> None:
     answer(pipe, make)
 
 
-def join_beside(strategy: Any, rank: int, size: int, port: int) -> Any:
+def make_strategy(ports: list[int], rank: int) -> Any:
+    """Makes TensorFlow's strategy for several processes, one at each port."""
+    addresses = [f"localhost:{port}" for port in ports]
+    task = {"type": "worker", "index": rank}
+    config = {"cluster": {"worker": addresses}, "task": task}
+    os.environ["TF_CONFIG"] = json.dumps(config)
+    import tensorflow as tf
+
+    return tf.distribute.MultiWorkerMirroredStrategy()
+
+
+def join_beside(rank: int, size: int, port: int) -> Any:
     """Joins where TensorFlow's runtime is part of a cluster already."""
     from unittest import mock
 
@@ -185,8 +190,21 @@ def join_beside(strategy: Any, rank: int, size: int, port: int) -> Any:
         mock.patch.object(_tf_compat, "has_started", return_value=False),
         mock.patch.object(_tf_compat, "join_cluster"),
     ):
-        address = f"localhost:{port + 1}"
-        return tw_ranks.join(address, rank=rank, size=size)
+        return tw_ranks.join(f"localhost:{port}", rank=rank, size=size)
+
+
+def apply_momentum(variables: Any, momenta: Any, grads: Any) -> None:
+    """Updates variables as Keras's SGD does, without its bookkeeping."""
+    import tensorflow as tf
+
+    for variable, momentum, grad in zip(variables, momenta, grads, strict=True):
+        tf.raw_ops.ResourceApplyKerasMomentum(
+            var=variable.handle,
+            accum=momentum.handle,
+            lr=RATE,
+            grad=grad,
+            momentum=MOMENTUM,
+        )
 
 
 def _make_function(
@@ -221,14 +239,7 @@ def _make_function(
         else:
             wire = "bfloat16" if name == BFLOAT16 else None
             [means] = tw_ranks.mean_across([grads], group=group, wire_dtype=wire)
-        for (_, variable), momentum, mean in zip(pairs, momenta, means, strict=True):
-            tf.raw_ops.ResourceApplyKerasMomentum(
-                var=variable.handle,
-                accum=momentum.handle,
-                lr=RATE,
-                grad=mean,
-                momentum=MOMENTUM,
-            )
+        apply_momentum([variable for _, variable in pairs], momenta, means)
 
     def read() -> float:
         return float(found[-1].numpy().ravel()[-1])

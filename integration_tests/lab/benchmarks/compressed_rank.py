@@ -13,12 +13,11 @@ from allreduce_rank import (
     FUNCTION,
     INT8,
     LOW_RANK,
-    MOMENTUM,
-    RATE,
     SAMPLED,
     SIGN,
     TOP,
     Work,
+    apply_momentum,
 )
 from harness import links
 from racing import answer, block_of
@@ -99,14 +98,7 @@ def _make(
             [means] = tw_ranks.mean_across([grads], group=group)
         else:
             [means] = state([[own / group.size for own in grads]])
-        for variable, momentum, mean in zip(found, momenta, means, strict=True):
-            tf.raw_ops.ResourceApplyKerasMomentum(
-                var=variable.handle,
-                accum=momentum.handle,
-                lr=RATE,
-                grad=mean,
-                momentum=MOMENTUM,
-            )
+        apply_momentum(found, momenta, means)
 
     def read() -> float:
         return float(sum(tf.reduce_sum(own) for own in found))

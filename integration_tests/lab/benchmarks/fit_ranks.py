@@ -8,8 +8,6 @@ own loop here.
 """
 
 import contextlib
-import json
-import os
 import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -73,15 +71,11 @@ def started(work: str) -> Iterator[dict[str, Block]]:
 
 def serve_rank(pipe: Any, ports: list[int], rank: int, work: str) -> None:
     """Makes contenders, and runs epochs of them, until the pipe closes."""
-    addresses = [f"localhost:{port}" for port in ports[:-1]]
-    task = {"type": "worker", "index": rank}
-    config = {"cluster": {"worker": addresses}, "task": task}
-    os.environ["TF_CONFIG"] = json.dumps(config)
-    import tensorflow as tf
-    from allreduce_rank import join_beside
+    from allreduce_rank import join_beside, make_strategy
 
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    group = join_beside(strategy, rank, len(addresses), ports[-1] - 1)
+    *theirs, ours = ports
+    strategy = make_strategy(theirs, rank)
+    group = join_beside(rank, len(theirs), ours)
     makers = {
         PEER: partial(_strategy, strategy, group, work),
         OURS: partial(_ours, group, work),
