@@ -10,13 +10,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from harness.fixtures import groups, make_cluster, make_ranks, processes
+from hypothesis import settings
 from quick import (
     pytest_collection_modifyitems,
     pytest_configure,
     pytest_sessionfinish,
 )
-from harness.fixtures import groups, make_cluster, make_ranks, processes
-from hypothesis import settings
 
 __all__ = [
     "groups",

@@ -8,9 +8,11 @@ from harness.ranks import Raised
 from programs import rank_accumulating
 
 
-@pytest.mark.full(
-    *("2-scaled", "1-dropped", "2-memory", "1-eagerly", "2-three ranks"),
-    "2-memory, rows",
+@pytest.mark.slow(
+    by_day=[
+        *("2-scaled", "1-dropped", "2-memory", "1-eagerly", "2-three ranks"),
+        "2-memory, rows",
+    ]
 )
 @pytest.mark.parametrize("name", rank_accumulating.CASES)
 @pytest.mark.parametrize("towers", [1, 2])
@@ -21,7 +23,7 @@ def test_ranks_train_as_one_device(groups, towers, name):
 
 
 @pytest.mark.skipif(not find_spec("mpi4py"), reason="mpi4py is not installed")
-@pytest.mark.full("scaled")
+@pytest.mark.slow(by_day=["scaled"])
 @pytest.mark.parametrize(
     "name", ["memory, rows", "scaled", "several steps in one call"]
 )

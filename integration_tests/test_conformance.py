@@ -1,11 +1,8 @@
 """Every builder with every reducer, against one device on the whole batch.
 
-In short rows train once, on two, three or four towers in turn. With
-``TOWERS_CONFORMANCE=full``, as ``nox -s full -- conformance`` sets it, all that the
-page lists trains.
+By day each builder trains once.
 """
 
-import os
 import re
 from functools import cache, partial
 from pathlib import Path
@@ -25,11 +22,8 @@ from tw_core.testing import CPUS
 from tw_reduce.reducers import CollectiveKeys
 
 PAGE = Path(__file__).parents[1] / "docs" / "conformance.md"
-RESOLUTIONS = 8  # of the dtype, where a third was rounded
-IS_FULL = os.environ.get("TOWERS_CONFORMANCE") == "full"
-IN_TURN = (2, 3, 4)  # numbers of towers of the short form
-CALLS = "apply_gradients"
 REDUCERS = list(reducers(CollectiveKeys()))
+RESOLUTIONS = 8  # of the dtype, where a third was rounded
 
 
 @cache
@@ -41,32 +35,23 @@ def name_of(row: Row) -> str:
     return f"{row.builder}-{row.reducer}-{row.optimizer}".replace("…", "...")
 
 
-def counts(number: int, row: Row) -> tuple[int, ...]:
-    own = tuple(count for count in row.counts if count in IN_TURN) or row.counts
-    return row.counts if IS_FULL else (own[number % len(own)],)
+CELLS = {
+    f"{name_of(row)}-{kind}-{count}": (row, kind, count)
+    for row in rows()
+    for count in row.counts
+    for kind in KINDS
+}
+# Of each builder, and of each way to apply gradients, one cell with all dtypes.
+FIRST = {
+    row.builder: name
+    for name, (row, kind, count) in reversed(CELLS.items())
+    if kind == "mixed" and (count == 2 or len(row.counts) == 1)
+}
 
 
-def is_for_the_day(row: Row) -> bool:
-    """In short a reducer trains in a session or in a function, in turn."""
-    if row.builder not in ("SyncMultiGPUReplicatedBuilder(average=True)", CALLS):
-        return True
-    names = [name for name in REDUCERS if row.reducer in (name, f"mean({name})")]
-    in_turn = all(REDUCERS.index(n) % 2 == (row.builder == CALLS) for n in names)
-    return in_turn or row.optimizer != "v1"
-
-
-def cells() -> list:
-    return [
-        pytest.param(row, kind, count, id=f"{name_of(row)}-{kind}-{count}")
-        for number, row in enumerate(rows())
-        for count in counts(number, row)
-        for kind in KINDS
-        if IS_FULL or is_for_the_day(row)
-    ]
-
-
+@pytest.mark.slow(by_day=[*FIRST.values()])
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(("row", "kind", "num_towers"), cells())
+@pytest.mark.parametrize(("row", "kind", "num_towers"), CELLS.values(), ids=CELLS)
 def test_towers_end_where_one_device_does(row, kind, num_towers):
     check_ends(row, kind, num_towers, trained(row, num_towers)[kind])
 
@@ -98,9 +83,11 @@ IN_FUNCTIONS = [
 ]
 
 
-@pytest.mark.full(
-    "apply_gradients-packed(sum_balanced)-v1-3",
-    "apply_sharded_gradients(average=True)--tw_ampopt, Keras 3-2",
+@pytest.mark.slow(
+    by_day=[
+        "apply_gradients-packed(sum_balanced)-v1-3",
+        "apply_sharded_gradients(average=True)--tw_ampopt, Keras 3-2",
+    ]
 )
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("row", "num_towers"), IN_FUNCTIONS)
@@ -114,11 +101,13 @@ def test_one_trace_has_the_bits_of_a_trace_for_each_tower(row, num_towers):
             np.testing.assert_array_equal(own, other, err_msg=kind)
 
 
-@pytest.mark.full(
-    "apply_gradients on flatten(...)-mean(packed(broadcast(sum_balanced)))-Keras 3-2",
-    "apply_sharded_gradients(average=True)--Keras 3-3",
-    "apply_sharded_gradients(average=True) on flatten(...)--v1-2",
-    "apply_shared_gradients(average=False)--v1-4",
+@pytest.mark.slow(
+    by_day=[
+        "apply_gradients on flatten(...)-mean(packed(broadcast(sum_balanced)))-Keras 3-2",
+        "apply_sharded_gradients(average=True)--Keras 3-3",
+        "apply_sharded_gradients(average=True) on flatten(...)--v1-2",
+        "apply_shared_gradients(average=False)--v1-4",
+    ]
 )
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("row", "num_towers"), IN_FUNCTIONS)

@@ -20,9 +20,11 @@ LONG_S = 120.0
 RANKS = 3
 
 
-@pytest.mark.full(
-    *("killed-1-idle itself", "stopped-1-validation", "killed-0-alone"),
-    "killed-1-sharded",
+@pytest.mark.slow(
+    by_day=[
+        *("killed-1-idle itself", "stopped-1-validation", "killed-0-alone"),
+        "killed-1-sharded",
+    ]
 )
 @pytest.mark.parametrize("place", fit_faults.PLACES)
 @pytest.mark.parametrize("lost", [0, 1])
@@ -47,7 +49,7 @@ def test_all_name_the_rank_that_is_lost(make_ranks, tmp_path, place, lost, what)
         assert after_s <= GRACE_S + (timeout_s if what == "stopped" else 0.0)
 
 
-@pytest.mark.full("1")
+@pytest.mark.slow(by_day=["1"])
 @pytest.mark.parametrize("busy", [0, 1])
 def test_a_rank_that_is_busy_is_not_lost(make_ranks, busy):
     ranks = make_ranks(RANKS, timeout_s=TIMEOUT_S).joined()

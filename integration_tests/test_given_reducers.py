@@ -80,7 +80,6 @@ TAKERS = {
 }
 
 
-@pytest.mark.each_choice
 @pytest.mark.parametrize("num_towers", [1, 2])
 @pytest.mark.parametrize("taker", TAKERS)
 def test_a_given_reducer_is_called_for_any_number_of_towers(taker, num_towers):

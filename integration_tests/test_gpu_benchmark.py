@@ -38,7 +38,7 @@ def written(folder):
     return json.loads((folder / "out" / "bench" / "gpu.json").read_text())
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.timeout(DEADLINE_S + 40)
 def test_figures_and_a_picture_lie_in_one_folder(tmp_path):
     done = run(tmp_path, "--device", "cpu", "--rounds", "1", "--parts", *PARTS)

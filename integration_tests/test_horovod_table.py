@@ -19,7 +19,7 @@ ELSEWHERE = {"broadcast_global_variables", "join", "shutdown"}
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(n, marks=pytest.mark.full) for n in (2, 11)] + [3],
+    params=[pytest.param(n, marks=pytest.mark.slow) for n in (2, 11)] + [3],
 )
 def ran(request, tmp_path_factory):
     """What each rank got in each row and mode, and how many ranks there were."""

@@ -58,9 +58,11 @@ def checked(repository):
     return check(repository.root, read_manifests(repository.root)["tw-a"])
 
 
-@pytest.mark.full(
-    *("function", "optional argument", "default's constant", "overload", "kind"),
-    *("other base", "tuple's field", "frozen", "inherited method", "setter"),
+@pytest.mark.slow(
+    by_day=[
+        *("function", "optional argument", "default's constant", "overload", "kind"),
+        *("other base", "tuple's field", "frozen", "inherited method", "setter"),
+    ]
 )
 @pytest.mark.parametrize("what", BREAKING)
 def test_what_may_break_a_caller_needs_its_line_and_a_major_version(toy, what):
@@ -93,7 +95,6 @@ CHANGES = {
 }
 
 
-@pytest.mark.each_choice
 @pytest.mark.parametrize("last", ["1.0.0", "1.0.0rc1"])
 @pytest.mark.parametrize("what", CHANGES)
 def test_internal_has_a_file_and_a_promise_of_its_own(toy, what, last):

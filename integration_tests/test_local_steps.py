@@ -11,9 +11,11 @@ ROWS = {
 }
 
 
-@pytest.mark.full(
-    *("2-adam-averaged-nesterov", "3-momentum-averaged-", "3-adam-local-nesterov"),
-    *("2-sgd-local-", "2-momentum-local-heavy"),
+@pytest.mark.slow(
+    by_day=[
+        *("2-adam-averaged-nesterov", "3-momentum-averaged-", "3-adam-local-nesterov"),
+        *("2-sgd-local-", "2-momentum-local-heavy"),
+    ]
 )
 @pytest.mark.parametrize("kind", ["", "heavy", "nesterov"])
 @pytest.mark.parametrize("state", ["local", "averaged"])

@@ -18,7 +18,7 @@ def ranks(request, processes):
         yield group.joined()
 
 
-@pytest.mark.full("two-2")
+@pytest.mark.slow(by_day=["two-2"])
 @pytest.mark.parametrize("num_towers", [1, 2])
 def test_ranks_reduce_as_one_process_with_all_towers(ranks, num_towers):
     results = ranks.call("rank_memory:reduced", num_towers, STEPS)

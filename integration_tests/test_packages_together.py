@@ -62,11 +62,17 @@ def train(program, steps):
     return program.read(program.variables)
 
 
-@pytest.mark.full(
-    *("v1-replicated-session", "v1-parameter server-function", "v1-sharded-session"),
-    *("v1-flat replicated-function", "v1-flat sharded-session"),
-    *("v1-flat parameter server-session", "Keras 3-sharded-session"),
-    "tf_keras-sharded-function",
+@pytest.mark.slow(
+    by_day=[
+        *(
+            "v1-replicated-session",
+            "v1-parameter server-function",
+            "v1-sharded-session",
+        ),
+        *("v1-flat replicated-function", "v1-flat sharded-session"),
+        *("v1-flat parameter server-session", "Keras 3-sharded-session"),
+        "tf_keras-sharded-function",
+    ]
 )
 @each_mode
 @pytest.mark.parametrize(
@@ -105,10 +111,12 @@ def memory(program):
     return program.variables, slots
 
 
-@pytest.mark.full(
-    *("replicated-session", "sharded-session", "flat parameter server-session"),
-    *("parameter server-function", "flat sharded-function"),
-    "flat replicated-function",
+@pytest.mark.slow(
+    by_day=[
+        *("replicated-session", "sharded-session", "flat parameter server-session"),
+        *("parameter server-function", "flat sharded-function"),
+        "flat replicated-function",
+    ]
 )
 @each_mode
 @each_way
@@ -233,7 +241,7 @@ def test_rlload_with_ampopt_and_a_reducer_ends_where_the_plain_optimizer_does(
     assert accuracy(*got[0]) >= 0.9
 
 
-@pytest.mark.full("plain-session", "scaled-function")
+@pytest.mark.slow(by_day=["plain-session", "scaled-function"])
 @each_mode
 @pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
 def test_rlload_trains_epochs_of_flat_towers_in_one_call(mode, scaled):

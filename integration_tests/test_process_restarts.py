@@ -89,7 +89,7 @@ def draw_kills(seed, mode):
     ]
 
 
-@pytest.mark.full("session-0", "fit-0", "sharded-0")
+@pytest.mark.slow(by_day=["session-0", "fit-0", "sharded-0"])
 @pytest.mark.parametrize(
     ("mode", "seed"),
     [("session", 0), *((m, s) for m in ("fit", "sharded") for s in range(10))],
@@ -127,7 +127,7 @@ def test_killed_ranks_of_two_machines_change_no_bit(tmp_path, undisturbed):
     np.testing.assert_equal(read(tmp_path, "session"), wanted)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_an_epoch_begins_again_after_a_backup_within_it(tmp_path):
     more = ("--save-freq", "2", "--kill", "0:0:2:0.15")
     begun, said = launch(tmp_path, "fit", *more, options=AGAIN)
@@ -139,7 +139,7 @@ def test_an_epoch_begins_again_after_a_backup_within_it(tmp_path):
     np.testing.assert_equal(one, other)
 
 
-@pytest.mark.full("interrupt-1", "train step-0", "callback-1")
+@pytest.mark.slow(by_day=["interrupt-1", "train step-0", "callback-1"])
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("what", FAULTS)
 def test_an_error_or_ctrl_c_of_one_rank_ends_all(tmp_path, what, rank):
@@ -169,7 +169,7 @@ def test_an_error_or_ctrl_c_of_one_rank_ends_all(tmp_path, what, rank):
     assert (tmp_path / "model.keras").exists()
 
 
-@pytest.mark.full("SIGTERM in the background")
+@pytest.mark.slow(by_day=["SIGTERM in the background"])
 @pytest.mark.parametrize(
     ("start", "number"),
     [((), signal.SIGINT), (IN_BACKGROUND, signal.SIGTERM)],

@@ -122,7 +122,7 @@ def lights(runs):
     return f"{seen.get('tw-deep', '-')} {seen.get('tw-flat', '-')}"
 
 
-@pytest.mark.full("internal in a patch", "public in a minor version")
+@pytest.mark.slow(by_day=["internal in a patch", "public in a minor version"])
 @pytest.mark.parametrize("what", CHANGES)
 def test_the_sessions_see_a_change_of_a_face_that_the_bounds_do_not_tell(
     tmp_path, what, capsys

@@ -158,7 +158,6 @@ def check_equal(copies, want):
 
 @each_case
 @pytest.mark.parametrize(("num_towers", "clip"), [(1, None), (2, 1.0), (3, None)])
-@pytest.mark.each_choice
 def test_sharded_epochs_have_the_bits_of_replicated_ones(
     mode, family, num_towers, clip
 ):

@@ -157,7 +157,6 @@ def check_no_variables_taken(steps):
     assert "variables" not in str(steps.summary())
 
 
-@pytest.mark.each_choice
 @pytest.mark.parametrize("towers", [2, 1, 3, 4])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("variables", ["replicated", "sharded", "parameter_server"])
@@ -172,7 +171,7 @@ def test_a_fit_without_a_fault_is_accused_of_nothing(variables, optimizer, tower
         check_no_variables_taken(steps)
 
 
-@pytest.mark.full("replicated")
+@pytest.mark.slow(by_day=["replicated"])
 @pytest.mark.parametrize("variables", ["replicated", "sharded"])
 def test_a_compiled_update_is_no_forward_pass(variables):
     steps = record_fit(make_model, 2, variables=variables, jit_compile=True)

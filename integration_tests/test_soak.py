@@ -66,7 +66,7 @@ def start(*arguments):
     return Program([sys.executable, "-u", "-m", "lab.soak.run", *arguments], cwd=HERE)
 
 
-@pytest.mark.full("processes")
+@pytest.mark.slow(by_day=["processes"])
 @pytest.mark.timeout(LONGEST_S + 30)
 @pytest.mark.parametrize("form", [[], ["--processes"]], ids=["servers", "processes"])
 def test_the_short_form_loses_nothing(form):
@@ -80,7 +80,7 @@ def test_the_short_form_loses_nothing(form):
     assert tagged(str(process.pid)) == []
 
 
-@pytest.mark.full("as all train-processes")
+@pytest.mark.slow(by_day=["as all train-processes"])
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("form", [[], ["--processes"]], ids=["servers", "processes"])
 @pytest.mark.parametrize("when", ["as all start", "as all train"])

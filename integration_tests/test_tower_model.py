@@ -69,7 +69,9 @@ TRAINED += [("replicated", 1, True), ("parameter_server", 1, False)]
 TRAINED += [("replicated", 2, False), ("parameter_server", 2, True)]
 
 
-@pytest.mark.full("replicated-4-True", "parameter_server-4-False", "replicated-1-True")
+@pytest.mark.slow(
+    by_day=["replicated-4-True", "parameter_server-4-False", "replicated-1-True"]
+)
 @pytest.mark.parametrize(("variables", "num_towers", "scaled"), TRAINED)
 def test_history_is_that_of_keras_on_one_device(variables, num_towers, scaled):
     devices = CPUS[:num_towers]
@@ -115,7 +117,7 @@ def test_rows_of_sparse_gradients_are_squared_as_on_one_device():
         np.testing.assert_allclose(own, plain, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.full("2-replicated", "4-parameter_server")
+@pytest.mark.slow(by_day=["2-replicated", "4-parameter_server"])
 @pytest.mark.parametrize("variables", KINDS)
 @pytest.mark.parametrize("num_towers", [2, 4])
 def test_accumulated_batches_make_the_update_of_all_their_rows(variables, num_towers):

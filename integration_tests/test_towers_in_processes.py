@@ -26,7 +26,7 @@ def alone(mode, is_scaled, steps=STEPS, towers=4):
     return program.read(program.variables)[0]
 
 
-@pytest.mark.full("plain-2-function", "scaled-2-session")
+@pytest.mark.slow(by_day=["plain-2-function", "scaled-2-session"])
 @pytest.mark.parametrize("mode", PROGRAMS)
 @pytest.mark.parametrize("towers", [1, 2])
 @pytest.mark.parametrize("is_scaled", [False, True], ids=["plain", "scaled"])

@@ -45,22 +45,24 @@ def _unnumbered(history):
     return [re.sub(r"_\d+$", "", name) for name in history]
 
 
-@pytest.mark.full(
-    *("2 x 2-metrics", "2 x 1-two outputs", "3 x 1-compiled again"),
-    *("2 x 2-compiled by XLA", "3 x 1-over towers", "2 x 2-float16"),
-    *("2 x 2-sets weights", "3 x 1-sequence", "2 x 2-synchronised"),
-    *("2 x 2-two reductions", "2 x 1-stops early", "2 x 2-plateau"),
-    *("2 x 2-sharded", "2 x 2-losses added", "2 x 2-accumulated, scaled"),
-    *("2 x 2-eagerly", "2 x 2-two optimizers", "2 x 2-overflowing losses"),
-    *("2 x 1-several steps in one call", "3 x 1-accumulated, shared"),
-    *(
-        "3 x 1-flat",
-        "2 x 2-recorded",
-        "3 x 1-averages, sharded",
-        "2 x 2-averaged after every step",
-    ),
-    *("2 x 2-sparse gradients in shards", "3 x 1-two optimizers in shards"),
-    "2 x 2-accumulated, scaled in shards",
+@pytest.mark.slow(
+    by_day=[
+        *("2 x 2-metrics", "2 x 1-two outputs", "3 x 1-compiled again"),
+        *("2 x 2-compiled by XLA", "3 x 1-over towers", "2 x 2-float16"),
+        *("2 x 2-sets weights", "3 x 1-sequence", "2 x 2-synchronised"),
+        *("2 x 2-two reductions", "2 x 1-stops early", "2 x 2-plateau"),
+        *("2 x 2-sharded", "2 x 2-losses added", "2 x 2-accumulated, scaled"),
+        *("2 x 2-eagerly", "2 x 2-two optimizers", "2 x 2-overflowing losses"),
+        *("2 x 1-several steps in one call", "3 x 1-accumulated, shared"),
+        *(
+            "3 x 1-flat",
+            "2 x 2-recorded",
+            "3 x 1-averages, sharded",
+            "2 x 2-averaged after every step",
+        ),
+        *("2 x 2-sparse gradients in shards", "3 x 1-two optimizers in shards"),
+        "2 x 2-accumulated, scaled in shards",
+    ]
 )
 @pytest.mark.parametrize("name", rank_training.CASES)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -76,9 +78,11 @@ def test_a_program_gives_what_it_gives_on_one_device(groups, shape, name, tmp_pa
 
 
 @pytest.mark.skipif(not find_spec("mpi4py"), reason="mpi4py is not installed")
-@pytest.mark.full(
-    *("2-train-sparse gradients", "2-on_own-accumulated"),
-    "2-train-two optimizers in shards",
+@pytest.mark.slow(
+    by_day=[
+        *("2-train-sparse gradients", "2-on_own-accumulated"),
+        "2-train-two optimizers in shards",
+    ]
 )
 @pytest.mark.parametrize(
     ("size", "function", "name"),
@@ -94,7 +98,7 @@ def test_a_fit_over_mpi_is_that_of_one_device(groups, size, function, name):
     assert_alike(results, getattr(module, function)(None, name, 1), 2e-5)
 
 
-@pytest.mark.full("2 x 2-gan", "3 x 1-regression")
+@pytest.mark.slow(by_day=["2 x 2-gan", "3 x 1-regression"])
 @pytest.mark.parametrize("name", keras_gallery.DETERMINISTIC)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_program_of_the_gallery_has_the_losses_of_one_device(groups, shape, name):
@@ -184,15 +188,22 @@ def test_all_ranks_stop_where_one_asks(groups, rank):
         assert groups(2).call("rank_calls:stop", place, rank) == [wanted] * 2
 
 
-@pytest.mark.full(
-    *("compiled again-2", "no batch, eagerly-1", "no batch at first-2", "no rows-1"),
-    *("several steps in one call-2", "steps until one stops-1"),
-    *("synchronised, rank 0 first-2", "synchronised, no batch-1"),
-    *("two outputs-2", "a loss that is summed-1", "divided by weights-2"),
-    *("validated, of an unknown number-2", "two optimizers-1", "until one stops-1"),
-    *("accumulated-2", "accumulated, none at the end-1"),
-    *("averaged after every step-2", "averaged, of an unknown number-1"),
-    "no batch at first in shards-2",
+@pytest.mark.slow(
+    by_day=[
+        *(
+            "compiled again-2",
+            "no batch, eagerly-1",
+            "no batch at first-2",
+            "no rows-1",
+        ),
+        *("several steps in one call-2", "steps until one stops-1"),
+        *("synchronised, rank 0 first-2", "synchronised, no batch-1"),
+        *("two outputs-2", "a loss that is summed-1", "divided by weights-2"),
+        *("validated, of an unknown number-2", "two optimizers-1", "until one stops-1"),
+        *("accumulated-2", "accumulated, none at the end-1"),
+        *("averaged after every step-2", "averaged, of an unknown number-1"),
+        "no batch at first in shards-2",
+    ]
 )
 @pytest.mark.parametrize("towers", [1, 2])
 @pytest.mark.parametrize("name", rank_batches.OWN)
@@ -212,7 +223,6 @@ def has_rows(of_ranks):
 
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize("kind", ["replicated", "sharded"])
-@pytest.mark.each_choice
 @pytest.mark.timeout(900)
 @settings(max_examples=10 if os.environ.get("TOWERS_TESTS") == "full" else 4)
 @given(data=st.data())
@@ -309,7 +319,6 @@ def test_what_ranks_cannot_do_is_refused(groups, kind, says):
         ("validation_split", "validation data=yes on {0}, no on {1}"),
     ],
 )
-@pytest.mark.each_choice
 def test_settings_that_differ_are_refused_on_all_ranks(groups, size, name, says):
     says = says.format("rank 0", {2: "rank 1", 3: "ranks 1 and 2"}[size])
     for rank in groups(size).all:

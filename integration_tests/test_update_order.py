@@ -252,7 +252,9 @@ def stepped_eagerly(starts, terms):
     return [(v - RATE * g).numpy() for v, g in zip(variables, grads, strict=True)]
 
 
-@pytest.mark.full("replicated", "sharded", "spread server", "ampopt, scaled", "horovod")
+@pytest.mark.slow(
+    by_day=["replicated", "sharded", "spread server", "ampopt, scaled", "horovod"]
+)
 @each_step
 @settings(max_examples=2, suppress_health_check=list(HealthCheck))
 @given(program=programs())
