@@ -7,13 +7,9 @@ import pytest
 from harness.ranks import Raised
 from programs import rank_accumulating
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow(
-    by_day=[
-        *("2-scaled", "1-dropped", "2-memory", "1-eagerly", "2-three ranks"),
-        "2-memory, rows",
-    ]
-)
+
 @pytest.mark.parametrize("name", rank_accumulating.CASES)
 @pytest.mark.parametrize("towers", [1, 2])
 def test_ranks_train_as_one_device(groups, towers, name):
@@ -23,7 +19,6 @@ def test_ranks_train_as_one_device(groups, towers, name):
 
 
 @pytest.mark.skipif(not find_spec("mpi4py"), reason="mpi4py is not installed")
-@pytest.mark.slow(by_day=["scaled"])
 @pytest.mark.parametrize(
     "name", ["memory, rows", "scaled", "several steps in one call"]
 )

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from harness.launching import run_forked
 
+pytestmark = pytest.mark.slow
+
 TRAIN = Path(__file__).parents[1] / "docs/examples/cluster/train.py"
 DEADLINE_S = 150
 

@@ -55,6 +55,7 @@ for option in ("--help", "--no-such-option"):
 """
 
 
+@pytest.mark.slow(by_day=["tw-launch", "tw-doctor"])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_answers_help_and_refuses_a_wrong_option_without_tensorflow(name):
     folders = os.pathsep.join(str(ROOT / folder) for folder in FOLDERS)

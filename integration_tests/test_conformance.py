@@ -83,12 +83,7 @@ IN_FUNCTIONS = [
 ]
 
 
-@pytest.mark.slow(
-    by_day=[
-        "apply_gradients-packed(sum_balanced)-v1-3",
-        "apply_sharded_gradients(average=True)--tw_ampopt, Keras 3-2",
-    ]
-)
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("row", "num_towers"), IN_FUNCTIONS)
 def test_one_trace_has_the_bits_of_a_trace_for_each_tower(row, num_towers):
@@ -101,14 +96,7 @@ def test_one_trace_has_the_bits_of_a_trace_for_each_tower(row, num_towers):
             np.testing.assert_array_equal(own, other, err_msg=kind)
 
 
-@pytest.mark.slow(
-    by_day=[
-        "apply_gradients on flatten(...)-mean(packed(broadcast(sum_balanced)))-Keras 3-2",
-        "apply_sharded_gradients(average=True)--Keras 3-3",
-        "apply_sharded_gradients(average=True) on flatten(...)--v1-2",
-        "apply_shared_gradients(average=False)--v1-4",
-    ]
-)
+@pytest.mark.slow(by_day=["apply_shared_gradients(average=False)--v1-4"])
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("row", "num_towers"), IN_FUNCTIONS)
 def test_compiled_towers_end_where_one_device_does_or_say_why_not(row, num_towers):

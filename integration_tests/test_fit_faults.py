@@ -13,6 +13,8 @@ from programs import fit_faults, rank_training
 import tw_ranks
 from tw_keras import TowerModel
 
+pytestmark = pytest.mark.slow
+
 # A busy machine silences living ranks for seconds, and delays what they raise.
 TIMEOUT_S, GRACE_S = 15.0, 30.0
 LONG_S = 120.0
@@ -20,12 +22,7 @@ LONG_S = 120.0
 RANKS = 3
 
 
-@pytest.mark.slow(
-    by_day=[
-        *("killed-1-idle itself", "stopped-1-validation", "killed-0-alone"),
-        "killed-1-sharded",
-    ]
-)
+@pytest.mark.slow(by_day=["killed-1-sharded"])
 @pytest.mark.parametrize("place", fit_faults.PLACES)
 @pytest.mark.parametrize("lost", [0, 1])
 @pytest.mark.parametrize("what", fit_faults.HARMS)
@@ -49,7 +46,6 @@ def test_all_name_the_rank_that_is_lost(make_ranks, tmp_path, place, lost, what)
         assert after_s <= GRACE_S + (timeout_s if what == "stopped" else 0.0)
 
 
-@pytest.mark.slow(by_day=["1"])
 @pytest.mark.parametrize("busy", [0, 1])
 def test_a_rank_that_is_busy_is_not_lost(make_ranks, busy):
     ranks = make_ranks(RANKS, timeout_s=TIMEOUT_S).joined()

@@ -19,9 +19,7 @@ def check(results, name):
         )
 
 
-@pytest.mark.slow(
-    by_day=["fit, weights-2", "over towers, clipped-3", "mean-3", "fit, scaled-3"]
-)
+@pytest.mark.slow(by_day=["fit, weights-2"])
 @pytest.mark.parametrize("num_towers", [1, 2, 3])
 @pytest.mark.parametrize(
     "name", [*rank_float64.FITS, *rank_float64.MEAN, *rank_float64.OVER_TOWERS]
@@ -30,7 +28,7 @@ def test_towers_train_in_float64_as_one_device(name, num_towers):
     check([rank_float64.trained(None, name, num_towers)], name)
 
 
-@pytest.mark.slow(by_day=["fit, weights-2", "shards over ranks-2"])
+@pytest.mark.slow(by_day=["fit, weights-2"])
 @pytest.mark.parametrize("num_towers", [1, 2])
 @pytest.mark.parametrize(
     "name", [*rank_float64.FITS, *rank_float64.MEAN, *rank_float64.SHARDS]

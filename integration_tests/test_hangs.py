@@ -6,8 +6,9 @@
 import pytest
 from lab.faults import hangs
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow(by_day=["hangs: processes", "hangs: runner", "hangs: load"])
+
 @pytest.mark.parametrize("name", hangs.DRILLS)
 def test_the_report_of_a_hang_names_who_was_stopped_and_where(processes, name):
     outcome = hangs.run_drill(processes, name, seed=1)

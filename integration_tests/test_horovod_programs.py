@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from lab.clients import deepmd, deepxde
 
+pytestmark = pytest.mark.slow
+
 STEPS = 20
 
 
@@ -20,7 +22,6 @@ def test_deepxde_solves_the_same_on_both_ranks(tmp_path):
     np.testing.assert_array_equal(first, second)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not find_spec("deepmd"), reason="nox -s full installs DeePMD-kit")
 def test_deepmd_learns_on_two_ranks(tmp_path):
     deepmd.write_system(tmp_path / "train", frames=8, seed=0)

@@ -12,15 +12,14 @@ from programs.horovod_table import REFUSED, ROWS
 
 import tw_horovod as hvd
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 250
 # What trains is in the tests of tw-horovod, by what comes of training.
 ELSEWHERE = {"broadcast_global_variables", "join", "shutdown"}
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(n, marks=pytest.mark.slow) for n in (2, 11)] + [3],
-)
+@pytest.fixture(scope="module", params=[2, 3, 11])
 def ran(request, tmp_path_factory):
     """What each rank got in each row and mode, and how many ranks there were."""
     folder = tmp_path_factory.mktemp("table")

@@ -31,7 +31,7 @@ from tw_keras import TowerModel
 
 FULL = os.environ.get("TOWERS_GALLERY") == "full"
 SAME = 1e-6
-pytestmark = pytest.mark.timeout(900 if FULL else 300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900 if FULL else 300)]
 
 
 def settings(name):
@@ -53,7 +53,6 @@ TRAINED = [
 ]
 
 
-@pytest.mark.slow(by_day=["digits-2", "transformer-4", "vae-3"])
 @pytest.mark.parametrize(("name", "towers"), TRAINED)
 def test_losses_and_weights_are_those_of_one_device(name, towers, capsys):
     many, trained = train_model(name, towers, "float64", **settings(name))
@@ -67,7 +66,6 @@ def test_losses_and_weights_are_those_of_one_device(name, towers, capsys):
     assert of_weights < SAME
 
 
-@pytest.mark.slow(by_day=["digits"])
 @pytest.mark.parametrize("name", sorted(DETERMINISTIC.keys() - DRAWING))
 def test_compiled_by_xla_the_losses_are_those_of_one_device(name, monkeypatch):
     compiled = partialmethod(TowerModel.compile, jit_compile=True)

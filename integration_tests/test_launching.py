@@ -6,6 +6,8 @@ import sys
 import pytest
 from harness.launching import run_forked, run_to_its_end
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import atexit, os, signal, sys, threading, time
 import beside

@@ -5,18 +5,14 @@ import pytest
 from harness.ranks import Raised
 from programs import rank_local
 
+pytestmark = pytest.mark.slow
+
 ROWS = {
     2: [[4, 6, 1, 3, 5], [3, 2, 2, 4]],
     3: [[4, 2, 1, 3, 5], [], [2, 2, 2]],
 }
 
 
-@pytest.mark.slow(
-    by_day=[
-        *("2-adam-averaged-nesterov", "3-momentum-averaged-", "3-adam-local-nesterov"),
-        *("2-sgd-local-", "2-momentum-local-heavy"),
-    ]
-)
 @pytest.mark.parametrize("kind", ["", "heavy", "nesterov"])
 @pytest.mark.parametrize("state", ["local", "averaged"])
 @pytest.mark.parametrize("optimizer", rank_local.OPTIMIZERS)

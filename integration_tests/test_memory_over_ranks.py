@@ -5,6 +5,8 @@ import pytest
 from harness.ranks import Ranks
 from programs import rank_memory
 
+pytestmark = pytest.mark.slow
+
 STEPS = 5
 
 
@@ -18,7 +20,6 @@ def ranks(request, processes):
         yield group.joined()
 
 
-@pytest.mark.slow(by_day=["two-2"])
 @pytest.mark.parametrize("num_towers", [1, 2])
 def test_ranks_reduce_as_one_process_with_all_towers(ranks, num_towers):
     results = ranks.call("rank_memory:reduced", num_towers, STEPS)

@@ -28,6 +28,8 @@ from tw_core.flat_variables import FlatVariables, pack_gradients
 from tw_reduce import packed, sum_round_robin
 from tw_syncrep import SyncReplicasOptimizer, training_session
 
+pytestmark = pytest.mark.slow
+
 v1 = tf.compat.v1
 ROWS, WAIT_S = 32, 30
 

@@ -26,7 +26,7 @@ LAUNCH = [sys.executable, "-m", "tw_launch", "--ps", "0"]
 AGAIN = ["--restart", "group", "--max-restarts", "3", "--restart-delay", "0.1"]
 RANKS = {"fit": 2, "sharded": 3, "session": 3}
 DEADLINE_S = 250
-pytestmark = pytest.mark.timeout(2 * DEADLINE_S + 30)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * DEADLINE_S + 30)]
 
 
 def command(folder, mode, *more):
@@ -89,7 +89,6 @@ def draw_kills(seed, mode):
     ]
 
 
-@pytest.mark.slow(by_day=["session-0", "fit-0", "sharded-0"])
 @pytest.mark.parametrize(
     ("mode", "seed"),
     [("session", 0), *((m, s) for m in ("fit", "sharded") for s in range(10))],
@@ -127,7 +126,6 @@ def test_killed_ranks_of_two_machines_change_no_bit(tmp_path, undisturbed):
     np.testing.assert_equal(read(tmp_path, "session"), wanted)
 
 
-@pytest.mark.slow
 def test_an_epoch_begins_again_after_a_backup_within_it(tmp_path):
     more = ("--save-freq", "2", "--kill", "0:0:2:0.15")
     begun, said = launch(tmp_path, "fit", *more, options=AGAIN)
@@ -139,7 +137,6 @@ def test_an_epoch_begins_again_after_a_backup_within_it(tmp_path):
     np.testing.assert_equal(one, other)
 
 
-@pytest.mark.slow(by_day=["interrupt-1", "train step-0", "callback-1"])
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("what", FAULTS)
 def test_an_error_or_ctrl_c_of_one_rank_ends_all(tmp_path, what, rank):
@@ -169,7 +166,6 @@ def test_an_error_or_ctrl_c_of_one_rank_ends_all(tmp_path, what, rank):
     assert (tmp_path / "model.keras").exists()
 
 
-@pytest.mark.slow(by_day=["SIGTERM in the background"])
 @pytest.mark.parametrize(
     ("start", "number"),
     [((), signal.SIGINT), (IN_BACKGROUND, signal.SIGTERM)],

@@ -103,6 +103,7 @@ def with_time(path):
     return pytest.param(path, id=name(path), marks=pytest.mark.timeout(limit_s))
 
 
+@pytest.mark.slow(by_day=[name(path) for path in LAUNCHED if path in FIRST])
 @pytest.mark.parametrize(
     "path", [with_time(path) for path in LAUNCHED if path != SYNC_REPLICAS]
 )
@@ -120,6 +121,7 @@ def test_every_block_of_a_page_that_launches_is_a_program(path):
     assert len(files(path)) == len(python_blocks(path))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout((TRIES + 1) * LAUNCH_DEADLINE_S + 60)
 def test_sync_replicas_programs_print_the_same_before_and_after(tmp_path):
     (after,) = launches_of_ours(SYNC_REPLICAS, tmp_path)
@@ -148,6 +150,7 @@ def launched(launch, folder, run=run_forked):
     return run(launch.command, deadline_s=LAUNCH_DEADLINE_S, cwd=folder)
 
 
+@pytest.mark.slow(by_day=True)
 @pytest.mark.timeout(LAUNCH_DEADLINE_S + 60)
 def test_the_change_that_the_readme_begins_with_keeps_the_weights(tmp_path):
     (change,) = [block.code for block in blocks(READMES[0]) if block.info == "diff"]

@@ -9,6 +9,7 @@ from harness.launching import run_forked, run_to_its_end
 
 EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "ppo"
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(
         not (find_spec("gymnasium") and find_spec("matplotlib")),

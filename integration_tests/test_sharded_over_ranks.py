@@ -7,6 +7,8 @@ from harness.keras_optimizers import CASES, KINDS, present
 from harness.ranks import Raised
 from programs import rank_batches, rank_sharded, rank_training
 
+pytestmark = pytest.mark.slow
+
 SHAPES = {"2 x 1": (2, 1), "2 x 2": (2, 2), "3 x 1": (3, 1)}  # ranks, towers
 SOME = ["global_clipnorm", "clipnorm", "use_ema", "weight_decay"]
 OPTIMIZERS = [
@@ -26,12 +28,6 @@ def assert_near(results, want, within=2e-6):
         np.testing.assert_equal(got[1], results[0][1])  # weights, bit for bit
 
 
-@pytest.mark.slow(
-    by_day=[
-        *("2 x 2-Adam", "3 x 1-Lamb", "2 x 2-LossScaleOptimizer", "2 x 1-Adam use_ema"),
-        *("2 x 2-Adam global_clipnorm", "3 x 1-Adafactor", "2 x 2-ScheduleFreeAdamW"),
-    ]
-)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_optimizer_trains_shards_as_one_device(groups, shape, optimizer):
@@ -45,7 +41,6 @@ def test_an_optimizer_trains_shards_as_one_device(groups, shape, optimizer):
         assert max(got[2] for got in results) < bound
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [11, 12])
 def test_more_than_ten_ranks_own_parts_in_their_order(groups, size):
     """TensorFlow orders tasks by name, 10 before 2."""
@@ -58,12 +53,6 @@ def test_more_than_ten_ranks_own_parts_in_their_order(groups, size):
         assert_near([got[:2] for got in results], want[:2])
 
 
-@pytest.mark.slow(
-    by_day=[
-        *("2 x 2-Adam", "3 x 1-LossScaleOptimizer"),
-        "2 x 2-Adam gradient_accumulation_steps",
-    ]
-)
 @pytest.mark.parametrize("optimizer", WITH_FILES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_files_are_those_of_one_device(groups, shape, optimizer, tmp_path):

@@ -8,6 +8,8 @@ from harness.keras_optimizers import present
 from harness.ranks import Raised
 from programs import rank_own_steps, rank_sharded
 
+pytestmark = pytest.mark.slow
+
 SHAPES = {"2 x 1": (2, 1), "2 x 2": (2, 2), "3 x 1": (3, 1)}  # ranks, towers
 OPTIMIZERS = present(
     *("Adam", "SGD momentum", "Lion", "Adafactor", "Lamb", "Muon", "Ftrl"),
@@ -23,9 +25,6 @@ def check(results, want, near=NEAR):
         np.testing.assert_equal(got, results[0])  # bit for bit
 
 
-@pytest.mark.slow(
-    by_day=["2 x 2-Adam", "3 x 1-LossScaleOptimizer", "2 x 1-Adam use_ema"]
-)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_steps_train_as_one_device(groups, shape, optimizer):
@@ -51,7 +50,6 @@ def test_ways_to_make_a_step(groups, kind, setting):
     check([got for got, _ in results], want, 2e-3 if kind == "narrow" else NEAR)
 
 
-@pytest.mark.slow(by_day=["tensorflow-2-Adam", "mpi-2-SGD momentum"])
 @pytest.mark.parametrize("optimizer", ["Adam", "SGD momentum", "Lamb"])
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("engine", ["tensorflow", "mpi"])
@@ -64,7 +62,6 @@ def test_sparse_gradients_over_processes(groups, engine, size, optimizer):
     check([weights for weights, _ in results], want)
 
 
-@pytest.mark.slow(by_day=["2 x 2-Adam"])
 @pytest.mark.parametrize("optimizer", ["Adam", "LossScaleOptimizer", "Lamb"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_checkpoints_are_those_of_one_device(groups, tmp_path, shape, optimizer):

@@ -11,6 +11,8 @@ from lab.soak.course import END_S, RECOVER_S, START_S, VICTIMS
 from lab.soak.ledger import Kill, Ledger
 from lab.soak.trend import Sample, report
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 WORKERS = ["worker 0", "worker 1"]
 MIB = 1 << 20
@@ -66,7 +68,6 @@ def start(*arguments):
     return Program([sys.executable, "-u", "-m", "lab.soak.run", *arguments], cwd=HERE)
 
 
-@pytest.mark.slow(by_day=["processes"])
 @pytest.mark.timeout(LONGEST_S + 30)
 @pytest.mark.parametrize("form", [[], ["--processes"]], ids=["servers", "processes"])
 def test_the_short_form_loses_nothing(form):
@@ -80,7 +81,6 @@ def test_the_short_form_loses_nothing(form):
     assert tagged(str(process.pid)) == []
 
 
-@pytest.mark.slow(by_day=["as all train-processes"])
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("form", [[], ["--processes"]], ids=["servers", "processes"])
 @pytest.mark.parametrize("when", ["as all start", "as all train"])

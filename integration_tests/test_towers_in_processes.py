@@ -10,6 +10,8 @@ from harness.ranks import Ranks
 from programs.digits_towers import PROGRAMS, accuracy, batch
 from programs.rank_towers import make_optimizer
 
+pytestmark = pytest.mark.slow
+
 STEPS = 20
 
 
@@ -26,7 +28,6 @@ def alone(mode, is_scaled, steps=STEPS, towers=4):
     return program.read(program.variables)[0]
 
 
-@pytest.mark.slow(by_day=["plain-2-function", "scaled-2-session"])
 @pytest.mark.parametrize("mode", PROGRAMS)
 @pytest.mark.parametrize("towers", [1, 2])
 @pytest.mark.parametrize("is_scaled", [False, True], ids=["plain", "scaled"])

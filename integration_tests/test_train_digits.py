@@ -18,6 +18,8 @@ from harness.processes import Program
 import tw_core
 from tw_core.testing import CPUS
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 SCRIPT = EXAMPLES / "train_digits.py"
 DEADLINE_S = 180
@@ -65,9 +67,6 @@ def begun(run, tmp_path):
     return copy
 
 
-@pytest.mark.slow(
-    by_day=["replicated-graph", "sharded-function", "parameter-server-graph"]
-)
 @pytest.mark.parametrize("mode", ["graph", "function"])
 @pytest.mark.parametrize("builder", BUILDERS)
 def test_a_run_learns_and_writes_everything(run, builder, mode):
@@ -110,7 +109,6 @@ def test_names_stay_in_their_boxes(example, tmp_path, monkeypatch, length, num_d
         assert boxes[n // 2].x0 < own.x0 < own.x1 < boxes[n // 2].x1, text
 
 
-@pytest.mark.slow(by_day=["function"])
 @pytest.mark.parametrize("mode", ["graph", "function"])
 def test_the_same_seed_gives_the_same_summary(example, tmp_path, mode):
     choice = {"mode": mode, "epochs": 1, "devices": CPUS[:2]}
@@ -121,7 +119,6 @@ def test_the_same_seed_gives_the_same_summary(example, tmp_path, mode):
     assert one["history"] != other["history"]
 
 
-@pytest.mark.slow(by_day=["replicated-graph", "sharded-function"])
 @pytest.mark.parametrize("mode", ["graph", "function"])
 @pytest.mark.parametrize("builder", BUILDERS)
 def test_a_resumed_run_ends_as_an_uninterrupted_one(example, run, begun, builder, mode):

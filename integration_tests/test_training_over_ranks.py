@@ -19,6 +19,8 @@ from programs import (
     rank_training,
 )
 
+pytestmark = pytest.mark.slow
+
 OVER_MPI = (
     *("Adam", "sparse gradients", "flat", "two optimizers", "accumulated"),
     *("sparse gradients in shards", "two optimizers in shards"),
@@ -45,25 +47,6 @@ def _unnumbered(history):
     return [re.sub(r"_\d+$", "", name) for name in history]
 
 
-@pytest.mark.slow(
-    by_day=[
-        *("2 x 2-metrics", "2 x 1-two outputs", "3 x 1-compiled again"),
-        *("2 x 2-compiled by XLA", "3 x 1-over towers", "2 x 2-float16"),
-        *("2 x 2-sets weights", "3 x 1-sequence", "2 x 2-synchronised"),
-        *("2 x 2-two reductions", "2 x 1-stops early", "2 x 2-plateau"),
-        *("2 x 2-sharded", "2 x 2-losses added", "2 x 2-accumulated, scaled"),
-        *("2 x 2-eagerly", "2 x 2-two optimizers", "2 x 2-overflowing losses"),
-        *("2 x 1-several steps in one call", "3 x 1-accumulated, shared"),
-        *(
-            "3 x 1-flat",
-            "2 x 2-recorded",
-            "3 x 1-averages, sharded",
-            "2 x 2-averaged after every step",
-        ),
-        *("2 x 2-sparse gradients in shards", "3 x 1-two optimizers in shards"),
-        "2 x 2-accumulated, scaled in shards",
-    ]
-)
 @pytest.mark.parametrize("name", rank_training.CASES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_program_gives_what_it_gives_on_one_device(groups, shape, name, tmp_path):
@@ -78,12 +61,6 @@ def test_a_program_gives_what_it_gives_on_one_device(groups, shape, name, tmp_pa
 
 
 @pytest.mark.skipif(not find_spec("mpi4py"), reason="mpi4py is not installed")
-@pytest.mark.slow(
-    by_day=[
-        *("2-train-sparse gradients", "2-on_own-accumulated"),
-        "2-train-two optimizers in shards",
-    ]
-)
 @pytest.mark.parametrize(
     ("size", "function", "name"),
     [
@@ -98,7 +75,6 @@ def test_a_fit_over_mpi_is_that_of_one_device(groups, size, function, name):
     assert_alike(results, getattr(module, function)(None, name, 1), 2e-5)
 
 
-@pytest.mark.slow(by_day=["2 x 2-gan", "3 x 1-regression"])
 @pytest.mark.parametrize("name", keras_gallery.DETERMINISTIC)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_program_of_the_gallery_has_the_losses_of_one_device(groups, shape, name):
@@ -188,23 +164,6 @@ def test_all_ranks_stop_where_one_asks(groups, rank):
         assert groups(2).call("rank_calls:stop", place, rank) == [wanted] * 2
 
 
-@pytest.mark.slow(
-    by_day=[
-        *(
-            "compiled again-2",
-            "no batch, eagerly-1",
-            "no batch at first-2",
-            "no rows-1",
-        ),
-        *("several steps in one call-2", "steps until one stops-1"),
-        *("synchronised, rank 0 first-2", "synchronised, no batch-1"),
-        *("two outputs-2", "a loss that is summed-1", "divided by weights-2"),
-        *("validated, of an unknown number-2", "two optimizers-1", "until one stops-1"),
-        *("accumulated-2", "accumulated, none at the end-1"),
-        *("averaged after every step-2", "averaged, of an unknown number-1"),
-        "no batch at first in shards-2",
-    ]
-)
 @pytest.mark.parametrize("towers", [1, 2])
 @pytest.mark.parametrize("name", rank_batches.OWN)
 def test_batches_of_ones_own_give_what_they_give_joined(groups, name, towers):

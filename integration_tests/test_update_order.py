@@ -21,6 +21,8 @@ import tw_builders
 import tw_horovod as hvd
 from tw_core.testing import CPUS
 
+pytestmark = pytest.mark.slow
+
 v1 = tf.compat.v1
 TOWERS, RATE = 2, 0.125
 # Too large a variable for a pack, which would have gradients wait for each other.
@@ -252,9 +254,6 @@ def stepped_eagerly(starts, terms):
     return [(v - RATE * g).numpy() for v, g in zip(variables, grads, strict=True)]
 
 
-@pytest.mark.slow(
-    by_day=["replicated", "sharded", "spread server", "ampopt, scaled", "horovod"]
-)
 @each_step
 @settings(max_examples=2, suppress_health_check=list(HealthCheck))
 @given(program=programs())
