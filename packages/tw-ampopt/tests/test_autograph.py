@@ -3,6 +3,7 @@
 import sys
 from contextlib import contextmanager
 
+import pytest
 import tensorflow as tf
 
 from tw_ampopt import DynamicLossScale, SimpleAdam, TowerOptimizer
@@ -60,6 +61,7 @@ CALLS = {
 }
 
 
+@pytest.mark.slow
 def test_a_plain_function_has_no_method_converted():
     optimizer, lists = make(accumulation_steps=2, on_nonfinite="drop_micro_batch")
 

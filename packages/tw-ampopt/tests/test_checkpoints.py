@@ -34,6 +34,7 @@ SKIP = ("skip_group", DynamicLossScale(4, growth_interval=2, hysteresis=2))
 DROP = ("drop_micro_batch", GradualLossScale(4.0, 0.25, 1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "policy", "rule"),
     [*((kind, *SKIP) for kind in KINDS), ("v1", *DROP)],

@@ -86,7 +86,7 @@ def assert_close(got, want):
         np.testing.assert_allclose(one, other, 5e-6 if other.size == 1 else 2e-6, 2e-6)
 
 
-@pytest.mark.slow(by_day=["alone", "dropping"])
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_compiled_steps_leave_the_state_of_uncompiled_ones(case, tmp_path):
     number, weighs, options = CASES[case]

@@ -55,9 +55,7 @@ ACCUMULATES = {"accumulation_steps": 2}
 DROPS = {**ACCUMULATES, "on_nonfinite": "drop_micro_batch"}
 
 
-@pytest.mark.slow(
-    by_day=["v1-options0", "legacy-options3", "keras-options5", "simple-options7"]
-)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options"),
     [*((kind, o) for kind in KINDS for o in ({}, ACCUMULATES)), ("keras", DROPS)],

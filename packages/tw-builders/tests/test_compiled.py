@@ -110,7 +110,7 @@ def expected(steps=3):
     return [v.numpy() for v in model.all]
 
 
-@pytest.mark.slow(by_day=["replicated-2", "sharded-4", "parameter server-2"])
+@pytest.mark.slow(by_day=["replicated-2"])
 @pytest.mark.parametrize("num_towers", [1, 2, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_steps_are_those_of_one_device(kind, num_towers):
@@ -122,6 +122,7 @@ def test_compiled_steps_are_those_of_one_device(kind, num_towers):
             np.testing.assert_allclose(own.numpy(), want, 2e-6, 2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_nan_of_one_tower_skips_on_all_and_steps_go_on_uncompiled(kind, tmp_path):
     first, models, saved = built(kind, 2, jit_compile=True, make=scaled)

@@ -126,7 +126,7 @@ REDUCED_KIB = {
 }
 
 
-@pytest.mark.slow(by_day=["parameter server-2", "sharded-4"])
+@pytest.mark.slow
 @pytest.mark.parametrize("num_towers", [2, 4])
 @pytest.mark.parametrize("builder", BUILDERS)
 def test_flat_variables_are_counted_once_and_take_what_the_page_says(

@@ -423,6 +423,7 @@ def test_a_monitored_session_initialises_stages_and_ends():
     assert found == [0 + 1 + 2 + 3, 4 + 5 + 6 + 7, 8 + 9]
 
 
+@pytest.mark.slow
 def test_towers_never_get_parts_of_different_batches_after_a_failed_step():
     good = 0
     with graph_session() as sess:

@@ -215,6 +215,7 @@ assert "/device:CPU:0" in told(), told()
 """
 
 
+@pytest.mark.slow
 def test_a_report_neither_imports_tensorflow_nor_starts_its_runtime():
     done = subprocess.run(
         [sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120

@@ -57,16 +57,7 @@ CASES = [
 ]
 
 
-@pytest.mark.slow(
-    by_day=[
-        "version 1-1",
-        "clipped together-2",
-        "paths-2",
-        "accumulating-2",
-        "averages-1",
-        "state of its own-2",
-    ]
-)
+@pytest.mark.slow(by_day=["version 1-1"])
 @pytest.mark.parametrize(("name", "num_devices"), CASES)
 def test_a_compiled_update_does_what_it_does_uncompiled(name, num_devices):
     if name == "paths" and not hasattr(kinds, "Muon"):
@@ -78,6 +69,7 @@ def test_a_compiled_update_does_what_it_does_uncompiled(name, num_devices):
             np.testing.assert_allclose(own, other, 2e-6, 2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_a_compiled_step_that_overflows_changes_the_scale_alone(num_devices):
     new = OPTIMIZERS["scaled"]

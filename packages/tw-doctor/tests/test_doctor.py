@@ -110,7 +110,7 @@ def test_what_is_written_makes_the_choice_of_others(examined):
     assert all("measured" in own.why for plan in plans for own in plan.choices)
 
 
-@pytest.mark.slow(by_day=["crashes"])
+@pytest.mark.slow
 @pytest.mark.timeout(DEADLINE_S + 30)
 @pytest.mark.parametrize(
     ("body", "said", "timeout_s"),
@@ -160,6 +160,7 @@ def test_it_ends_at_its_time_limit():
     assert "the checks did not end within 1 s; raise --time-limit" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize(
     ("start", "number"),

@@ -16,9 +16,7 @@ SIZE, VICTIM, TIMEOUT_S = 3, 1, 2.0
 KINDS = {"UnavailableError", "RankTimeoutError"}
 
 
-@pytest.mark.slow(
-    by_day=["train_with_tape-9-kinds0", "fit-9-kinds2", "train_in_session-9-kinds4"]
-)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "fault", "kinds"),
     [

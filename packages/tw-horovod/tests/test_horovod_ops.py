@@ -68,7 +68,7 @@ def test_what_travels_narrow_is_added_in_float32(ranks, compression):
         np.testing.assert_array_equal(got, np.full([5], want))
 
 
-@pytest.mark.slow(by_day=["1-session-1-10", "3-session-2-10", "3-function-0-2"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "threads", "steps"),
     [("session", 1, 10), ("session", 2, 10), ("function", 0, 2)],

@@ -205,6 +205,7 @@ def test_other_reductions_are_taken_too(eager_ranks):
         assert got["scale"] == 2 * (1.0 + rank) * 2
 
 
+@pytest.mark.slow
 def test_gradients_in_float64_meet_no_narrower_number(eager_ranks):
     size = len(eager_ranks.all)
     total = sum(1 / (3.0 + rank) for rank in range(size))

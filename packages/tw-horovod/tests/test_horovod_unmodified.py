@@ -38,7 +38,7 @@ def run(command, cwd=None, **variables):
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.slow(by_day=["loop", "fit of Keras 2"])
+@pytest.mark.slow(by_day=["loop"])
 @pytest.mark.parametrize(
     ("program", "kinds", "is_keras_2"),
     [
@@ -72,12 +72,14 @@ def test_a_program_of_horovod_trains_as_one_process(
             np.testing.assert_allclose(found, losses, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_programs_of_keras_2_clip_warm_up_and_resume(tmp_path):
     words = [sys.executable, str(PROGRAMS / "keras_2.py"), str(tmp_path)]
     status, said = run([*LAUNCHER, "--", *words], TF_USE_LEGACY_KERAS="1")
     assert status == 0, said
 
 
+@pytest.mark.slow
 def test_any_launcher_can_start_it(tmp_path):
     (tmp_path / "light.py").write_text("import sys; print(__name__, sys.argv[1:])\n")
     (tmp_path / "program.py").write_text(

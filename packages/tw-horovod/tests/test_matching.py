@@ -89,6 +89,7 @@ def test_named_tensors_of_other_shapes_are_refused_where_nobody_waits(two):
         assert says in error.text or "float32 [None] on rank 0" in error.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "name", "signature", "shapes"),
     [

@@ -106,6 +106,7 @@ def test_smallest_and_largest_are_the_same_bits_on_all_ranks(processes):
         group.end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("mode", ["function", "session"])
 def test_a_lost_rank_is_named_and_the_others_end(processes, mode, number):
@@ -144,6 +145,7 @@ def test_ctrl_c_in_an_eager_exchange_precedes_the_exchange_s_error(processes):
         group.end()
 
 
+@pytest.mark.slow
 def test_eager_exchanges_of_ever_new_shapes_share_a_communicator(ranks):
     size = float(len(ranks.all))
     for sums, _ in ranks.call("reduce_new_shapes", 300):
@@ -162,6 +164,7 @@ print(line, end="", flush=True)  # At once, so that lines do not mix.
 """
 
 
+@pytest.mark.slow
 def test_mpiexec_starts_a_group_without_addresses(tmp_path):
     mpiexec = shutil.which("mpiexec", path=Path(sys.executable).parent)
     if mpiexec is None:

@@ -78,7 +78,7 @@ CASES = {
 }
 
 
-@pytest.mark.slow(by_day=["sparse, flat", "scaled, sharded"])
+@pytest.mark.slow(by_day=["scaled, sharded"])
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_are_those_of_one_device(name):
     model, num_towers, make, options = CASES[name]
@@ -108,6 +108,7 @@ class AppliesItself(optimizers.Adam):
         super().apply(grads, trainable_variables)
 
 
+@pytest.mark.slow
 def test_gradients_are_reduced_once_per_update():
     def run(make, **options):
         reducer, count = counted()
@@ -123,7 +124,7 @@ def test_gradients_are_reduced_once_per_update():
     assert run(lambda: own) == 12
 
 
-@pytest.mark.slow(by_day=["sharded"])
+@pytest.mark.slow
 @pytest.mark.parametrize("variables", VARIABLES)
 def test_callbacks_between_batches_see_the_accumulators_of_one_device(variables):
     one, many = pair("mlp", 3, adam, variables=variables)
@@ -135,7 +136,7 @@ def test_callbacks_between_batches_see_the_accumulators_of_one_device(variables)
             np.testing.assert_allclose(b, a, rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.slow(by_day=["sharded"])
+@pytest.mark.slow
 @pytest.mark.parametrize("variables", VARIABLES)
 def test_what_is_saved_within_a_group_goes_on_as_on_one_device(variables, tmp_path):
     one, many = pair("mlp", 2, adam, variables=variables)
@@ -162,7 +163,7 @@ def batches_then_error():
     raise KeyError("no more")
 
 
-@pytest.mark.slow(by_day=["replicated"])
+@pytest.mark.slow
 @pytest.mark.parametrize("variables", VARIABLES)
 def test_an_error_within_a_group_loses_no_gradients(variables):
     one, many = pair("mlp", 2, adam, variables=variables)
@@ -175,7 +176,7 @@ def test_an_error_within_a_group_loses_no_gradients(variables):
     check_same(fit(one, "mlp"), fit(many, "mlp"), rtol=1e-7)
 
 
-@pytest.mark.slow(by_day=["parameter_server"])
+@pytest.mark.slow
 @pytest.mark.parametrize("variables", VARIABLES)
 def test_steps_without_fit_reduce_each(variables):
     one, many = pair("mlp", 2, adam, variables=variables)
@@ -187,7 +188,7 @@ def test_steps_without_fit_reduce_each(variables):
         check_same_optimizers(one.optimizer, many.optimizer)
 
 
-@pytest.mark.slow(by_day=["2-replicated"])
+@pytest.mark.slow
 @pytest.mark.parametrize("variables", VARIABLES)
 @pytest.mark.parametrize("at", [1, 2])
 def test_batches_that_overflow_are_skipped_as_on_one_device(variables, at):

@@ -307,7 +307,7 @@ BY_NIGHT = {  # what other cases hold by day, or what takes long
 }
 
 
-@pytest.mark.slow(by_day=[*(name for name in CASES if name not in BY_NIGHT)])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
 def test_a_program_does_what_it_does_on_one_device(name):
@@ -580,7 +580,7 @@ class OfFour(Siamese):
 
 @pytest.mark.parametrize("variables", ["replicated", "sharded", "parameter_server"])
 @pytest.mark.parametrize("make", [Siamese, OfFour])
-@pytest.mark.slow(by_day=["Siamese-sharded", "OfFour-replicated"])
+@pytest.mark.slow
 def test_a_step_of_ones_own_may_take_any_tuple(make, variables):
     parts = (X, X + 0.1, X[::-1], X[:, 0])[: 4 if make is OfFour else 3]
     data = tf.data.Dataset.from_tensor_slices(parts).batch(16)

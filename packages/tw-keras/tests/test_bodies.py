@@ -181,16 +181,7 @@ def trained(model, optimizer, x=WORDS, y=Y, batch_size=12, **options):
     return [model.fit(x, y, **given).history, model.get_weights()]
 
 
-@pytest.mark.slow(
-    by_day=[
-        *(
-            "in a method-once",
-            "accumulating-sharded",
-            "accumulating by AutoGraph-eager",
-        ),
-        *("in turns-not inlined", "nested-once"),
-    ]
-)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "way", "optimizer", "num_towers"),
     [pytest.param(*case, id="-".join(case[:2])) for case in CASES],
@@ -235,7 +226,7 @@ def test_flat_variables_are_updated_in_a_branch():
     check_near(*(trained(m, "Adam", x=WORDS / 9, loss="mse") for m in (many, one)))
 
 
-@pytest.mark.slow(by_day=["in turns"])
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["in a method", "in turns"])
 def test_layers_are_synchronised_in_bodies(step):
     def make():
@@ -248,6 +239,7 @@ def test_layers_are_synchronised_in_bodies(step):
     check_near(many, wanted, 3e-5)
 
 
+@pytest.mark.slow
 def test_towers_must_take_the_same_branch():
     def by_rows(self, x, y):
         loss, grads = self.grads(self.one, x, y)

@@ -76,6 +76,7 @@ def called_on_one_device(name):
         return first, one, history, sorted(os.listdir(folder))
 
 
+@pytest.mark.slow
 @each_kind
 @pytest.mark.parametrize("name", CALLBACKS)
 def test_callbacks_do_what_they_do_on_one_device(name, options, tmp_path):
@@ -104,7 +105,7 @@ class Interrupts(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.slow(by_day=["flat, sharded"])
+@pytest.mark.slow
 @each_kind
 def test_an_interrupted_run_can_be_saved_and_goes_on(options, tmp_path, request):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -138,7 +139,7 @@ def test_towers_follow_what_is_set_on_the_first():
     )
 
 
-@pytest.mark.slow(by_day=["replicated"])
+@pytest.mark.slow
 @pytest.mark.parametrize("variables", ["replicated", "sharded", "parameter_server"])
 def test_towers_freeze_what_is_frozen_in_the_first(variables):
     one, many = pair("mlp", 3, variables=variables)
@@ -160,6 +161,7 @@ def test_towers_freeze_what_is_frozen_in_the_first(variables):
     check_trains_alike()
 
 
+@pytest.mark.slow
 def test_after_training_each_tower_is_an_ordinary_model():
     one, many = pair("mlp", 2)
     fit(one, "mlp")

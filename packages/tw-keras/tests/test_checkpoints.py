@@ -125,7 +125,7 @@ def trained():
     return model
 
 
-@pytest.mark.slow(by_day=[*BY_DAY])
+@pytest.mark.slow
 @pytest.mark.parametrize("target", KINDS)
 @pytest.mark.parametrize("source", KINDS)
 def test_a_model_that_has_trained_goes_on_from_any_checkpoint(
@@ -197,7 +197,7 @@ def test_an_optimizer_may_be_built_for_the_models_variables(kind, build):
             assert [own.value.device for own in slots] == devices
 
 
-@pytest.mark.slow(by_day=["sharded-3"])
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["replicated-2", "sharded-3", "server-2"])
 def test_variables_are_excluded_from_weight_decay_in_all_towers(kind):
     def train_without(kind):

@@ -59,7 +59,7 @@ CELLS = [
 ]
 
 
-@pytest.mark.slow(by_day=["adam-2-options0", "scaled-3-options1"])
+@pytest.mark.slow(by_day=["scaled-3-options1"])
 @pytest.mark.parametrize(("name", "num_towers", "options"), CELLS)
 def test_towers_compiled_train_as_one_device(name, num_towers, options):
     want = fit(seeded(network)(), OPTIMIZERS[name], jit_compile=False)
@@ -67,7 +67,7 @@ def test_towers_compiled_train_as_one_device(name, num_towers, options):
     check_near(fit(many, OPTIMIZERS[name], jit_compile=True), want)
 
 
-@pytest.mark.slow(by_day=["sharded"])
+@pytest.mark.slow
 @pytest.mark.parametrize("variables", ["replicated", "sharded", "parameter_server"])
 def test_a_nan_of_one_tower_skips_the_compiled_update_on_all(variables):
     x = X.copy()
@@ -96,6 +96,7 @@ class OwnStep(keras.Sequential):
         return self.compute_metrics(x, y, y_pred, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("kind", [keras.Sequential, OwnStep])
 def test_one_tower_has_the_bits_of_keras(compiled, kind):
@@ -156,6 +157,7 @@ def deep(depth):
     return keras.Sequential([keras.Input([4]), *inner, layers.Dense(1)])
 
 
+@pytest.mark.slow
 def test_a_compiled_model_goes_on_from_a_checkpoint_compiled_or_not(tmp_path):
     model = TowerModel(seeded(network), CPUS[:2])
     fit(model, OPTIMIZERS["adam"], jit_compile=True)
@@ -256,7 +258,7 @@ def odd(kind):
     return keras.Sequential([keras.Input([6, 6, 1]), *inner])
 
 
-@pytest.mark.slow(by_day=["Texts-2", "Sized-1", "Elsewhere-1", "Looping-2"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "num_towers"),
     [

@@ -61,6 +61,7 @@ def trained(kind, num_towers=None, **options):
     return model, [history, model.get_weights(), model.predict(X, verbose=0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_towers", [1, 2, 3, 4])
 @pytest.mark.parametrize("variables", OPTIONS)
 @pytest.mark.parametrize("kind", [keras.Sequential, Steps])

@@ -67,7 +67,7 @@ def hidden(folder):
     return [own for own in os.listdir(folder) if own.startswith(".")]
 
 
-@pytest.mark.slow(by_day=["between the moves-m.keras"])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["m.keras", "m.weights.h5"])
 @pytest.mark.parametrize("when", KILLS)
 def test_a_kill_leaves_a_model_that_loads(tmp_path, caplog, when, name):

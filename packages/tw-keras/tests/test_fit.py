@@ -36,12 +36,7 @@ TRAINED += [
 ]
 
 
-@pytest.mark.slow(
-    by_day=[
-        *("mlp-replicated-2", "embedding-sharded-4", "normalised-replicated-4"),
-        "own loss-parameter_server-4",
-    ]
-)
+@pytest.mark.slow(by_day=["mlp-replicated-2", "embedding-sharded-4"])
 @pytest.mark.parametrize(("name", "variables", "num_towers"), TRAINED)
 def test_history_is_that_of_one_device(name, variables, num_towers):
     one, many, *histories = trained_pair(
@@ -100,6 +95,7 @@ def test_flat_variables_change_no_result(name, variables):
         check_same_weights(one, tower)
 
 
+@pytest.mark.slow
 def test_towers_follow_callbacks_of_evaluate_and_predict():
     one, many = pair("mlp", 2, averaging)
     (x, y), results = data_for("mlp"), []
@@ -123,7 +119,7 @@ REDUCTIONS = ["sum_over_batch_size", "mean_with_sample_weight", "sum", "mean"]
 REDUCTIONS += ["sum, mean", "mean_with_sample_weight, sum"]  # of two losses
 
 
-@pytest.mark.slow(by_day=["True-sum", "True-mean_with_sample_weight, sum"])
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("weighted", [True, False])
 def test_losses_may_be_reduced_as_keras_can(reduction, weighted):
@@ -178,6 +174,7 @@ def parts(x, y):
     yield from ((x[n : n + 9], y[n : n + 9]) for n in (0, 9, 18))
 
 
+@pytest.mark.slow
 def test_batches_of_known_and_of_unknown_shapes_are_cut():
     one, many = pair("mlp", 4)
     x, y = data_for("mlp")
@@ -268,6 +265,7 @@ def since_reset(*models):
         model.reset_metrics()
 
 
+@pytest.mark.slow
 def test_evaluate_predict_and_batches_of_ones_own_are_those_of_one_device():
     one, many = pair("two outputs", 3)
     x, y = data_for("two outputs")

@@ -768,12 +768,7 @@ ROOMS = [
 ]
 
 
-@pytest.mark.slow(
-    by_day=[
-        *("distillation-2-replicated", "masked autoencoder-3-sharded"),
-        *("GAN-3-parameter_server", "diffusion-2-replicated", "captions-2-replicated"),
-    ]
-)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "num_towers", "variables"), ROOMS)
 def test_a_program_of_keras_io_trains_as_on_one_device(name, num_towers, variables):
     program = PROGRAMS[name]

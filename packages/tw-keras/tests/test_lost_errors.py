@@ -92,9 +92,7 @@ CELLS += [("fit", {"variables": "parameter_server"})]
 CELLS += [(name, {}) for name in CALLS]
 
 
-@pytest.mark.slow(
-    by_day=["fit-options0", "fit-options1", "evaluate-options4", "predict-options5"]
-)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), CELLS)
 def test_the_lost_error_of_a_tower_is_found_by_running_its_part_again(name, options):
     model = compiled(**options)
@@ -109,6 +107,7 @@ def test_the_lost_error_of_a_tower_is_found_by_running_its_part_again(name, opti
     assert "return tf.gather(self.embeddings, x)  # the line that fails" in lines
 
 
+@pytest.mark.slow
 def test_running_again_updates_nothing(monkeypatch):
     model, seen = compiled(), []
     plain = model._steps.run_again

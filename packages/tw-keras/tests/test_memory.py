@@ -73,6 +73,7 @@ def from_a_file(reducer, folder):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resumed", [from_a_backup, from_a_file])
 @pytest.mark.parametrize("reducer", [TOP, compression.power_sgd(rank=2)])
 def test_training_goes_on_as_if_it_had_not_ended(reducer, resumed, tmp_path):
@@ -82,6 +83,7 @@ def test_training_goes_on_as_if_it_had_not_ended(reducer, resumed, tmp_path):
         np.testing.assert_equal(tower.get_weights(), undisturbed.get_weights())
 
 
+@pytest.mark.slow
 def test_saved_memory_is_divided_between_other_towers(tmp_path, caplog):
     model = made(TOP)
     fit(model, 1)
@@ -190,6 +192,7 @@ def remembering(tmp_path_factory):
     return model, path, companion, arrays
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_new", [False, True], ids=["trained", "new"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_memory_costs_a_warning_and_nothing_else(
@@ -247,6 +250,7 @@ def test_a_lone_tower_sends_and_remembers_too():
     assert max(np.abs(own).max() for own in errors_of(model).values()) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_reducer_that_looks_at_variables_gets_them_unscaled():
     seen = []
 

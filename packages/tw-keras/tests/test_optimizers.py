@@ -79,13 +79,7 @@ def trained(case, num_towers=None, *, jit_compile="auto", **options):
     ]
 
 
-@pytest.mark.slow(
-    by_day=[
-        *(f"{case}-2" for case in present(*BY_DAY)),
-        *(f"{case}-sharded" for case in present("MultiOptimizer")),
-        *("LossScaleOptimizer-sharded", "RMSprop-parameter_server"),
-    ]
-)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "num_towers", "variables"),
     [
@@ -122,7 +116,7 @@ def every_word(cases):
     return chosen
 
 
-@pytest.mark.slow(by_day=[*present("Adam amsgrad", "Muon")])
+@pytest.mark.slow
 @pytest.mark.parametrize("case", present(*every_word(CASES)))
 def test_an_optimizer_trains_compiled_towers_as_one_device(case):
     one, many = trained(case, jit_compile=False), trained(case, 2, jit_compile=True)
@@ -147,9 +141,7 @@ WAYS = {
 }
 
 
-@pytest.mark.slow(
-    by_day=["mean-replicated-3", "sum-sharded-2", "accumulated-sharded-3"]
-)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "variables", "num_towers"),
     [

@@ -307,12 +307,7 @@ def results_of(model, program):
     return results
 
 
-@pytest.mark.slow(
-    by_day=[
-        *("3-mean teacher", "2-own methods", "3-dropout", "3-metrics"),
-        "3-in turns, sharded",
-    ]
-)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("num_towers", [2, 3])
 def test_a_program_does_over_towers_what_it_does_on_one_device(num_towers, name):
@@ -346,7 +341,7 @@ def by_hand(model, batch_size=10, epochs=2):
     return towers[0].get_weights()
 
 
-@pytest.mark.slow(by_day=["3-batches of one", "2-words, added"])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_FEW_ROWS)
 @pytest.mark.parametrize("num_towers", [2, 3])
 def test_towers_without_rows_count_for_nothing(num_towers, name):

@@ -36,7 +36,7 @@ def compared(seed):
     return got, want
 
 
-@pytest.mark.slow(by_day=["11", "12", "14"])
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_model_trains_compiled_as_on_one_device(seed):
     check_near(*compared(seed))

@@ -110,7 +110,7 @@ def trained(make, seed, name, **options):
 VARIABLES = ["replicated", "sharded", "parameter_server"]
 
 
-@pytest.mark.slow(by_day=["0", "2", "4"])
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*shuffle=True.*")
 @pytest.mark.filterwarnings("ignore:Converting sparse IndexedSlices")
 @pytest.mark.parametrize("seed", range(12))

@@ -233,7 +233,7 @@ class Resets(keras.callbacks.Callback):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_towers", [1, 3])
-@pytest.mark.slow(by_day=["3-sharded"])
+@pytest.mark.slow
 def test_states_of_rows_stay_with_their_rows(mode, num_towers):
     series = RANDOM.normal(size=(24, 3, 2)).astype("float32")
     results = []

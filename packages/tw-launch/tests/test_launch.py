@@ -167,6 +167,7 @@ sys.exit("worker 1 is missing")
     ]
 
 
+@pytest.mark.slow
 def test_signals_are_handed_on_and_stubborn_tasks_killed():
     program = """
     if index == 1:
@@ -186,6 +187,7 @@ def test_signals_are_handed_on_and_stubborn_tasks_killed():
     assert not any(map(is_alive, pids))
 
 
+@pytest.mark.slow
 def test_stubborn_tasks_share_one_grace():
     program = """
     signal.signal(signal.SIGINT, signal.SIG_IGN)

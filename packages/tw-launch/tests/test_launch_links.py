@@ -81,6 +81,7 @@ def test_machines_with_a_network_between_them_reach_each_other(launches):
     assert "[worker 0] met 10.77.0.2" in processes[0].out
 
 
+@pytest.mark.slow
 def test_a_link_that_goes_down_ends_both_machines_in_time(launches):
     program = "print('pid', os.getpid(), flush=True); time.sleep(60)"
     processes = start(launches, program, "--node-timeout", "2")

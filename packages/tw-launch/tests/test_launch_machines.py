@@ -162,6 +162,7 @@ def test_a_launcher_that_is_killed_ends_all_machines_at_once(launches, hit):
     wait_until(lambda: not any(map(is_alive, pids)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hit", [0, 1])
 def test_a_launcher_that_is_stopped_ends_the_others_in_time(launches, hit):
     processes, pids = start_waiting(launches, "--node-timeout", "6", nodes=(0, 1, 2))
@@ -177,6 +178,7 @@ def test_a_launcher_that_is_stopped_ends_the_others_in_time(launches, hit):
     assert not any(map(is_alive, pids))
 
 
+@pytest.mark.slow
 def test_a_launcher_whose_output_is_not_read_is_not_taken_for_lost(launches, tmp_path):
     program = """
     if index == 1 and not os.path.exists("again"):
@@ -312,6 +314,7 @@ def test_other_versions_are_refused_on_every_machine(launches):
         assert re.search(said, process.err)
 
 
+@pytest.mark.slow
 def test_who_cannot_take_part_is_turned_away_and_the_run_begins(launches, tmp_path):
     program = f"""
     print("pid", os.getpid(), flush=True)
@@ -334,6 +337,7 @@ def test_who_cannot_take_part_is_turned_away_and_the_run_begins(launches, tmp_pa
     assert launches.finish(node_0, node_1, node_2) == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_machines_that_do_not_come_are_named(launches):
     node_0 = launches.start(0, "pass", "--start-timeout", "2", nnodes=4)
     node_2 = launches.start(2, "pass", nnodes=4)

@@ -30,6 +30,7 @@ def test_a_group_that_fails_too_often_ends_with_the_last_first_failure(tmp_path)
     assert starts == {"1.0", "1.1", "1.2"}
 
 
+@pytest.mark.slow
 def test_a_task_that_does_not_heed_the_end_of_its_group_is_killed():
     program = """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -75,6 +75,7 @@ def test_bfloat16_and_nan_arrive_bit_for_bit(ranks):
         assert narrow.tobytes() == own[1].astype(half).tobytes()
 
 
+@pytest.mark.slow
 def test_large_variables_travel_in_parts(ranks):
     calls = [
         ("eager", [np.full([9 << 20], rank.rank, np.float32)] * 2, 1)

@@ -104,6 +104,7 @@ def ranks(size, addresses=None, limits=LIMITS, ports=None):
     assert not [t for t in threading.enumerate() if t.name.startswith("tw-ranks")]
 
 
+@pytest.mark.slow
 def test_an_outage_within_the_deadline_is_borne():
     with ranks(2) as (members, [network]):
         time.sleep(0.3)
@@ -116,6 +117,7 @@ def test_an_outage_within_the_deadline_is_borne():
         members[1].wait_for("done")
 
 
+@pytest.mark.slow
 def test_what_is_said_in_an_outage_comes_once():
     with ranks(2) as (members, [network]):
         network.cut()
@@ -130,6 +132,7 @@ def test_what_is_said_in_an_outage_comes_once():
         assert all(not member._told["a step"] for member in members)
 
 
+@pytest.mark.slow
 def test_a_longer_outage_is_told_on_both_sides():
     with ranks(3) as (members, [network, _]):
         network.cut()
@@ -140,6 +143,7 @@ def test_a_longer_outage_is_told_on_both_sides():
     assert "or this rank itself is cut off" in missing[1][0]
 
 
+@pytest.mark.slow
 def test_of_a_rank_that_gave_up_in_an_outage_this_is_told():
     """Its deadline has passed, rank 0's has not yet."""
     with ranks(2) as (members, [network]):
@@ -152,6 +156,7 @@ def test_of_a_rank_that_gave_up_in_an_outage_this_is_told():
     assert "before that it was silent for " in told
 
 
+@pytest.mark.slow
 def test_a_stranger_does_not_knock_for_a_rank():
     with ranks(2) as (members, [network]):
         network.cut()
@@ -280,6 +285,7 @@ def test_a_failed_collective_names_the_two_that_do_not_reach_each_other(monkeypa
         }
 
 
+@pytest.mark.slow
 def test_a_collective_that_fails_though_all_are_reached_names_nobody(monkeypatch):
     with ranks(2, ports={0: 1, 1: 2}) as (members, _):
         monkeypatch.setattr(

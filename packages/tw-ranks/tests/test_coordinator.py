@@ -82,6 +82,7 @@ def missing_by(living):
     return [sorted(member.wait_for_missing(60.0)) for member in living]
 
 
+@pytest.mark.slow
 def test_ranks_that_fall_silent_together_are_named_together(channel):
     living, (two, three) = channel
     two.beat()

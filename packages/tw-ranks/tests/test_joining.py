@@ -103,6 +103,7 @@ def test_ranks_whose_place_only_mpi_knows_are_refused_over_another_engine(monkey
         tw_ranks.join()
 
 
+@pytest.mark.slow
 def test_who_does_not_come_is_named(make_ranks):
     ranks = make_ranks(4, start_timeout_s=2.0, absent=[1, 3])
     for rank in ranks.all:
@@ -141,6 +142,7 @@ def test_a_started_runtime_is_refused(make_ranks):
         ranks.all[1].hear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "changes"), [("function", True), ("session", True), ("eager", False)]
 )
@@ -161,10 +163,12 @@ def test_a_child_forked_before_the_first_op_takes_no_rank(make_ranks):
     assert ranks.call("step_until", 2) == [4, 4]
 
 
+@pytest.mark.slow
 def test_strangers_are_not_noticed_while_all_train(processes):
     assert not run_drill(processes, "processes: rank 0 strangers, function").failure
 
 
+@pytest.mark.slow
 def test_ports_that_are_still_taken_are_waited_for(make_ranks):
     """Those of a group that was killed, where others listen for a while."""
     addresses = [f"127.0.0.1:{port}" for port in find_free_ports(2)]
@@ -182,6 +186,7 @@ def test_ports_that_are_still_taken_are_waited_for(make_ranks):
     assert ranks.call("step_until", 2) == [4, 4]
 
 
+@pytest.mark.slow
 def test_a_port_that_stays_taken_is_named(make_ranks):
     addresses = [f"127.0.0.1:{port}" for port in find_free_ports(2)]
     ranks = make_ranks(

@@ -18,14 +18,7 @@ SLOW_S = 8.0
 TIMEOUT_S = 5.0  # a busy machine silences living ranks for seconds
 
 
-@pytest.mark.slow(
-    by_day=[
-        "rank 0 killed, function",
-        "rank 1 killed, session",
-        "rank 1 cut, function",
-        "rank 1 failed, session",
-    ]
-)
+@pytest.mark.slow(by_day=["rank 0 killed, function"])
 @pytest.mark.parametrize(
     "name",
     [
@@ -47,6 +40,7 @@ def test_the_missing_are_named(processes, name):
     assert not run_drill(processes, drill).failure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["session", "server", "monitored"])
 def test_sessions_say_who_is_missing(make_ranks, mode):
     ranks = make_ranks(3, timeout_s=TIMEOUT_S).joined()
@@ -96,6 +90,7 @@ def test_who_traces_for_longer_than_the_deadline_is_not_missing(make_ranks, slow
     assert ranks.call_each("trace_for", [(0.0, 0.0), slow_part]) == [2, 2]
 
 
+@pytest.mark.slow
 def test_who_never_comes_is_missing_after_the_first_steps_deadline(make_ranks):
     first_s = 1.5 * TIMEOUT_S
     ranks = make_ranks(2, timeout_s=TIMEOUT_S, first_timeout_s=first_s).joined()
@@ -109,6 +104,7 @@ def test_who_never_comes_is_missing_after_the_first_steps_deadline(make_ranks):
     assert "arrived   rank 0\n" in raised.value.report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_who_is_lost_while_others_trace_is_named(make_ranks, number):
     ranks = make_ranks(3, timeout_s=TIMEOUT_S, first_timeout_s=30.0).joined()
@@ -123,6 +119,7 @@ def test_who_is_lost_while_others_trace_is_named(make_ranks, number):
         assert raised.value.missing == [2]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.environ.get(ENGINE) == "mpi", reason="MPI has no cluster")
 def test_who_stops_when_all_have_come_is_named(make_ranks):
     ranks = make_ranks(3, timeout_s=TIMEOUT_S, stops_in_join=[1])
@@ -136,11 +133,13 @@ def test_who_stops_when_all_have_come_is_named(make_ranks):
         assert raised.value.missing == [1]
 
 
+@pytest.mark.slow
 def test_who_takes_long_to_start_its_runtime_is_not_missing(make_ranks):
     ranks = make_ranks(3, timeout_s=TIMEOUT_S, starts_in_s={0: 6.0, 2: SLOW_S}).joined()
     assert ranks.call("step_until", 2) == [6, 6, 6]
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_to_the_collective_is_named(make_ranks):
     options = {"timeout_s": TIMEOUT_S, "first_timeout_s": 30.0}
     ranks = make_ranks(3, stall_timeout_s=TIMEOUT_S, **options).joined()
@@ -162,6 +161,7 @@ def test_a_rank_that_does_not_come_to_the_collective_is_named(make_ranks):
         assert "tw-ranks-member: " in report
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_busy_and_answers_is_waited_for_with_a_warning(make_ranks):
     """Rank 1 has finished; then rank 0 is busy again, and does not answer."""
     ranks = make_ranks(2, timeout_s=TIMEOUT_S).joined()
@@ -210,6 +210,7 @@ def test_a_program_that_ends_before_the_first_collective_is_named_at_once(
         assert raised.value.missing == [victim]
 
 
+@pytest.mark.slow
 def test_rank_0_may_leave_first(make_ranks):
     ranks = make_ranks(2, timeout_s=TIMEOUT_S).joined()
     assert ranks.call("step_until", 3) == [6, 6]

@@ -44,6 +44,7 @@ def test_every_collective_of_a_step_is_nccls_and_chained(make):
         assert {scope[:7] for scope in told["scopes"]} == {"by_nccl"}
 
 
+@pytest.mark.slow
 def test_the_ring_takes_no_tokens_and_sends_whole_numbers_of_32_bits_as_64(make):
     ranks = make(engine="tensorflow")
     for told in ranks.call("rank_engines:train", 2):
@@ -56,6 +57,7 @@ def test_the_ring_takes_no_tokens_and_sends_whole_numbers_of_32_bits_as_64(make)
     assert ranks.call("rank_engines:sent", False) == [["int32"]] * 2
 
 
+@pytest.mark.slow
 def test_wrong_sums_of_nccl_fall_back_to_the_ring(make):
     ranks = make()
     ranks.call_each("rank_engines:spoil", [(1,), (2,)])  # Rank 1's are wrong.
@@ -75,6 +77,7 @@ def test_wrong_sums_of_an_engine_that_was_asked_for_are_an_error(make):
             rank.hear()
 
 
+@pytest.mark.slow
 def test_ranks_that_share_a_gpu_do_not_try_nccl(make_ranks):
     ranks = make_ranks(3, has_gpus=True).joined()
     uuids = [b"one GPU, 16 byte", b"its neighbour...", b"one GPU, 16 byte"]

@@ -39,7 +39,7 @@ def test_the_ring_enters_and_leaves_each_machine_once(machines):
     assert len(between) == len(machines)
 
 
-@pytest.mark.slow(by_day=["tensorflow-11"])
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [11, 12])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_exchange_has_the_order_of_ranks(processes, engine, size):

@@ -23,7 +23,7 @@ def expected_bytes(size, floats, wire):
     return 4 * (floats + 1) * share
 
 
-@pytest.mark.slow(by_day=["2", "3"])
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 5, 8, 12])
 def test_messages_are_those_of_the_formula(make_ranks, size):
     ranks = make_ranks(size, counted=True).joined()

@@ -27,7 +27,7 @@ def test_a_forked_child_neither_leaves_for_its_rank_nor_hides_its_end(make_ranks
         assert raised.value.missing == [1]
 
 
-@pytest.mark.slow(by_day=["function-2-RankTimeoutError-SIGTERM"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "hit", "kind", "signal_name"),
     [

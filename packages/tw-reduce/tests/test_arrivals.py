@@ -87,6 +87,7 @@ def hang(towers, step):
     return caught.value
 
 
+@pytest.mark.slow
 @both_modes
 @pytest.mark.parametrize("victim", range(3))
 def test_the_tower_that_does_not_come_is_named_and_those_that_wait_for_it(mode, victim):
@@ -117,6 +118,7 @@ def in_a_branch(reduce, x):
     return tf.cond(x[0] > -1, lambda: reduce(x), lambda: reduce(-x))
 
 
+@pytest.mark.slow
 @both_modes
 @pytest.mark.parametrize("wrap, want", [(in_a_loop, 1.0), (in_a_branch, 6.0)])
 def test_arrivals_are_noted_in_loops_and_branches(mode, wrap, want):
@@ -128,6 +130,7 @@ def test_arrivals_are_noted_in_loops_and_branches(mode, wrap, want):
     assert missing.startswith("tower 1 ")
 
 
+@pytest.mark.slow
 @both_modes
 def test_neither_another_reduction_nor_a_step_that_failed_counts_as_arrival(mode):
     # In a function the second one waits for the one before it all the same.
@@ -145,6 +148,7 @@ def test_neither_another_reduction_nor_a_step_that_failed_counts_as_arrival(mode
     assert missing.startswith("tower 1 ")
 
 
+@pytest.mark.slow
 def test_a_call_of_which_nothing_is_known_says_what_to_do():
     towers, go_on = Towers(0), threading.Event()
     step = towers.bounded("session", CollectiveKeys(), timeout_s=BOUND_S)

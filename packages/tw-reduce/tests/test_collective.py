@@ -108,6 +108,7 @@ THREADS = """if True:
 """
 
 
+@pytest.mark.slow
 def test_threads_may_call_what_reduces_at_the_same_time():
     # In a process of its own: where the towers of two calls meet, all collectives of
     # the process are ended, or wait forever.

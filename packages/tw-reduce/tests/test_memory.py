@@ -149,6 +149,7 @@ def errors(state, n, value):
     return [value(own[0]) for own in state._memories[str(n)].towers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "num_towers"),
     [("graph", 3), ("function", 1), ("function", 4)],
@@ -254,6 +255,7 @@ def check_largest(got, own, k, *, fewest, name=""):
     assert np.abs(own[is_sent]).min(initial=np.inf) >= rest, name
 
 
+@pytest.mark.slow
 @each_mode
 @pytest.mark.parametrize("sampled", [False, True])
 def test_whatever_a_tensor_holds_its_largest_elements_are_sent(mode, sampled):
@@ -275,6 +277,7 @@ def test_whatever_a_tensor_holds_its_largest_elements_are_sent(mode, sampled):
         np.testing.assert_array_equal(got.ravel(), want, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_of_any_number_of_elements_the_largest_are_sent(dtype, jit_compile):
@@ -298,6 +301,7 @@ def test_of_any_number_of_elements_the_largest_are_sent(dtype, jit_compile):
             check_largest(tf.cast(got, tf.float64).numpy(), want, k, fewest=k // 2)
 
 
+@pytest.mark.slow
 def test_other_dtypes_and_shapes_known_in_the_run_conserve_too():
     dtypes = {tf.float16: 2e-2, tf.bfloat16: 2e-1, tf.float64: 1e-6}
     bounds = {dtype.name: bound for dtype, bound in dtypes.items()}
@@ -338,6 +342,7 @@ def test_other_dtypes_and_shapes_known_in_the_run_conserve_too():
 SIZES = [1e-30, 1e19, 1e35, 1e100]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("size", SIZES)
 def test_finite_gradients_whose_sum_or_square_overflows_are_reduced(size, jit_compile):

@@ -44,6 +44,7 @@ def apply_in_turn(grads_seen, made, grads, variables, optimizer):
     return tf.group(*copies)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [None, 1.0], ids=["", "clipped"])
 @pytest.mark.parametrize("devices", [1, 2, 3])
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ CASES = {
 }
 
 
-@pytest.mark.slow(by_day=["keras", "shared"])
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_compiled_epochs_are_those_of_uncompiled_ones(case):
     number, make_optimizer, options = CASES[case]

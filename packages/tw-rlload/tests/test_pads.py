@@ -34,6 +34,7 @@ def regression_of_what_counts(variables, inputs, weights):
     return tf.reduce_sum(weights * error**2) / tf.reduce_sum(weights)
 
 
+@pytest.mark.slow
 def test_a_tower_whose_loss_is_nan_for_want_of_rows_counts_nothing(make_trainer):
     def trained(devices, maximum):
         trainer = make_trainer(

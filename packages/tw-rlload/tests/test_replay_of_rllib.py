@@ -84,6 +84,7 @@ def check_weights(sess, case, step):
     assert names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [*FEED_FORWARD, *RECURRENT])
 def test_a_recorded_run_is_met_step_by_step_and_in_one_call(case):
     make = feed_forward_case if case in FEED_FORWARD else recurrent_case

@@ -14,6 +14,7 @@ from tw_syncrep import SyncReplicasOptimizer
 v1 = tf.compat.v1
 
 
+@pytest.mark.slow
 def test_two_optimizers_live_in_one_graph_and_one_run():
     def build(task):
         step = v1.train.get_or_create_global_step()
@@ -37,6 +38,7 @@ def test_two_optimizers_live_in_one_graph_and_one_run():
     np.testing.assert_array_equal(values, [[-3.0] * 3, [-6.0] * 3])
 
 
+@pytest.mark.slow
 def test_what_the_training_op_waits_for_runs_once_per_step_and_replica():
     def build(task):
         local = [v1.GraphKeys.LOCAL_VARIABLES]
@@ -53,6 +55,7 @@ def test_what_the_training_op_waits_for_runs_once_per_step_and_replica():
         assert values == [3.0]
 
 
+@pytest.mark.slow
 def test_moving_averages_are_taken_once_per_step():
     average = tf.train.ExponentialMovingAverage(0.5)
 
@@ -68,6 +71,7 @@ def test_moving_averages_are_taken_once_per_step():
     np.testing.assert_array_equal(values[0], [-1.25] * 3)
 
 
+@pytest.mark.slow
 def test_a_replica_has_arrived_with_the_last_of_its_gradients():
     has_read = threading.Event()
 
@@ -112,6 +116,7 @@ def test_a_step_that_fails_on_the_server_is_raised_by_the_chief():
     )
 
 
+@pytest.mark.slow
 def test_a_step_function_trains_as_a_run_does():
     def drive(replica, model, session):
         session.run_step_fn(

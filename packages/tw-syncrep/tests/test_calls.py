@@ -15,7 +15,7 @@ def counted(processes):
     counted.close()
 
 
-@pytest.mark.slow(by_day=["2-1-True-3", "2-2-False-3"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "workers, servers, is_pulled, variables",
     [(2, 1, True, 3), (4, 2, True, 2), (2, 2, False, 3), (4, 1, False, 2)],

@@ -55,7 +55,7 @@ def hear_error(worker, within_s=WAIT_S + GRACE_S):
     return kind, message, facts
 
 
-@pytest.mark.slow(by_day=["False"])
+@pytest.mark.slow
 @pytest.mark.parametrize("elastic", [False, True])
 def test_making_a_session_anew_counts_against_the_bound_of_the_step(
     make_tasks, elastic
@@ -77,6 +77,7 @@ def test_making_a_session_anew_counts_against_the_bound_of_the_step(
     assert "an answer from the parameter servers to a step" in facts["report"]
 
 
+@pytest.mark.slow
 def test_workers_whose_servers_do_not_reach_each_other_all_say_so(make_tasks):
     tasks = make_tasks(ps=2, workers=2)
     parted = [tasks.relay("ps 0", "ps 1"), tasks.relay("ps 1", "ps 0")]
@@ -93,6 +94,7 @@ def test_workers_whose_servers_do_not_reach_each_other_all_say_so(make_tasks):
         assert f"missing   {pair}: cannot reach each other" in facts["report"]
 
 
+@pytest.mark.slow
 def test_an_elastic_replica_that_is_cut_off_comes_back_by_itself(make_tasks):
     tasks = make_tasks(workers=2)
     relays = [tasks.relay("ps 0", "worker 1"), tasks.relay("worker 1", "ps 0")]
@@ -122,6 +124,7 @@ def test_an_elastic_replica_that_is_cut_off_comes_back_by_itself(make_tasks):
     expect_exact(*goes.ask("read"))
 
 
+@pytest.mark.slow
 def test_a_task_that_servers_do_not_reach_says_so_at_its_start(make_tasks):
     tasks = make_tasks(workers=1)
     tasks.relay("ps 0", "worker 0").cut()
@@ -142,7 +145,7 @@ def port_of(address):
     return int(address.rpartition(":")[2])
 
 
-@pytest.mark.slow(by_day=["False"])
+@pytest.mark.slow
 @pytest.mark.parametrize("elastic", [False, True])
 def test_of_two_living_processes_of_one_index_the_older_always_yields(
     make_tasks, elastic

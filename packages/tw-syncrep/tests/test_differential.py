@@ -44,7 +44,7 @@ def test_two_replicas_have_tensorflows_numbers(make_cluster, case):
     compare(make_cluster, spec, rounds)
 
 
-@pytest.mark.slow(by_day=["dense"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", ["dense", "momentum and averages", "sparse and averages"]
 )

@@ -44,6 +44,7 @@ def status_of(tasks, replica):
     return tasks.workers[replica].ask("status")[0]
 
 
+@pytest.mark.slow
 def test_a_stopped_replica_is_evicted_and_comes_back(make_cluster):
     tasks = make_cluster(workers=3)
     tasks.train(SPEC)
@@ -59,7 +60,7 @@ def test_a_stopped_replica_is_evicted_and_comes_back(make_cluster):
     exact_step(tasks, 0)
 
 
-@pytest.mark.slow(by_day=["kill"])
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["kill", "stop"])
 def test_another_replica_goes_on_as_chief(make_cluster, harm):
     tasks = make_cluster(workers=3)
@@ -126,6 +127,7 @@ def opened():
     return replicas
 
 
+@pytest.mark.slow
 def test_an_older_process_does_not_get_its_number_back():
     replicas = opened()
     left_behind, life = replicas.do("draw", 1), replicas.do("draw", 1)
@@ -153,6 +155,7 @@ def test_an_older_process_does_not_get_its_number_back():
     assert replicas.status().incarnation == begun
 
 
+@pytest.mark.slow
 def test_while_a_chief_restores_nobody_else_changes_the_variables():
     replicas = opened()
     before = replicas.status()
@@ -171,6 +174,7 @@ def test_while_a_chief_restores_nobody_else_changes_the_variables():
     assert replicas.status().incarnation > before.incarnation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("elastic", [True, False])
 @pytest.mark.parametrize("number", [0, 1], ids=["chief", "worker"])
 def test_a_process_that_was_replaced_ends_by_itself(number, elastic):
@@ -257,6 +261,7 @@ def test_only_who_has_not_arrived_for_this_round_is_evicted():
     assert replicas.status().evicted == ()
 
 
+@pytest.mark.slow
 def test_of_several_that_take_over_the_first_does():
     replicas = opened()
     position = replicas.position()

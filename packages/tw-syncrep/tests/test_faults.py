@@ -46,7 +46,7 @@ def try_out(make_cluster, processes, tmp_path):
     return make
 
 
-@pytest.mark.slow(by_day=["worker killed, retried"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -83,7 +83,7 @@ def test_survivors_name_whom_they_wait_for_and_no_step_is_lost(try_out, name):
             assert told.startswith(f"ps 0: ({address}) ")
 
 
-@pytest.mark.slow(by_day=["chief killed between two steps"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scene",
     ["workers killed while the server is paused", "chief killed between two steps"],
@@ -92,6 +92,7 @@ def test_what_went_before_is_neither_lost_nor_in_the_way(make_cluster, scene):
     SCENES[scene](make_cluster(workers=workers_of(scene)))
 
 
+@pytest.mark.slow
 def test_the_hook_alone_names_a_lost_worker_in_tensorflows_session(try_out):
     trial = try_out("worker killed, new run")
     trial.spec["bounded"] = False
@@ -102,6 +103,7 @@ def test_the_hook_alone_names_a_lost_worker_in_tensorflows_session(try_out):
     assert report.facts["missing"] == (1,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault, words", [("killed", "cannot be reached"), ("stopped", "does not answer")]
 )
@@ -118,7 +120,7 @@ def test_creating_a_session_is_bounded(make_cluster, fault, words):
 
 
 # In the first call of its fetches TensorFlow registers the graph: nothing cancels that.
-@pytest.mark.slow(by_day=["end-True", "in a call-True", "in a hook-True"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "with_addresses"),
     [
@@ -155,6 +157,7 @@ def test_a_server_that_is_back_is_not_lost_while_the_chief_stays_away(make_clust
     assert "of a server that restarted: start the chief." in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_a_step_that_waits_can_be_interrupted(make_cluster, is_stopped):
     tasks = make_cluster()

@@ -160,7 +160,7 @@ def test_rows_that_only_a_run_knows_are_compared_in_it(case):
 SHAPES = [[], [1], [3], [2, 3], [15], [16], [17], [5, 7]]
 
 
-@pytest.mark.slow(by_day=["momentum"])
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", OPTIMIZERS)
 def test_shapes_that_only_a_run_knows_give_what_known_ones_give(inner):
     def train(as_tensor):

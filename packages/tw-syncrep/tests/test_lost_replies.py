@@ -67,7 +67,7 @@ ALL = 6
 """As many tokens as there can be before a session is replaced, and more."""
 
 
-@pytest.mark.slow(by_day=["one-chief"])
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1], ids=["chief", "worker"])
 @pytest.mark.parametrize("tokens", [1, ALL], ids=["one", "all"])
 def test_a_batch_counts_once_and_no_step_is_lost(victim, tokens, caplog):

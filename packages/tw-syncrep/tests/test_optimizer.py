@@ -14,6 +14,7 @@ v1 = tf.compat.v1
 LOCAL_STEP = "sync_rep_local_step:0"
 
 
+@pytest.mark.slow
 def test_an_unused_variable_passes_to_the_inner_optimizer_as_none():
     def grads(r):
         return [(None, vector("unused")), (tf.ones([3]), vector())]
@@ -43,7 +44,7 @@ def test_compression_rounds_what_is_pushed_and_nothing_else():
     np.testing.assert_array_equal(values[0], [2.0**-10 - 1 - 2.0**-12] * 3)
 
 
-@pytest.mark.slow(by_day=["dtype1"])
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
 def test_the_local_step_has_tensorflows_name_and_the_global_steps_value(dtype):
     def build(task):

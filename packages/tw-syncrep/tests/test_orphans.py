@@ -50,6 +50,7 @@ def check(results):
         np.testing.assert_array_equal(value, [-2.0 * STEPS] * 3)
 
 
+@pytest.mark.slow
 def test_a_round_that_was_left_behind_takes_nothing_from_the_next_run(caplog):
     caplog.set_level(logging.WARNING, "tw_syncrep")
     container = new_container()
@@ -106,7 +107,7 @@ class FailsOnce(tf.compat.v1.train.SessionRunHook):
             raise tf.errors.AbortedError(None, None, "once")
 
 
-@pytest.mark.slow(by_day=["chief"])
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1], ids=["chief", "worker"])
 def test_a_session_that_is_made_again_for_a_users_hook_goes_on(victim):
     hooks = []

@@ -1,6 +1,7 @@
 """Variables go to the servers by their bytes, in every task alike."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,6 +50,7 @@ SHAPES = st.one_of(
 MADE = st.lists(st.tuples(SHAPES, st.sampled_from(DTYPES)), max_size=12)
 
 
+@pytest.mark.slow
 @given(made=MADE, ps=st.integers(1, 4))
 @settings(max_examples=40)
 def test_servers_that_are_alike_get_what_the_least_loaded_task_gives(made, ps):

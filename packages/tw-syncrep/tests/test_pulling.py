@@ -114,6 +114,7 @@ def test_a_slow_replica_pulls_the_state_after_a_round_while_the_next_changes_it(
     np.testing.assert_array_equal(sessions[0].run(models[0].copies), [[-2.0] * 3] * 2)
 
 
+@pytest.mark.slow
 def test_what_is_assigned_by_hand_is_pulled_at_the_end_of_the_next_round():
     barrier = threading.Barrier(2, timeout=30)
 

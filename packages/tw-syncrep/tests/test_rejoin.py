@@ -33,6 +33,7 @@ def steps_until(tasks, step, who):
         tasks.workers[replica].expect("done")
 
 
+@pytest.mark.slow
 def test_what_a_worker_pushed_before_it_died_counts_once(make_cluster):
     tasks = make_cluster()
     tasks.train(SPEC)
@@ -52,6 +53,7 @@ def test_what_a_worker_pushed_before_it_died_counts_once(make_cluster):
     assert tasks.workers[0].ask("status")[0].dropped == 1
 
 
+@pytest.mark.slow
 def test_a_lost_and_restarted_backup_is_not_waited_for(make_cluster):
     spec = {**SPEC, "total": 3}
     tasks = make_cluster(workers=3)
@@ -67,7 +69,7 @@ def test_a_lost_and_restarted_backup_is_not_waited_for(make_cluster):
     check_numbers(variables, [BOTH] * 4 + [OUTER] * 2)
 
 
-@pytest.mark.slow(by_day=["chief"])
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["chief", "ps"])
 def test_a_restarted_task_goes_on_from_the_last_checkpoint(
     make_cluster, tmp_path, victim
@@ -97,6 +99,7 @@ def test_a_restarted_task_goes_on_from_the_last_checkpoint(
     check_numbers(variables, [BOTH] * step)
 
 
+@pytest.mark.slow
 def test_others_go_on_without_a_replica_that_leaves_and_end_with_the_chief(
     make_cluster,
 ):

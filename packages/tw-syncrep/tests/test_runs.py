@@ -19,7 +19,7 @@ def build(task, **options):
     return make(task, lambda _: [(grad, vector())], **options)
 
 
-@pytest.mark.slow(by_day=["0"])
+@pytest.mark.slow
 @pytest.mark.parametrize("first", BOTH)
 def test_a_later_run_waits_for_all_again(first):
     container = new_container()
@@ -59,6 +59,7 @@ def test_a_replica_that_starts_after_the_end_is_refused():
     assert (raised.value.arrived, raised.value.missing) == ((1,), (0,))
 
 
+@pytest.mark.slow
 def test_a_replica_whose_run_ends_before_its_first_step_stops():
     def drive(replica, model, session):
         if replica == 0:
@@ -71,6 +72,7 @@ def test_a_replica_whose_run_ends_before_its_first_step_stops():
     assert run_replicas(2, build, drive) == [True, True]
 
 
+@pytest.mark.slow
 def test_who_joins_leaves_or_ends_does_so_in_a_single_run():
     replicas = ByHand(2, build)
 

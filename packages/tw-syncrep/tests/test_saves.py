@@ -4,6 +4,7 @@ A private module is imported, as a hold that others end takes a chief that stand
 """
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from harness.replica_threads import run_replicas
 from syncrep_given import make, vector
@@ -25,6 +26,7 @@ def build(task):
     return make(task, grads, aggregate=2, total_num_replicas=3)
 
 
+@pytest.mark.slow
 def test_no_checkpoint_mixes_two_steps(tmp_path):
     def drive(replica, model, session):
         saved = []

@@ -42,6 +42,7 @@ def test_a_batch_that_is_pushed_again_counts_once():
         assert not call.is_alive()
 
 
+@pytest.mark.slow
 def test_one_replica_fills_one_slot_even_with_initial_tokens():
     def grads(r):
         return [(tf.fill([3], 2.0 * r), vector())]

@@ -158,7 +158,7 @@ def drive_first(set_clock, ahead_s):
     return drive
 
 
-@pytest.mark.slow(by_day=["-3600"])
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead_s", [-HOUR_S, HOUR_S])
 def test_a_wait_for_a_lost_replica_is_bounded_though_the_servers_clock_is_set(
     set_clock, ahead_s

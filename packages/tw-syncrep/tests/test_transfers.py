@@ -104,7 +104,7 @@ def applied(n, shape, weights):
     return table
 
 
-@pytest.mark.slow(by_day=["both--", "two dtypes-bfloat16-", "sparse and dense--1"])
+@pytest.mark.slow(by_day=["both--"])
 @pytest.mark.parametrize(
     ("case", "compression", "weights"),
     [

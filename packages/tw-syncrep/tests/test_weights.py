@@ -35,7 +35,7 @@ def means_of(counts, replica, dtype):
 
 
 # Powers of two, of a power of two of rows: every mean is exact.
-@pytest.mark.slow(by_day=["counts2-float64-None", "counts1-float32-compression1"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "compression"),
     [
@@ -81,6 +81,7 @@ def test_equal_weights_change_no_bit(weight):
         np.testing.assert_array_equal(own, plain)
 
 
+@pytest.mark.slow
 def test_nobody_with_weight_gives_means_of_zero():
     def grads(_):
         return [(tf.fill([3], np.nan), vector(value=5.0))]
@@ -90,6 +91,7 @@ def test_nobody_with_weight_gives_means_of_zero():
     np.testing.assert_array_equal(values[0], [5.0] * 3)
 
 
+@pytest.mark.slow
 def test_a_dropped_gradient_does_not_weigh():
     """Replica 2 comes too late to the round that the others make."""
     started, begun, over = threading.Barrier(3), threading.Event(), threading.Event()
@@ -123,6 +125,7 @@ def test_a_dropped_gradient_does_not_weigh():
     np.testing.assert_array_equal(values[0], [-2 * 7.0] * 3)
 
 
+@pytest.mark.slow
 def test_a_weight_may_change_from_step_to_step():
     def build(task):
         weight = v1.placeholder(tf.float32, [])

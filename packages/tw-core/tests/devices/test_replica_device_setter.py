@@ -63,6 +63,7 @@ def differing(arguments):
     return [(op, *ours[op], own[op][1]) for op in ours if ours[op] != own[op]]
 
 
+@pytest.mark.slow
 def test_it_places_like_tensorflows_own_but_for_ops_that_use_a_variable():
     for name, arguments in SAME.items():
         assert all(uses_variable for _, uses_variable, *_ in differing(arguments)), name

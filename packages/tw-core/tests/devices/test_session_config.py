@@ -77,6 +77,7 @@ def kernels_of_a_large_sum(config):
     return {label.split(" = ")[1].split("(")[0] for label in labels if " = " in label}
 
 
+@pytest.mark.slow
 def test_a_large_sum_stays_one_addition_which_tensorflow_would_take_apart(graph):
     assert "AddN" in kernels_of_a_large_sum(session_config())
     # Where this fails, session_config need not switch the memory pass off.

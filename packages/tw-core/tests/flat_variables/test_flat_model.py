@@ -126,6 +126,7 @@ def test_the_gradients_arrive_as_one_tensor_per_dtype():
     )
 
 
+@pytest.mark.slow
 def test_keras_saves_loads_and_predicts_with_the_current_values(tmp_path):
     flat, plain = flatten(make_keras_model, below_bytes=BELOW), make_keras_model()
     train(flat, keras.optimizers.Adam(0.01), steps=1, training=True)

@@ -84,6 +84,7 @@ INTO = pytest.mark.parametrize("target", ["flat", "plain"])
 NAMES = st.lists(st.sampled_from(list(SHAPES)), min_size=1, unique=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(st.booleans(), st.booleans(), NAMES, st.integers(1, len(SHAPES)))
 @example(True, True, ["net/b"], 1)

@@ -59,6 +59,7 @@ def train(policy, sizes):
     return results, {v.name: v.numpy() for v in made}
 
 
+@pytest.mark.slow
 @PARTS
 @POLICIES
 def test_towers_of_a_function_are_one_device_with_the_whole_batch(policy, sizes):

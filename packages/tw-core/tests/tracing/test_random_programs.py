@@ -227,7 +227,7 @@ def forgets_gradients():
 
 
 @pytest.mark.usefixtures("forgets_gradients")
-@pytest.mark.slow(by_day=["7", "48", "54", "56", "69", "112"])  # every kind of layer
+@pytest.mark.slow(by_day=["7", "54"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_program_has_the_bits_of_towers_traced_each(seed):
     each = results_of(seed, "each")
@@ -268,6 +268,7 @@ def test_a_random_program_is_compiled_or_refused_by_name(seed):
         np.testing.assert_allclose(own, wanted, 2e-6, 2e-6)
 
 
+@pytest.mark.slow
 def test_the_seeds_reach_every_kind_and_number_of_towers():
     programs = [Program(seed) for seed in SEEDS]
     reached = {kind for program in programs for kind in program.kinds}

@@ -465,6 +465,7 @@ PROGRAMS = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.lists(PROGRAMS, max_size=9))
 @example([["call"]] * 3 + [["call", ["call"]], ["fail"], ["call"], "end profiler"])
