@@ -26,6 +26,7 @@ def public_errors():
     return {name: home for home, name in re.findall(named, interfaces, re.MULTILINE)}
 
 
+@pytest.mark.slow
 def test_each_entry_has_the_words_of_its_message_and_a_cause():
     listed = list(ENTRY.finditer(render()))
     explained = find_explained()

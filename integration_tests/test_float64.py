@@ -37,6 +37,7 @@ def test_ranks_train_in_float64_as_one_device(groups, name, num_towers):
     check(groups(2).call("rank_float64:trained", name, num_towers), name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "build", [rank_float64.epochs, rank_float64.replicas, rank_float64.numbers]
 )

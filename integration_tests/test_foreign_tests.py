@@ -76,6 +76,7 @@ def test_processes_have_one_outcome(hows, outcome):
     assert "its output" in output
 
 
+@pytest.mark.slow
 def test_processes_that_hang_are_killed_with_their_children(tmp_path):
     started = tmp_path / "started"
     # The first process is forked from one that must import TensorFlow.

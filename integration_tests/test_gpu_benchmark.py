@@ -56,6 +56,7 @@ def test_figures_and_a_picture_lie_in_one_folder(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_gpus_that_are_not_there_are_told_in_the_file(tmp_path):
     done = run(tmp_path, "--device", "gpu", "--rounds", "1", "--parts", "small")
@@ -66,6 +67,7 @@ def test_gpus_that_are_not_there_are_told_in_the_file(tmp_path):
     assert written(tmp_path)["rows"] == []
 
 
+@pytest.mark.slow
 def test_a_part_that_hangs_is_killed_and_kept_with_its_last_lines(gpu, tmp_path):
     program = "import time; print('begun', flush=True); time.sleep(100)"
     log = tmp_path / "log"

@@ -62,18 +62,7 @@ def train(program, steps):
     return program.read(program.variables)
 
 
-@pytest.mark.slow(
-    by_day=[
-        *(
-            "v1-replicated-session",
-            "v1-parameter server-function",
-            "v1-sharded-session",
-        ),
-        *("v1-flat replicated-function", "v1-flat sharded-session"),
-        *("v1-flat parameter server-session", "Keras 3-sharded-session"),
-        "tf_keras-sharded-function",
-    ]
-)
+@pytest.mark.slow
 @each_mode
 @pytest.mark.parametrize(
     ("family", "way"),
@@ -226,6 +215,7 @@ REDUCED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "name", "family"), REDUCED)
 def test_rlload_with_ampopt_and_a_reducer_ends_where_the_plain_optimizer_does(
     mode, name, family
@@ -241,7 +231,7 @@ def test_rlload_with_ampopt_and_a_reducer_ends_where_the_plain_optimizer_does(
     assert accuracy(*got[0]) >= 0.9
 
 
-@pytest.mark.slow(by_day=["plain-session", "scaled-function"])
+@pytest.mark.slow
 @each_mode
 @pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
 def test_rlload_trains_epochs_of_flat_towers_in_one_call(mode, scaled):

@@ -87,6 +87,7 @@ def run_pages(pages, folder):
     return run_forked(command, deadline_s=PAGES_DEADLINE_S, cwd=folder)
 
 
+@pytest.mark.slow
 def test_a_block_that_fails_is_told_with_its_line(tmp_path):
     blocks = ("# file.py\nlost\n", "here = 1\n", "print(here)\nprint(lost)\n")
     page = tmp_path / "page.md"

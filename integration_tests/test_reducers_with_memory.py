@@ -253,6 +253,7 @@ def assert_trained(every, wanted):
             np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize(
     "train",

@@ -53,6 +53,7 @@ def test_what_nothing_meets_is_told_and_no_index_asked(toy, tmp_path, need, said
         compat(toy.root, "tw-b", tmp_path / "into")
 
 
+@pytest.mark.slow
 def test_forward_prefers_released_siblings_to_those_of_the_checkout(toy, tmp_path):
     needs = ["tw-a>=0.1", "tw-b>=0.1"]
     toy.released("tw-c", "0.1.0", needs)
@@ -122,7 +123,7 @@ def lights(runs):
     return f"{seen.get('tw-deep', '-')} {seen.get('tw-flat', '-')}"
 
 
-@pytest.mark.slow(by_day=["internal in a patch", "public in a minor version"])
+@pytest.mark.slow
 @pytest.mark.parametrize("what", CHANGES)
 def test_the_sessions_see_a_change_of_a_face_that_the_bounds_do_not_tell(
     tmp_path, what, capsys

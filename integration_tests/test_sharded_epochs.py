@@ -156,6 +156,7 @@ def check_equal(copies, want):
         np.testing.assert_equal(copy, want)
 
 
+@pytest.mark.slow
 @each_case
 @pytest.mark.parametrize(("num_towers", "clip"), [(1, None), (2, 1.0), (3, None)])
 def test_sharded_epochs_have_the_bits_of_replicated_ones(
@@ -170,6 +171,7 @@ def test_sharded_epochs_have_the_bits_of_replicated_ones(
     assert np.array_equal(want[3], np.ones([2]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", TRAIN)
 def test_an_infinity_in_one_tower_has_the_shards_skip_as_replicas_do(mode):
     rows = ROWS.copy()

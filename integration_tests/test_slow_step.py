@@ -68,6 +68,7 @@ def test_a_healthy_step_is_explained_and_takes_no_variables(slow_step, healthy):
         assert taken(healthy, "ReadVariableOp", device) == 0
 
 
+@pytest.mark.slow
 def test_a_variable_on_the_wrong_device_is_taken_from_there(slow_step):
     steps = slow_step.record("wrong-device", num_steps=2)
     first, second = steps.steps[0].devices
@@ -75,6 +76,7 @@ def test_a_variable_on_the_wrong_device_is_taken_from_there(slow_step):
     assert taken(steps, "ReadVariableOp", first) == 0
 
 
+@pytest.mark.slow
 def test_unpacked_gradients_show_by_their_number(slow_step, healthy):
     steps = slow_step.record("unpacked", num_steps=2)
     more = number(steps, "reduce") - number(healthy, "reduce")
@@ -82,11 +84,13 @@ def test_unpacked_gradients_show_by_their_number(slow_step, healthy):
     assert number(steps, "apply") == number(healthy, "apply")
 
 
+@pytest.mark.slow
 def test_late_input_is_time_between_steps(slow_step):
     steps = slow_step.record("late-input", num_steps=2)
     assert wait_of(steps, "between steps") >= 0.9 * 1e3 * slow_step.LATE_S
 
 
+@pytest.mark.slow
 def test_the_program_writes_picture_and_trace(slow_step, tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
     arguments = ["slow_step.py", "--fault", "unpacked", "--out", str(out)]
@@ -157,6 +161,7 @@ def check_no_variables_taken(steps):
     assert "variables" not in str(steps.summary())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("towers", [2, 1, 3, 4])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("variables", ["replicated", "sharded", "parameter_server"])
@@ -191,6 +196,7 @@ def test_of_eager_steps_nothing_is_said_to_be_explained():
     assert "run_eagerly" in str(steps.summary())
 
 
+@pytest.mark.slow
 def test_a_layer_of_a_tower_on_another_device_is_told_in_a_fit():
     devices = iter(["", CPUS[0]])
     steps = record_fit(lambda: make_model(next(devices)), 2)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_round_is_timed_with_all_tickets_that_it_needs(monkeypatch, capsys):
     monkeypatch.syspath_prepend(Path(__file__).parent / "lab" / "benchmarks")

@@ -102,6 +102,7 @@ def train(task: Any, target: str, *, is_pulled: bool) -> list[np.ndarray]:
             return session.run(own)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("is_pulled", [False, True], ids=["read", "pulled together"])
 def test_two_workers_of_two_towers_are_one_device_on_the_whole_batch(is_pulled):

@@ -69,9 +69,7 @@ TRAINED += [("replicated", 1, True), ("parameter_server", 1, False)]
 TRAINED += [("replicated", 2, False), ("parameter_server", 2, True)]
 
 
-@pytest.mark.slow(
-    by_day=["replicated-4-True", "parameter_server-4-False", "replicated-1-True"]
-)
+@pytest.mark.slow(by_day=["replicated-4-True"])
 @pytest.mark.parametrize(("variables", "num_towers", "scaled"), TRAINED)
 def test_history_is_that_of_keras_on_one_device(variables, num_towers, scaled):
     devices = CPUS[:num_towers]
@@ -96,6 +94,7 @@ def of_words():
     return keras.Model([words, bag], embedded + layers.Dense(3)(bag))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*shuffle=True.*")
 def test_rows_of_sparse_gradients_are_squared_as_on_one_device():
     random = np.random.default_rng(0)
@@ -117,7 +116,7 @@ def test_rows_of_sparse_gradients_are_squared_as_on_one_device():
         np.testing.assert_allclose(own, plain, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow(by_day=["2-replicated", "4-parameter_server"])
+@pytest.mark.slow
 @pytest.mark.parametrize("variables", KINDS)
 @pytest.mark.parametrize("num_towers", [2, 4])
 def test_accumulated_batches_make_the_update_of_all_their_rows(variables, num_towers):
@@ -134,6 +133,7 @@ def test_accumulated_batches_make_the_update_of_all_their_rows(variables, num_to
     assert int(optimizer.statistics()["updates"]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_losses_that_are_added_make_the_update_of_one_device(run_eagerly):
     summed = keras.losses.SparseCategoricalCrossentropy(True, reduction="sum")
@@ -165,6 +165,7 @@ def test_a_batch_that_overflows_is_skipped_by_all_towers():
     assert int(optimizer.statistics()["updates"]) == 1
 
 
+@pytest.mark.slow
 def test_callbacks_change_a_rate_that_is_a_variable_and_files_are_the_models(tmp_path):
     devices = CPUS[:2]
     rate = tf.Variable(0.05)
