@@ -10,7 +10,6 @@ import tf_keras
 
 from tw_ampopt import (
     DynamicLossScale,
-    GradualLossScale,
     Optimizer,
     SimpleAdam,
     StaticLossScale,
@@ -172,12 +171,18 @@ def test_sharing_between_different_optimizers_is_refused(graph, arguments, named
     assert named in str(error.value)
 
 
-def test_reset_needs_a_session_and_state(graph):
-    optimizer = Optimizer("T")
+def test_what_needs_an_update_state_or_a_session_says_so(graph):
+    main = Optimizer("A", **SGD)
+    other = Optimizer("B", share=main, **SGD)
+    for method in ("statistics", "nonfinite_gradients", "copy_to_replicas"):
+        with pytest.raises(RuntimeError, match=r"^Nothing updates yet; call apply"):
+            getattr(main, method)()
+    w = variable_on("/cpu:0")
+    other.apply_gradients(other.compute_gradients(square_loss(w), [w]))
     with pytest.raises(RuntimeError, match=r"^There is no state yet; call"):
-        optimizer.reset_op  # noqa: B018
+        main.reset_op  # noqa: B018
     with pytest.raises(RuntimeError, match="There is no default session"):
-        optimizer.reset_optimizer_state()
+        main.reset_optimizer_state()
 
 
 @pytest.mark.parametrize(
@@ -206,15 +211,6 @@ def test_a_reset_by_either_sharer_resets_the_slots_of_both(
             both[resets].reset_optimizer_state()
         for got, want in zip(sess.run(shared), start, strict=True):
             np.testing.assert_array_equal(got, want)
-
-
-def test_a_sharers_step_gives_no_reset_to_an_optimizer_without_state(graph):
-    main = Optimizer("A", **SGD)
-    other = Optimizer("B", share=main, **SGD)
-    w = variable_on("/cpu:0")
-    other.apply_gradients(other.compute_gradients(square_loss(w), [w]))
-    with pytest.raises(RuntimeError, match=r"^There is no state yet; call"):
-        main.reset_op  # noqa: B018
 
 
 # Bad input.
@@ -283,18 +279,6 @@ def test_applying_twice_and_registering_late_are_refused(graph):
         optimizer.register_gradients(square_loss(w), [w])
 
 
-def test_a_multiplier_tensor_of_the_wrong_kind_is_refused(graph):
-    with pytest.raises(TypeError, match="must be numeric; got bool"):
-        Optimizer(minibatch_multiplier=tf.constant(True))
-    with pytest.raises(ValueError, match="must be a scalar; got shape"):
-        Optimizer(minibatch_multiplier=tf.constant([2, 3]))
-
-
-def test_two_kinds_of_scaling_are_refused(graph):
-    with pytest.raises(ValueError, match="two rules for one scale"):
-        Optimizer(use_loss_scaling=True, loss_scale=GradualLossScale())
-
-
 @pytest.mark.parametrize(
     ("made", "message"),
     [
@@ -324,14 +308,6 @@ def test_a_reference_variable_is_refused(graph):
     w = v1.Variable([1.0, 2.0], use_resource=False)
     with pytest.raises(TypeError, match="enable_resource_variables"):
         Optimizer().register_gradients(tf.reduce_sum(w), [w])
-
-
-@pytest.mark.parametrize(
-    "method", ["statistics", "nonfinite_gradients", "copy_to_replicas"]
-)
-def test_what_needs_an_update_says_so(graph, method):
-    with pytest.raises(RuntimeError, match=r"^Nothing updates yet; call apply"):
-        getattr(Optimizer(), method)()
 
 
 def test_a_slot_for_variables_that_keras_does_not_know_is_refused(graph):

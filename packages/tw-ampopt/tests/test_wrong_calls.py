@@ -11,6 +11,7 @@ import tensorflow as tf
 from harness.wrong_calls import Interface, Late, WrongCall, WrongCalls
 
 from tw_ampopt import (
+    GradualLossScale,
     Optimizer,
     SimpleAdam,
     StaticLossScale,
@@ -252,11 +253,19 @@ OTHERS = {
             {"use_loss_scaling": True, "loss_scaling_init": -1.0},
             *(ValueError, "loss_scaling_init: The initial log2 must be within"),
         ),
+        (
+            {"use_loss_scaling": True, "loss_scale": GradualLossScale()},
+            *(ValueError, "two rules for one scale"),
+        ),
     ],
     "TowerOptimizer.loss_scale": [
         ("dynamic", TypeError, "got 'dynamic'"),
     ],
-    "Optimizer.minibatch_multiplier": STEPS,
+    "Optimizer.minibatch_multiplier": [
+        *STEPS,
+        (Late(lambda: tf.constant(True)), TypeError, "must be numeric; got bool"),
+        (Late(lambda: tf.constant([2, 3])), ValueError, "must be a scalar; got shape"),
+    ],
     "Optimizer.loss_scaling_inc": [(-1, ValueError, "at least 0")],
     "Optimizer.register_gradients.loss": LOSSES,
     "Optimizer.register_gradients.trainable_vars": [
