@@ -98,9 +98,11 @@ def test_updates_are_those_of_the_plain_optimizer_and_skips_change_nothing(
         loss_scale=DynamicLossScale(),
         **kwargs,
     )
-    bad = [np.full_like(v, np.nan) for v in INITIAL]
-    for grads in (GRADS[0], bad, GRADS[1], bad, bad, GRADS[2]):
-        trainer.step(*[grads] * num_towers)
+    for given in (GRADS[0], np.nan, GRADS[1], np.inf, -np.inf, GRADS[2]):
+        is_good = isinstance(given, list)
+        grads = given if is_good else [np.full_like(v, given) for v in INITIAL]
+        # What is not finite is of the last tower alone.
+        trainer.step(*[given if is_good else GRADS[0]] * (num_towers - 1), grads)
     for tower in trainer.values():
         for got, want in zip(tower, plain(kind, **kwargs), strict=True):
             rtol = 1e-5 if kind is SimpleAdam else 2e-6
@@ -210,42 +212,29 @@ def descent_with_a_growing_scale(w, kind="tf.train.GradientDescentOptimizer"):
     )
 
 
-def test_two_updates_in_one_call_each_see_the_scale_of_their_own():
+@pytest.mark.parametrize("nested", [False, True])
+def test_updates_in_one_call_each_see_the_scale_of_their_own(nested):
+    """A nested function is traced for the first update alone."""
     w = tf.Variable([0.0])
     optimizer = descent_with_a_growing_scale(w)
 
-    @tf.function
-    def two(grad):
-        scaled = []
-        for _ in range(2):
-            scaled.append(optimizer.apply_loss_scaling(grad))
-            optimizer.apply(scaled[-1:])
-        return scaled
-
-    assert [s.numpy().item() for s in two(tf.constant([1.0]))] == [2.0**15, 2.0**16]
-    assert w.numpy() == [-2.0]
-    assert optimizer.statistics()["loss_scaling_log2"] == 17
-
-
-def test_updates_in_a_function_of_their_own_each_see_the_present_scale():
-    w = tf.Variable([0.0])
-    optimizer = descent_with_a_growing_scale(w)
-
-    @tf.function
-    def inner(scaled):
+    def update(scaled):
         return optimizer.apply([scaled])
 
+    update = tf.function(update) if nested else update
+
     @tf.function
-    def outer(grad):
+    def three(grad):
         scaled = []
-        for _ in range(3):  # the second call traces nothing
+        for _ in range(3):
             scaled.append(optimizer.apply_loss_scaling(grad))
-            inner(scaled[-1])
+            update(scaled[-1])
         return scaled
 
-    scales = [s.numpy().item() for s in outer(tf.constant([1.0]))]
+    scales = [s.numpy().item() for s in three(tf.constant([1.0]))]
     assert scales == [2.0**15, 2.0**16, 2.0**17]
     assert w.numpy() == [-3.0]
+    assert optimizer.statistics()["loss_scaling_log2"] == 18
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tw_ampopt import DynamicLossScale, GradualLossScale, NoOpLossScale, StaticLossScale
+from tw_ampopt import DynamicLossScale, GradualLossScale, StaticLossScale
 from tw_core.testing import SparseRows
 
 SGD = {"tf_optimizer": "tf.train.GradientDescentOptimizer", "learning_rate": 0.5}
@@ -59,47 +59,6 @@ def test_parts_of_a_batch_equal_it_bit_for_bit(
         whole_batch.step([mean.astype(np.float32) for mean in means])
         for tower in parts.values():
             assert_same_bits(tower, whole_batch.values()[0])
-
-
-@pytest.mark.parametrize(
-    ("rule", "bad", "multiplier"),
-    [
-        (NoOpLossScale(), np.nan, None),
-        (StaticLossScale(10), -np.inf, None),
-        (DynamicLossScale(), np.inf, None),
-        (DynamicLossScale(), np.nan, 2),
-        (GradualLossScale(10.0), np.nan, None),
-        (GradualLossScale(10.0), np.inf, 2),
-    ],
-    ids=str,
-)
-def test_a_skipped_update_leaves_every_bit_of_variables_and_slots(
-    make_trainer, rule, bad, multiplier
-):
-    trainer = make_trainer(
-        INITIAL, 2, loss_scale=rule, accumulation_steps=multiplier, **ADAM
-    )
-    for m in range(2):
-        trainer.step(feeds_like(INITIAL, m), feeds_like(INITIAL, m + 9))
-    values = trainer.values()
-    places = [(k, n) for k in range(2) for n in range(len(INITIAL))]
-    slots = [trainer.slot(k, n, "v") for k, n in places]
-    poisoned = feeds_like(INITIAL, 5)
-    poisoned[1][2] = bad
-    trainer.step(feeds_like(INITIAL, 4), poisoned)
-    if multiplier:
-        trainer.step(feeds_like(INITIAL, 4), feeds_like(INITIAL, 5))
-    for got, want in zip(trainer.values(), values, strict=True):
-        assert_same_bits(got, want)
-    assert_same_bits([trainer.slot(k, n, "v") for k, n in places], slots)
-    statistics = trainer.statistics()
-    assert statistics["skipped_updates"] == 1
-    assert statistics["updates"] == (1 if multiplier else 2)
-    trainer.step(feeds_like(INITIAL, 6), feeds_like(INITIAL, 7))
-    if multiplier:
-        trainer.step(feeds_like(INITIAL, 6), feeds_like(INITIAL, 7))
-    assert all(np.isfinite(v).all() for tower in trainer.values() for v in tower)
-    assert trainer.statistics()["updates"] == (2 if multiplier else 3)
 
 
 @pytest.mark.parametrize(
