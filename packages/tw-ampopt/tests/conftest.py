@@ -150,7 +150,10 @@ class FunctionTrainer:
 
     def step(self, *feeds, weights=None):
         own = None if weights is None else [tf.constant(weight) for weight in weights]
-        self.train(tf.nest.map_structure(_tensor, list(feeds)), own)
+        fed = tf.nest.map_structure(
+            lambda feed: None if feed is None else tf.constant(feed), list(feeds)
+        )
+        self.train(fed, own)
 
     def values(self):
         return [[v.numpy() for v in tower] for tower in self.towers]
@@ -200,7 +203,3 @@ def _placeholder(feed):
     if feed is None:
         return None
     return tf.compat.v1.placeholder(np.asarray(feed).dtype, np.shape(feed))
-
-
-def _tensor(feed):
-    return None if feed is None else tf.constant(feed)

@@ -28,17 +28,6 @@ def converted():
         sys.setprofile(None)
 
 
-def make(towers=2, **arguments):
-    lists = []
-    for k in range(towers):
-        with tf.device(f"/cpu:{k}"):
-            lists.append([tf.Variable([1.0, 2.0]), tf.Variable(3.0)])
-    optimizer = TowerOptimizer(
-        lists, loss_scale=DynamicLossScale(), clip_by_global_norm=1.0, **arguments
-    )
-    return optimizer, lists
-
-
 def grads_of(lists):
     return [[tf.ones(2), tf.constant(1.0)] for _ in lists]
 
@@ -63,7 +52,17 @@ CALLS = {
 
 @pytest.mark.slow
 def test_a_plain_function_has_no_method_converted():
-    optimizer, lists = make(accumulation_steps=2, on_nonfinite="drop_micro_batch")
+    lists = []
+    for k in range(2):
+        with tf.device(f"/cpu:{k}"):
+            lists.append([tf.Variable([1.0, 2.0]), tf.Variable(3.0)])
+    optimizer = TowerOptimizer(
+        lists,
+        loss_scale=DynamicLossScale(),
+        clip_by_global_norm=1.0,
+        accumulation_steps=2,
+        on_nonfinite="drop_micro_batch",
+    )
 
     @tf.function
     def plain(x):

@@ -29,13 +29,8 @@ def test_every_gradient_stands_in_the_plan_once(shapes, limit):
     assert elements == sum(map(math.prod, shapes))
 
 
-def test_sparse_gradients_stay_alone():
-    plan = plan_buffers([(2,), (3,), (4,)], sparse=[False, True, False])
-    assert (plan.packs, plan.alone) == (((0, 2),), (1,))
-
-
-def test_the_packed_buffer_holds_16384_elements_per_gradient_at_most():
-    shapes = [(16_384,), (16_385,), (3,)]
-    plan = plan_buffers(shapes)
-    assert (plan.packs, plan.alone) == (((0, 2),), (1,))
-    assert plan.packed_shapes(shapes) == ((16_387,), (16_385,))
+def test_sparse_gradients_and_those_above_16384_elements_stay_alone():
+    shapes = [(16_384,), (16_385,), (3,), (4,)]
+    plan = plan_buffers(shapes, sparse=[False, False, False, True])
+    assert (plan.packs, plan.alone) == (((0, 2),), (1, 3))
+    assert plan.packed_shapes(shapes) == ((16_387,), (16_385,), (4,))

@@ -77,35 +77,23 @@ def test_threads_that_call_one_accumulating_step_lose_no_gradient(
         check([v.numpy() for v in tower], optimizer.statistics()["updates"].numpy())
 
 
-@pytest.mark.parametrize("drops", [False, True], ids=["skips", "drops"])
+@pytest.mark.parametrize(
+    ("policy", "num_ops"),
+    [("skip_group", 1), ("drop_micro_batch", 1), ("skip_group", 2)],
+)
 @pytest.mark.parametrize(
     "kind", ["tf.train.GradientDescentOptimizer", "keras.optimizers.SGD"]
 )
-def test_threads_that_run_one_accumulating_op_lose_no_gradient(kind, drops):
-    policy = "drop_micro_batch" if drops else "skip_group"
+def test_threads_that_run_accumulating_ops_lose_no_gradient(kind, policy, num_ops):
+    """Two ops of one optimizer, as of asynchronous towers, share what they change."""
     with tf.Graph().as_default(), v1.Session() as sess:
         [variables] = make_variables(1)
         optimizer = Optimizer(tf_optimizer=kind, on_nonfinite=policy, **IN_GRAPH)
         pairs = [(tf.ones(v.shape), v) for v in variables]
-        step = sess.make_callable(optimizer.apply_gradients(pairs))
+        ops = [optimizer.apply_gradients(pairs) for _ in range(num_ops)]
         read = optimizer.statistics()
         sess.run(v1.global_variables_initializer())
-        call_from_threads(step)
-        check(sess.run(variables), sess.run(read)["updates"])
-
-
-def test_two_ops_of_one_optimizer_wait_for_each_other():
-    # As asynchronous towers have them: variables and accumulators are shared.
-    with tf.Graph().as_default(), v1.Session() as sess:
-        [variables] = make_variables(1)
-        optimizer = Optimizer(
-            tf_optimizer="tf.train.GradientDescentOptimizer", **IN_GRAPH
-        )
-        pairs = [(tf.ones(v.shape), v) for v in variables]
-        ops = [optimizer.apply_gradients(pairs) for _ in range(2)]
-        read = optimizer.statistics()
-        sess.run(v1.global_variables_initializer())
-        call_from_threads(lambda: sess.run(ops), calls=CALLS // 2)
+        call_from_threads(sess.make_callable(ops), calls=CALLS // num_ops)
         check(sess.run(variables), sess.run(read)["updates"])
 
 

@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 from tw_ampopt import (
-    DynamicLossScale,
     SimpleAdam,
     StaticLossScale,
     TowerOptimizer,
@@ -79,19 +78,6 @@ def test_a_learning_rate_variable_is_read_at_every_update():
     step(tf.ones(2))
     np.testing.assert_array_equal(variables[0], [-0.25, 0.75])
     assert optimizer.statistics()["learning_rate"] == 0.25
-
-
-def test_sharing_is_of_slots_scale_and_counts():
-    [variables] = variables_on("/cpu:0")
-    arguments = {"loss_scale": DynamicLossScale(growth_interval=1), **SGD}
-    main = TowerOptimizer(variables, accumulation_steps=2, **arguments)
-    other = TowerOptimizer(variables, share=main, **arguments)
-    assert other.get_loss_scaling_var() is main.get_loss_scaling_var()
-    other.apply([tf.constant([1.0, 1.0]), None])
-    assert main.statistics()["loss_scaling_log2"] == 16
-    assert main.statistics()["updates"] == 1
-    with pytest.raises(ValueError, match=r"learning_rate 0\.5 here, 1\.0 there"):
-        TowerOptimizer(variables, share=main, **(arguments | {"learning_rate": 0.5}))
 
 
 @pytest.mark.parametrize("master_copies", [False, True])
