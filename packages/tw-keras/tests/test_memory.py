@@ -37,12 +37,6 @@ def fit(model, epochs, *callbacks, **options):
     return model.fit(X, Y, epochs=epochs, callbacks=list(callbacks), **rows, **options)
 
 
-class Fails(keras.callbacks.Callback):
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == 2:
-            raise KeyboardInterrupt
-
-
 def errors_of(model):
     """Returns the towers' errors of each variable, added up."""
     (holder,), found = model.reducer_states, {}
@@ -50,40 +44,6 @@ def errors_of(model):
     return {name: own.sum(0) for name, own in found.items() if own.ndim == 3}
 
 
-def from_a_backup(reducer, folder):
-    for own in ([Fails()], []):
-        model = made(reducer)
-        backup = keras.callbacks.BackupAndRestore(folder)
-        try:
-            history = fit(model, 4, backup, *own)
-        except KeyboardInterrupt:
-            continue
-    assert len(history.epoch) == 2
-    return model
-
-
-def from_a_file(reducer, folder):
-    model = made(reducer)
-    fit(model, 2)
-    model.save(folder / "m.keras")
-    model = made(reducer)
-    model.optimizer.build(model.trainable_variables)
-    model.load_weights(folder / "m.keras")
-    fit(model, 4, initial_epoch=2)
-    return model
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("resumed", [from_a_backup, from_a_file])
-@pytest.mark.parametrize("reducer", [TOP, compression.power_sgd(rank=2)])
-def test_training_goes_on_as_if_it_had_not_ended(reducer, resumed, tmp_path):
-    undisturbed = made(reducer)
-    fit(undisturbed, 4)
-    for tower in resumed(reducer, tmp_path).towers:
-        np.testing.assert_equal(tower.get_weights(), undisturbed.get_weights())
-
-
-@pytest.mark.slow
 def test_saved_memory_is_divided_between_other_towers(tmp_path, caplog):
     model = made(TOP)
     fit(model, 1)
@@ -103,33 +63,6 @@ def test_saved_memory_is_divided_between_other_towers(tmp_path, caplog):
         other.load_weights(tmp_path / "m.keras")
     assert [line for line in caplog.messages if "starts from zero" in line]
     assert not any(own.any() for own in errors_of(other).values())
-
-
-def test_bytes_that_travel_are_told():
-    model = made(compression.power_sgd(rank=2))
-    assert model.reducer_states == []
-    fit(model, 1)
-    (state,) = model.reducer_states
-    sent = 2 * 4 * (40 + 128 + 128 + 64) + 4 * (128 + 64) + 4
-    whole = 4 * (40 * 128 + 128 * 64 + 128 + 64)
-    assert f"{sent:,} bytes in 2 sums" in state.describe()
-    assert f"gradients of {whole:,} bytes" in state.describe()
-
-
-def test_memory_beside_other_weights_begins_anew(tmp_path, caplog):
-    path = tmp_path / "m.weights.h5"
-    model = made(TOP)
-    fit(model, 1)
-    model.save_weights(path)
-    model.load_weights(path)
-    assert all(own.any() for own in errors_of(model).values())
-    fit(model, 1)
-    model.towers[0].save_weights(path)  # as where a backup ends between its files
-    with caplog.at_level(logging.WARNING):
-        model.load_weights(path)
-    (line,) = (own for own in caplog.messages if "starts from zero" in own)
-    assert "m.weights.h5.reducer.npz was saved with other weights" in line
-    assert not any(own.any() for own in errors_of(model).values())
 
 
 def written(arrays):
@@ -246,6 +179,7 @@ def test_no_matrix_leaves_its_tower(steps):
 
 def test_a_lone_tower_sends_and_remembers_too():
     model = made(TOP, 1)
+    assert model.reducer_states == []
     fit(model, 1)
     assert max(np.abs(own).max() for own in errors_of(model).values()) > 1e-3
 

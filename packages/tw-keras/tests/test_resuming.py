@@ -16,9 +16,8 @@ MODES = {
     "replicated": {},
     "sharded": {"variables": "sharded"},
     "shared": {"variables": "parameter_server"},
-    "remembered": {
-        "reducer": compression.error_feedback(compression.top_k(0.02)),
-    },
+    "remembered": {"reducer": compression.error_feedback(compression.top_k(0.02))},
+    "factored": {"reducer": compression.power_sgd(rank=2)},
 }
 
 
@@ -94,14 +93,21 @@ def by_backup(mode, towers, folder):
 RESUMES = [by_loading, by_checkpoint_of_keras, by_checkpoint_of_tensorflow, by_backup]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(
+    by_day=[
+        "by_loading-1-sharded",
+        "by_backup-2-remembered",
+        "by_loading-2-factored",
+        "by_checkpoint_of_keras-3-shared",
+    ]
+)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("towers", [1, 2, 3])
 @pytest.mark.parametrize("resume", RESUMES)
 def test_a_run_that_resumes_has_the_bits_of_one_that_never_ended(
     tmp_path, resume, towers, mode
 ):
-    if mode == "remembered" and "checkpoint" in resume.__name__:
+    if "reducer" in MODES[mode] and "checkpoint" in resume.__name__:
         pytest.skip("these files have no memory of a reducer")
     undisturbed = made(mode, towers)
     fit(undisturbed, 4)
