@@ -42,13 +42,6 @@ def of_words(*inner, **options):
     return sequential(embedding, *inner, shape=(5,), dtype="int64", **options)
 
 
-def functional():
-    a, b = (keras.Input([4], name=name) for name in "ab")
-    both = layers.Concatenate()([a, b])
-    outputs = {"p": layers.Dense(1, name="p")(both), "q": layers.Dense(1, name="q")(a)}
-    return keras.Model({"a": a, "b": b}, outputs)
-
-
 class Layer(layers.Layer):
     """A layer that computes a function of its input, a kernel and a counter."""
 
@@ -78,74 +71,27 @@ def halved_gradient(x):
     return x, lambda upstream: upstream / 2
 
 
-class Step(keras.Model):
-    """A model with a ``train_step`` that calls a function."""
+class TwoOptimizers(keras.Model):
+    """Applies with two through one tape, the second after the first has updated."""
 
-    def __init__(self, step, make=None):
+    def __init__(self, make=None):
         super().__init__()
-        make = make or sequential(dense())
-        self.inner, self.step = make(), step
-        self.teacher, self.tracker = make(), keras.metrics.Mean("tracked")
-        self.teacher.trainable = False
+        self.inner = (make or sequential(dense()))()
         self.second = optimizers.RMSprop(0.01, epsilon=1e-2)
-        self.share = self.add_weight(name="share", initializer="ones", trainable=False)
+        self.tracker = keras.metrics.Mean("tracked")
 
     def call(self, x, training=None):
         return self.inner(x, training=training)
 
-    def error(self, x, y):
-        return tf.reduce_mean((self.inner(x, training=True) - y) ** 2)
-
     def train_step(self, data):
-        loss = self.step(self, *data)
-        self.tracker.update_state(loss, sample_weight=tf.shape(data[1])[0])
-        return {"loss": loss, "tracked": self.tracker.result(), "share": self.share}
-
-
-def penalised(self, x, y):
-    """Differentiates the norm of a gradient."""
-    with tf.GradientTape() as outer:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            score = self.inner(x, training=True)
-        slope = tf.norm(tape.gradient(score, x), axis=1)
-        loss = tf.reduce_mean(score * y) + tf.reduce_mean((slope - 1) ** 2)
-    variables = self.inner.trainable_variables
-    self.optimizer.apply(outer.gradient(loss, variables), variables)
-    return loss
-
-
-def through_one_tape(self, x, y):
-    """Applies with two optimizers, the second after the first has updated."""
-    with tf.GradientTape(persistent=True) as tape:
-        loss = self.error(x, y)
-    first, rest = (self.inner.layers[n].trainable_variables for n in (-1, 0))
-    self.optimizer.apply(tape.gradient(loss, first), first)
-    self.second.apply_gradients(zip(tape.gradient(loss, rest), rest, strict=True))
-    return loss
-
-
-def in_turns(self, x, y):
-    """Two losses and updates, of which the second sees the first, as in a GAN."""
-    for optimizer, sign in ((self.optimizer, 1.0), (self.second, -0.5)):
-        variables = self.inner.trainable_variables
-        with tf.GradientTape() as tape:
-            loss = sign * self.error(x, y)
-        optimizer.apply(tape.gradient(loss, variables), variables)
-    return loss
-
-
-def following_a_mean(self, x, y):
-    """Learns from a teacher that follows the student."""
-    variables = self.inner.trainable_variables
-    with tf.GradientTape() as tape:
-        taught = tf.reduce_mean((self.inner(x) - self.teacher(x)) ** 2)
-        loss = self.error(x, y) + self.share * taught
-    self.optimizer.apply(tape.gradient(loss, variables), variables)
-    for own, new in zip(self.teacher.variables, variables, strict=True):
-        own.assign(0.9 * own + 0.1 * new)
-    self.share.assign(self.share * 0.9)
-    return loss
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            loss = tf.reduce_mean((self.inner(x, training=True) - y) ** 2)
+        first, rest = (self.inner.layers[n].trainable_variables for n in (-1, 0))
+        self.optimizer.apply(tape.gradient(loss, first), first)
+        self.second.apply_gradients(zip(tape.gradient(loss, rest), rest, strict=True))
+        self.tracker.update_state(loss, sample_weight=tf.shape(y)[0])
+        return {"loss": loss, "tracked": self.tracker.result()}
 
 
 class OwnMethods(keras.Model):
@@ -192,10 +138,6 @@ def batches():
     return {"x": made, "y": None, "batch_size": None}
 
 
-def stepping(step, **options):
-    return {"make": lambda: Step(step), **options}
-
-
 def compiled(**options):
     return {"compile": options}
 
@@ -205,12 +147,6 @@ SYNCHRONISED = of(layers.BatchNormalization, synchronized=True)
 REGULARIZED = {"kernel_regularizer": "l1l2", "kernel_constraint": "max_norm"}
 METRICS = [keras.metrics.RootMeanSquaredError, keras.metrics.R2Score, MedianError]
 PROGRAMS = {
-    "dicts in and out": {
-        "make": functional,
-        "x": {"a": X, "b": X**2},
-        "y": {"p": Y, "q": -Y},
-        **compiled(loss={"p": "mse", "q": "mae"}, metrics={"p": ["mae"]}),
-    },
     "sequences of any length": {
         "make": of_words(of(layers.LSTM, 3)),
         "fit": batches,
@@ -234,15 +170,11 @@ PROGRAMS = {
     "computed again": computing(
         lambda x, w, _: tf.recompute_grad(lambda y: tf.tanh(y @ w))(x)
     ),
-    "gradient penalty": stepping(penalised),
-    "one tape, two optimizers": stepping(through_one_tape),
+    "one tape, two optimizers": {"make": TwoOptimizers},
     "through a loop, two optimizers": {
-        "make": lambda: Step(through_one_tape, of_words(of(layers.GRU, 3))),
+        "make": lambda: TwoOptimizers(of_words(of(layers.GRU, 3))),
         "x": WORDS,
     },
-    "in turns, sharded": stepping(in_turns, towers={"variables": "sharded"}),
-    "in turns, shared": stepping(in_turns, towers={"variables": "parameter_server"}),
-    "mean teacher": stepping(following_a_mean),
     "own methods": {"make": OwnMethods},
     "metrics": {"compile": lambda: {"metrics": [kind() for kind in METRICS]}},
     "several steps in one call": {
@@ -285,7 +217,7 @@ OF_FEW_ROWS = {
 
 
 # Those whose evaluation and predictions differ from other programs'.
-EVALUATED = (functional, OwnMethods, CONVOLUTIONAL)
+EVALUATED = (OwnMethods, CONVOLUTIONAL)
 
 
 def given(program, name):
@@ -307,7 +239,11 @@ def results_of(model, program):
     return results
 
 
-@pytest.mark.slow
+@pytest.mark.slow(
+    by_day=[
+        *("2-own methods", "3-dropout", "3-metrics", "3-one tape, two optimizers"),
+    ]
+)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("num_towers", [2, 3])
 def test_a_program_does_over_towers_what_it_does_on_one_device(num_towers, name):
