@@ -135,8 +135,12 @@ class WithRows(WithCall):
         )
 
 
-def trained(model, *, before=None, drop_remainder=False, **options):
-    model.compile(keras.optimizers.SGD(0.1), loss="mse", **options)
+def sgd():
+    return keras.optimizers.SGD(0.1)
+
+
+def trained(model, *, before=None, drop_remainder=False, optimizer=sgd, **options):
+    model.compile(optimizer(), loss="mse", **options)
     data = tf.data.Dataset.from_tensor_slices((X, Y))
     data = data.batch(6, drop_remainder=drop_remainder)
     if before is not None:
@@ -175,17 +179,31 @@ def predict_first(model):
     model.predict(X, verbose=0)
 
 
+def clipping():
+    """An ``apply`` of its own, which is replaced while a step is traced to build."""
+    optimizer = sgd()
+    plain = optimizer.apply
+    optimizer.apply = lambda grads, variables=None: plain(
+        [tf.clip_by_value(grad, -0.01, 0.01) for grad in grads], variables
+    )
+    return optimizer
+
+
 HOW = {
     "eagerly": {"run_eagerly": True},
     "compiled by XLA": {"jit_compile": True},
     "after an evaluation": {"before": evaluate_first},
     "after a prediction": {"before": predict_first},
+    "by an apply of its own": {"optimizer": clipping},
     "on a batch": {"before": lambda model: model.train_on_batch(X[:6], Y[:6])},
 }
 
 
 @pytest.mark.slow(
-    by_day=["InLoss-eagerly", "WithCall-compiled by XLA", "Student-on a batch"]
+    by_day=[
+        *("InLoss-eagerly", "WithCall-compiled by XLA", "Student-on a batch"),
+        "WithCall-by an apply of its own",
+    ]
 )
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("kind", [Student, WithCall, InLoss, InTraining])
@@ -232,26 +250,6 @@ def test_what_no_model_holds_is_refused_by_name(part, run_eagerly):
     own = "dense" if part == "Dense" else "nested"
     with pytest.raises(ValueError, match=f"create the variable 'kernel' in {own}"):
         model.fit(X, Y, verbose=0)
-
-
-def test_an_optimizers_own_apply_is_kept():
-    """It is replaced while a step is traced to build layers."""
-
-    def clipping():
-        optimizer = keras.optimizers.SGD(0.1)
-        plain = optimizer.apply
-        optimizer.apply = lambda grads, variables=None: plain(
-            [tf.clip_by_value(grad, -0.01, 0.01) for grad in grads], variables
-        )
-        return optimizer
-
-    def weights(model):
-        model.compile(clipping())
-        model.fit(X, Y, batch_size=6, shuffle=False, verbose=0)
-        return model.get_weights()
-
-    many = TowerModel(lambda: WithCall("layer"), CPUS[:2])
-    check_near(weights(many), weights(WithCall("layer")), 1e-9)
 
 
 class WrongShape(keras.Model):
