@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tower_models import check_near, seeded, towers_of
+from tower_models import Stepping, check_near, descend, seeded, towers_of
 
 layers, ops, optimizers = keras.layers, keras.ops, keras.optimizers
 RANDOM = np.random.default_rng(0)
@@ -43,42 +43,6 @@ def mlp(inputs, *units):
     return keras.Sequential([keras.Input([inputs]), *hidden, dense(units[-1])])
 
 
-class Stepping(keras.Model):
-    """Trains ``trained`` on ``loss_of``, and tracks the loss by rows."""
-
-    def __init__(self):
-        super().__init__()
-        self.tracker = keras.metrics.Mean("loss")
-
-    @property
-    def metrics(self):
-        return [self.tracker]
-
-    @property
-    def trained(self):
-        return self.trainable_variables
-
-    def track(self, tracker, value, data):
-        rows = tf.shape(tf.nest.flatten(data)[0])[0]
-        tracker.update_state(value, sample_weight=rows)
-
-    def loss_of(self, data):
-        raise NotImplementedError
-
-    def train_step(self, data):
-        with tf.GradientTape() as tape:
-            loss = self.loss_of(data)
-        variables = self.trained
-        grads = tape.gradient(loss, variables)
-        self.optimizer.apply_gradients(zip(grads, variables, strict=True))
-        self.track(self.tracker, loss, data)
-        return {own.name: own.result() for own in self.metrics}
-
-    def test_step(self, data):
-        self.track(self.tracker, self.loss_of(data), data)
-        return {own.name: own.result() for own in self.metrics}
-
-
 class Perceptron(Stepping):
     def __init__(self):
         super().__init__()
@@ -91,6 +55,8 @@ class Perceptron(Stepping):
 class Distiller(Stepping):
     """The teacher is built by the step; losses have temperatures and weights."""
 
+    part = "student"
+
     def __init__(self):
         super().__init__()
         self.student = keras.Sequential([dense(5, "tanh"), dense(3)])
@@ -99,10 +65,6 @@ class Distiller(Stepping):
 
     def call(self, x):
         return self.student(x)
-
-    @property
-    def trained(self):
-        return self.student.trainable_variables
 
     def loss_of(self, data):
         x, y = data
@@ -169,9 +131,7 @@ class MaskedAutoencoder(Stepping):
             *self.patches.trainable_variables,
             *self.decoder.trainable_variables,
         ]
-        self.optimizer.apply_gradients(
-            zip(tape.gradient(loss, variables), variables, strict=True)
-        )
+        descend(self.optimizer, tape, loss, variables)
         for own in self.metrics:
             if own.name != self.tracker.name:
                 own.update_state(x, found)
@@ -186,14 +146,11 @@ class Gan(Stepping):
         super().__init__()
         self.discriminator, self.generator = mlp(4, 5, 1), mlp(4, 5, 4)
         self.of_generator = keras.metrics.Mean("of generator")
+        self.more_metrics = [self.of_generator]
 
     def compile(self, first, second, loss):
         super().compile()
         self.first, self.second, self.loss_of_labels = first, second, loss
-
-    @property
-    def metrics(self):
-        return [self.tracker, self.of_generator]
 
     def train_step(self, real):
         latent = noise(real)
@@ -203,15 +160,11 @@ class Gan(Stepping):
         labels += 0.05 * tf.cast(noise(both[:, :1]), labels.dtype)
         with tf.GradientTape() as tape:
             loss = self.loss_of_labels(labels, self.discriminator(both))
-        variables = self.discriminator.trainable_weights
-        grads = tape.gradient(loss, variables)
-        self.first.apply_gradients(zip(grads, variables, strict=True))
+        descend(self.first, tape, loss, self.discriminator.trainable_weights)
         with tf.GradientTape() as tape:
             fakes = self.discriminator(self.generator(latent))
             own_loss = self.loss_of_labels(tf.zeros([rows, 1]), fakes)
-        variables = self.generator.trainable_weights
-        grads = tape.gradient(own_loss, variables)
-        self.second.apply_gradients(zip(grads, variables, strict=True))
+        descend(self.second, tape, own_loss, self.generator.trainable_weights)
         self.track(self.tracker, loss, real)
         self.track(self.of_generator, own_loss, real)
         return {own.name: own.result() for own in self.metrics}
@@ -236,14 +189,10 @@ class WassersteinGan(Gan):
                 scores = [self.discriminator(own) for own in (fake, real)]
                 loss = tf.reduce_mean(scores[0]) - tf.reduce_mean(scores[1])
                 loss += 10 * self.penalty(real, fake)
-            variables = self.discriminator.trainable_variables
-            grads = tape.gradient(loss, variables)
-            self.first.apply_gradients(zip(grads, variables, strict=True))
+            descend(self.first, tape, loss, self.discriminator.trainable_variables)
         with tf.GradientTape() as tape:
             own_loss = -tf.reduce_mean(self.discriminator(self.generator(noise(real))))
-        variables = self.generator.trainable_variables
-        grads = tape.gradient(own_loss, variables)
-        self.second.apply_gradients(zip(grads, variables, strict=True))
+        descend(self.second, tape, own_loss, self.generator.trainable_variables)
         return {"critic": loss, "generator": own_loss}
 
 
@@ -279,8 +228,7 @@ class Vae(Stepping):
             kl = -0.5 * (1 + log_variance - mean**2 - tf.exp(log_variance))
             kl = tf.reduce_mean(tf.reduce_sum(kl, axis=1))
             loss = error + kl
-        grads = tape.gradient(loss, self.trainable_weights)
-        self.optimizer.apply_gradients(zip(grads, self.trainable_weights, strict=True))
+        descend(self.optimizer, tape, loss, self.trainable_weights)
         for own, value in zip(self.trackers, (loss, error, kl), strict=True):
             self.track(own, value, data)
         return {own.name: own.result() for own in self.trackers}
@@ -318,6 +266,8 @@ class VqVae(Stepping):
 class Diffusion(Stepping):
     """A network, its moving average, a normalisation, and a test of the average."""
 
+    part = "network"
+
     def __init__(self):
         super().__init__()
         self.normalizer = layers.Normalization()
@@ -330,10 +280,6 @@ class Diffusion(Stepping):
         times = 0.5 + 0.5 * noise(x[:, :1], 11.0)
         mixed = tf.cos(times) * x + tf.sin(times) * noise(x)
         return network(tf.concat([mixed, times**2], axis=1)), noise(x)
-
-    @property
-    def trained(self):
-        return self.network.trainable_weights
 
     def loss_of(self, data):
         found, wanted = self.denoised(self.network, data)
@@ -457,10 +403,7 @@ class OwnMetrics(Perceptron):
     def __init__(self):
         super().__init__()
         self.hits, self.mae = Hits("hits"), keras.metrics.MeanAbsoluteError("mae")
-
-    @property
-    def metrics(self):
-        return [self.tracker, self.hits, self.mae]
+        self.more_metrics = [self.hits, self.mae]
 
     def loss_of(self, data):
         x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
@@ -644,29 +587,24 @@ def of_gan():
 
 
 TEXT = {"x": WORDS}
+UNLABELLED = {"fit": lambda: in_dataset(X)}
+SQUARED = {"compile": lambda: {"loss": "mse"}}
+WITH_MAE = {"compile": lambda: {"loss": "mse", "metrics": ["mae"]}}
 PROGRAMS = {
     "distillation": {"make": Distiller, "y": LABELS, "evaluates": True},
-    "self-distillation": {"make": SelfDistillation, "fit": lambda: in_dataset(X)},
-    "masked autoencoder": {
-        "make": MaskedAutoencoder,
-        "compile": lambda: {"loss": "mse", "metrics": ["mae"]},
-        "fit": lambda: in_dataset(X),
-    },
-    "GAN": {"make": Gan, "compile": of_gan, "fit": lambda: in_dataset(X)},
-    "WGAN-GP": {
-        "make": WassersteinGan,
-        "compile": of_gan,
-        "fit": lambda: in_dataset(X),
-    },
-    "VAE": {"make": Vae, "fit": lambda: in_dataset(X)},
-    "VQ-VAE": {"make": VqVae, "fit": lambda: in_dataset(X), "evaluates": True},
-    "diffusion": {"make": Diffusion, "fit": lambda: in_dataset(X), "evaluates": True},
+    "self-distillation": {"make": SelfDistillation, **UNLABELLED},
+    "masked autoencoder": {"make": MaskedAutoencoder, **WITH_MAE, **UNLABELLED},
+    "GAN": {"make": Gan, "compile": of_gan, **UNLABELLED},
+    "WGAN-GP": {"make": WassersteinGan, "compile": of_gan, **UNLABELLED},
+    "VAE": {"make": Vae, **UNLABELLED},
+    "VQ-VAE": {"make": VqVae, **UNLABELLED, "evaluates": True},
+    "diffusion": {"make": Diffusion, **UNLABELLED, "evaluates": True},
     "triplets": {
         "make": Triplets,
         "fit": lambda: in_dataset((X, X + 0.1, X[::-1])),
         "evaluates": True,
     },
-    "mixup": {"make": Mixup, "compile": lambda: {"loss": "mse", "metrics": ["mae"]}},
+    "mixup": {"make": Mixup, **WITH_MAE},
     "adversarial": {"make": Adversarial},
     "two outputs": {
         "make": two_outputs,
@@ -679,16 +617,12 @@ PROGRAMS = {
         },
         "evaluates": True,
     },
-    "transformer": {"make": Attention, **TEXT, "compile": lambda: {"loss": "mse"}},
-    "masked recurrence": {
-        "make": recurrent,
-        **TEXT,
-        "compile": lambda: {"loss": "mse", "metrics": ["mae"]},
-    },
+    "transformer": {"make": Attention, **TEXT, **SQUARED},
+    "masked recurrence": {"make": recurrent, **TEXT, **WITH_MAE},
     "own metrics": {"make": OwnMetrics, "evaluates": True},
     "weights of rows": {
         "make": Weighted,
-        "compile": lambda: {"loss": "mse"},
+        **SQUARED,
         "fit": lambda: {"sample_weight": WEIGHTS},
     },
     "captions": {
@@ -698,7 +632,7 @@ PROGRAMS = {
         "towers": {"weights": words_of},
         "evaluates": True,
     },
-    "state in the call": {"make": warming_up, "compile": lambda: {"loss": "mse"}},
+    "state in the call": {"make": warming_up, **SQUARED},
     "two rates": {"make": TwoRates},
     "weights of losses": {"make": Uncertain},
     "own loss": {
@@ -710,7 +644,7 @@ PROGRAMS = {
         "make": Ranking,
         "x": {"user": LABELS, "items": WORDS},
         "y": RANDOM.normal(size=(ROWS, 5)),
-        "compile": lambda: {"loss": "mse"},
+        **SQUARED,
     },
     "synchronised": {
         "make": synchronised,

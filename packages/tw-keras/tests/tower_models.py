@@ -93,6 +93,44 @@ class OwnLoss(Subclassed):
         return own + tf.reduce_mean(tf.reduce_sum(y_pred**2, axis=1))
 
 
+def descend(optimizer, tape, loss, variables):
+    grads = tape.gradient(loss, variables)
+    optimizer.apply_gradients(zip(grads, variables, strict=True))
+
+
+class Stepping(keras.Model):
+    """Trains a part, or all, on ``loss_of``, and tracks the loss by rows."""
+
+    part, more_metrics = "", ()
+
+    def __init__(self):
+        super().__init__()
+        self.tracker = keras.metrics.Mean("loss")
+
+    @property
+    def metrics(self):
+        return [self.tracker, *self.more_metrics]
+
+    def track(self, tracker, value, data):
+        rows = tf.shape(tf.nest.flatten(data)[0])[0]
+        tracker.update_state(value, sample_weight=rows)
+
+    def loss_of(self, data):
+        raise NotImplementedError
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(data)
+        trained = getattr(self, self.part) if self.part else self
+        descend(self.optimizer, tape, loss, trained.trainable_variables)
+        self.track(self.tracker, loss, data)
+        return {own.name: own.result() for own in self.metrics}
+
+    def test_step(self, data):
+        self.track(self.tracker, self.loss_of(data), data)
+        return {own.name: own.result() for own in self.metrics}
+
+
 MODELS = {
     "mlp": mlp,
     "two outputs": two_outputs,
@@ -101,11 +139,6 @@ MODELS = {
     "subclassed": Subclassed,
     "own loss": OwnLoss,
 }
-
-
-def rows_of(y, rows):
-    """Returns the first rows of a model's y."""
-    return {k: v[:rows] for k, v in y.items()} if isinstance(y, dict) else y[:rows]
 
 
 def data_for(name, rows=ROWS):
