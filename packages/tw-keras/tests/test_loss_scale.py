@@ -102,16 +102,13 @@ CASES = {
 }
 
 
-def dynamic():
-    # Doubles with every update: the first that overflows tells how large gradients are.
-    return keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.SGD(0.01), dynamic_growth_steps=1
-    )
-
-
 def scales_of(model, case, steps=5):
     """Trains; returns the scale after each step, and the weights in the end."""
-    model.compile(dynamic(), case.get("loss", lambda: linear)(), jit_compile=False)
+    # Doubles with every update: the first that overflows tells how large gradients are.
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.01), dynamic_growth_steps=1
+    )
+    model.compile(optimizer, case.get("loss", lambda: linear)(), jit_compile=False)
     rows = case.get("rows", 9)
     weight = case.get("sample_weight")
     weight = {} if weight is None else {"sample_weight": weight[:rows]}

@@ -7,8 +7,6 @@ import tensorflow as tf
 from harness.random_models import OPTIMIZERS, Drawn
 from tower_models import STEPS, check_near, seeded, towers_of
 
-SEEDS = range(24)
-
 
 def trained(drawn, model, *, jit_compile):
     """Returns the history, the weights, an evaluation and predictions."""
@@ -27,16 +25,12 @@ def trained(drawn, model, *, jit_compile):
     return [*results, model.predict(x, batch_size=drawn.batch_size, verbose=0)]
 
 
-def compared(seed):
+@pytest.mark.slow(by_day=["11", "12", "14"])
+@pytest.mark.parametrize("seed", range(24))
+def test_a_random_model_trains_compiled_as_on_one_device(seed):
     drawn = Drawn(seed)
     many = towers_of(drawn.made, drawn.num_towers, **drawn.options)
     got = trained(drawn, many, jit_compile=True)
     want = trained(drawn, seeded(drawn.made)(), jit_compile=False)
     assert np.isfinite(tf.nest.flatten(want[0])).all()
-    return got, want
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_random_model_trains_compiled_as_on_one_device(seed):
-    check_near(*compared(seed))
+    check_near(got, want)
