@@ -57,16 +57,6 @@ def current(buffers):
         return loaded
 
 
-def test_old_rows_are_freed_before_new_ones_are_written():
-    writer = FakeWriter()
-    load(make(), writer=writer)
-    assert writer.calls == [
-        ("empty", 0),
-        ("write", 0, 0, [0, 1, 2, 3]),
-        ("write", 0, 1, [4, 5, 6, 7]),
-    ]
-
-
 def test_a_refused_load_touches_nothing_and_leaves_nothing_to_train_on():
     buffers, writer = make(), FakeWriter()
     load(buffers)

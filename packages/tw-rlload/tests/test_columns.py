@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tw_rlload import plan_load
-from tw_rlload._loading.columns import prepare, read_columns
+from tw_rlload._loading.columns import read_columns
 from tw_rlload._loading.specs import make_spec
 
 
@@ -103,8 +102,3 @@ def test_values_that_are_not_finite_are_refused_on_request(dtype):
         message = "'x': 2 of 600000 values are NaN or infinite"
         with pytest.raises(ValueError, match=message):
             read([big, n], check_finite=True)
-
-
-def test_columns_of_unequal_length_are_refused_with_all_lengths():
-    with pytest.raises(ValueError, match=r"All columns .*\{'x': 4, 'n': 3\}"):
-        prepare(SPECS, [X, N[:3]], [], plan_load, check_finite=False)

@@ -183,30 +183,6 @@ def test_steps_epochs_and_batches_of_all_sizes_need_one_trace():
     assert [shape.as_list() for shape in traces] == [[None, 3]]
 
 
-def test_a_load_that_fails_half_way_is_freed_and_never_trained_on(monkeypatch):
-    batch, function, models, _ = make()
-    written, kind = [], type(models[0].w)
-    assign = kind.assign
-    batch.load([X, Y])
-
-    def failing(self, value, **options):
-        if len(value):
-            if len(written) == 3:
-                raise tf.errors.ResourceExhaustedError(None, None, "out of memory")
-            written.append(self)
-        return assign(self, value, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(kind, "assign", failing)
-        with pytest.raises(tf.errors.ResourceExhaustedError, match="out of memory"):
-            batch.load([X, Y])
-    assert [len(variable.numpy()) for variable in written] == [0, 0, 0]
-    with pytest.raises(RuntimeError, match="the last load failed halfway"):
-        function.run_epochs(1)
-    batch.load([X, Y])
-    function.run_epochs(1)
-
-
 def test_batch_norm_statistics_are_updated_in_the_loop():
     def normed(tower):
         del tower

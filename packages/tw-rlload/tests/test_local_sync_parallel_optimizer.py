@@ -1,6 +1,7 @@
 """The drop-in class in a session graph: what is built, run, and refused."""
 
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -203,14 +204,11 @@ def test_operations_among_the_fetches_run_in_every_step():
 
 
 def test_towers_that_get_the_same_tensors_are_clipped_once(graph):
+    one_place = partial(sum_on_device, device="/cpu:0")
     for reducer, times in ((one_place, 1), (None, 2)):
         before = len(norms(graph))
         make(reducer=reducer, clipping=1.0)
         assert len(norms(graph)) - before == times
-
-
-def one_place(grads):
-    return sum_on_device(grads, device="/cpu:0")
 
 
 def norms(graph):
