@@ -119,17 +119,18 @@ def test_rows_that_no_tower_repeats_are_not_repeated(mode, num_towers, name):
     reducer = mean(REDUCERS[name](num_towers))
 
     def mean_of_rows(towers):
-        indices = [tf.unique(own)[0] for [own] in towers]
-        return on_towers(reducer, [[one_hot_rows(own)] for own in indices])
+        rows = []
+        for [own] in towers:
+            own = tf.unique(own)[0]
+            rows.append(
+                [tf.IndexedSlices(tf.one_hot(own, 8), own, tf.constant([8, 8]))]
+            )
+        return on_towers(reducer, rows)
 
     want = sum(np.eye(8)[own[0]].sum(0) for own in towers) / num_towers
     for [got] in MODES[mode](mean_of_rows, towers):
         assert list(got.indices) == list(range(num_towers + 2))
         np.testing.assert_array_equal(np.diag(got.to_dense()), want)
-
-
-def one_hot_rows(indices):
-    return tf.IndexedSlices(tf.one_hot(indices, 8), indices, tf.constant([8, 8]))
 
 
 @each_mode

@@ -1,5 +1,7 @@
 """Reducers with memory beside models in NumPy, step by step."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -468,91 +470,84 @@ def test_a_checkpoint_restores_memory_for_any_number_of_towers(
                 np.testing.assert_array_equal(factor, before[0][1])
 
 
+SESSION = tf.compat.v1.ConfigProto(device_count={"CPU": len(CPUS)})
+
+
+@contextmanager
+def in_session(reducer, num_towers):
+    """Yields a state, a step with it, and a session that has not run this."""
+    with tf.Graph().as_default(), tf.compat.v1.Session(config=SESSION) as session:
+        state = ReducerState(reducer, variables(num_towers, shapes=SMALL))
+        step = state(small_gradients(num_towers, 0))
+        session.run(tf.compat.v1.global_variables_initializer())
+        yield state, step, session
+
+
 def test_savers_of_sessions_keep_memory(tmp_path):
-    wanted = None
-    for _ in range(2):
-        with tf.Graph().as_default():
-            state = ReducerState(REDUCERS["power_sgd"], variables(2, shapes=SMALL))
-            sums = state(small_gradients(2, 0))[0][0]
-            saver = tf.compat.v1.train.Saver()
-            checkpoint = tf.train.Checkpoint(reducer=state)
-            config = tf.compat.v1.ConfigProto(device_count={"CPU": len(CPUS)})
-            with tf.compat.v1.Session(config=config) as session:
-                session.run(tf.compat.v1.global_variables_initializer())
-                if wanted is None:
-                    first = session.run(sums)
-                    saver.save(session, str(tmp_path / "saver"))
-                    checkpoint.write(str(tmp_path / "objects"))
-                    wanted = session.run(sums)
-                    assert not np.array_equal(first, wanted)
-                    continue
-                saver.restore(session, str(tmp_path / "saver"))
-                np.testing.assert_array_equal(session.run(sums), wanted)
-                status = checkpoint.read(str(tmp_path / "objects"))
-                status.assert_consumed().run_restore_ops(session)
-                np.testing.assert_array_equal(session.run(sums), wanted)
+    saver, objects = (str(tmp_path / name) for name in ("saver", "objects"))
+    with in_session(REDUCERS["power_sgd"], 2) as (state, step, session):
+        first = session.run(step[0][0])
+        tf.compat.v1.train.Saver().save(session, saver)
+        tf.train.Checkpoint(reducer=state).write(objects)
+        wanted = session.run(step[0][0])
+    assert not np.array_equal(first, wanted)
+    with in_session(REDUCERS["power_sgd"], 2) as (state, step, session):
+        tf.compat.v1.train.Saver().restore(session, saver)
+        np.testing.assert_array_equal(session.run(step[0][0]), wanted)
+        status = tf.train.Checkpoint(reducer=state).read(objects)
+        status.assert_consumed().run_restore_ops(session)
+        np.testing.assert_array_equal(session.run(step[0][0]), wanted)
 
 
-@pytest.mark.parametrize("counts", [(3, 2), (3, 1), (2, 3)])
-def test_savers_of_sessions_refuse_another_number_of_towers(counts, tmp_path):
-    config = tf.compat.v1.ConfigProto(device_count={"CPU": len(CPUS)})
-    for num_towers in counts:
-        with tf.Graph().as_default():
-            state = ReducerState(REDUCERS["int8"], variables(num_towers, shapes=SMALL))
-            step = state(small_gradients(num_towers, 0))
-            saver = tf.compat.v1.train.Saver()
-            with tf.compat.v1.Session(config=config) as session:
-                session.run(tf.compat.v1.global_variables_initializer())
-                session.run(step)
-                if num_towers == counts[0]:
-                    path = saver.save(session, str(tmp_path / "saver"))
-                    continue
-                says = "as many towers" if num_towers < counts[0] else "is missing"
-                with pytest.raises(tf.errors.OpError) as found:
-                    saver.restore(session, path)
-                assert says in str(found.value)
-    with tf.Graph().as_default():  # The file's graph is not of another number.
-        saver = tf.compat.v1.train.import_meta_graph(f"{path}.meta")
-        with tf.compat.v1.Session(config=config) as session:
-            saver.restore(session, path)
+@pytest.mark.parametrize(
+    ("saved", "restored", "says"),
+    [(3, 2, "as many towers"), (3, 1, "as many towers"), (2, 3, "is missing")],
+)
+def test_savers_of_sessions_refuse_another_number_of_towers(
+    saved, restored, says, tmp_path
+):
+    with in_session(REDUCERS["int8"], saved) as (_, step, session):
+        session.run(step)
+        path = tf.compat.v1.train.Saver().save(session, str(tmp_path / "saver"))
+    with (
+        in_session(REDUCERS["int8"], restored) as (_, _, session),
+        pytest.raises(tf.errors.OpError) as found,
+    ):
+        tf.compat.v1.train.Saver().restore(session, path)
+    assert says in str(found.value)
+    # The file's graph is not of another number.
+    with tf.Graph().as_default(), tf.compat.v1.Session(config=SESSION) as session:
+        tf.compat.v1.train.import_meta_graph(f"{path}.meta").restore(session, path)
 
 
 @pytest.mark.parametrize("resizes", [True, False])
 def test_sessions_divide_memory_between_other_towers(resizes, tmp_path, caplog):
-    power = REDUCERS["power_sgd"]
+    power, path = REDUCERS["power_sgd"], str(tmp_path / "objects")
 
     class Whole:
         init, update = power.init, power.update
 
-    found = {}
-    for num_towers in (2, 3):
-        with tf.Graph().as_default():
-            reducer = power if resizes else Whole()
-            state = ReducerState(reducer, variables(num_towers, shapes=SMALL))
-            step = state(small_gradients(num_towers, 0))
-            kept = [own.stacked() for own in state._memories.values()]
-            checkpoint = tf.train.Checkpoint(reducer=state)
-            config = tf.compat.v1.ConfigProto(device_count={"CPU": len(CPUS)})
-            with tf.compat.v1.Session(config=config) as session:
-                session.run(tf.compat.v1.global_variables_initializer())
-                if num_towers == 2:
-                    session.run(step)
-                    checkpoint.write(str(tmp_path / "objects"))
-                    found["saved"] = session.run(kept)
-                    continue
-                found["made"] = session.run(kept)
-                status = checkpoint.read(str(tmp_path / "objects"))
-                status.assert_consumed().run_restore_ops(session)
-                restored = session.run(kept)
+    reducer = power if resizes else Whole()
+    with in_session(reducer, 2) as (state, step, session):
+        kept = [own.stacked() for own in state._memories.values()]
+        session.run(step)
+        tf.train.Checkpoint(reducer=state).write(path)
+        saved = session.run(kept)
+    with in_session(reducer, 3) as (state, _, session):
+        kept = [own.stacked() for own in state._memories.values()]
+        made = session.run(kept)
+        status = tf.train.Checkpoint(reducer=state).read(path)
+        status.assert_consumed().run_restore_ops(session)
+        restored = session.run(kept)
     lines = [line for line in caplog.messages if "starts from zero" in line]
     assert len(lines) == (not resizes)
     if not resizes:
-        np.testing.assert_equal(restored, found["made"])
+        np.testing.assert_equal(restored, made)
         return
-    for own, saved in zip(restored, found["saved"], strict=True):
-        total = saved["leaf_0"].sum(0)
+    for own, before in zip(restored, saved, strict=True):
+        total = before["leaf_0"].sum(0)
         np.testing.assert_allclose(own["leaf_0"].sum(0), total, atol=1e-6)
-        np.testing.assert_equal(own["leaf_1"], [saved["leaf_1"][0]] * 3)
+        np.testing.assert_equal(own["leaf_1"], [before["leaf_1"][0]] * 3)
 
 
 def first_row(tensor):

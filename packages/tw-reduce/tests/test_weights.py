@@ -5,8 +5,6 @@ from functools import partial
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
-from hypothesis import strategies as st
 from reduce_given import REDUCERS, balanced, on_towers
 
 from tw_core.testing import CPUS, run_eagerly, run_in_function, run_in_graph
@@ -133,14 +131,3 @@ def test_rows_of_sparse_gradients_are_weighed(mode):
 
     got = MODES[mode](sparse, np.float32([[4], [8]]), np.float32([[8], [0]]))
     np.testing.assert_array_equal(got, [[[5], [0], [6]]] * 2)
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any), st.data())
-def test_any_partition_gives_the_mean_of_all_rows(counts, data):
-    rows = data.draw(
-        st.lists(st.integers(-99, 99), min_size=sum(counts), max_size=sum(counts))
-    )
-    column = [np.float64(rows)]
-    towers = [[tf.constant(g[0])] for g in tower_means(column, counts)]
-    got = mean(balanced(len(counts)), weights=counts)(towers)
-    np.testing.assert_allclose(got[0][0], np.mean(rows), rtol=1e-12, atol=1e-12)
