@@ -65,11 +65,6 @@ def train(group: Any, steps: int) -> dict[str, Any]:
     }
 
 
-def report(group: Any) -> list[str]:
-    """Returns the engine's facts."""
-    return [group.engine, group.engine_reason]
-
-
 def add_whole_numbers(group: Any) -> tuple[list[int], str]:
     """Sums int32 as on GPUs; returns the sums and their dtype."""
     with _with_a_gpu(True):

@@ -28,16 +28,12 @@ def all_say(found, now_s, *entered, completed=None):
         found.hear(rank, Report(entered=count, completed=done), now_s)
 
 
-def test_silent_ranks_are_missing_from_the_deadline_on():
+def test_silent_ranks_are_missing_from_the_deadline_on_and_closed_ones_at_once():
     found = attendance()
     found.hear(1, Report(), 5.0)
     assert found.find_missing(9.9) == {}
     assert sorted(found.find_missing(10.0)) == [0, 2]
     assert "silent for 10.0 s" in found.find_missing(10.0)[0]
-
-
-def test_a_closed_connection_is_missing_at_once():
-    found = attendance()
     found.close(2)
     assert list(found.find_missing(0.0)) == [2]
 
@@ -94,7 +90,16 @@ def test_who_catches_up_starts_anew():
     assert list(found.find_missing(49.0)) == [1]
 
 
-def test_a_rank_that_left_is_missing_when_others_wait_for_it():
+def test_a_rank_that_left_is_missing_when_others_wait_for_it_or_to_agree_with_it():
+    found = attendance(2)
+    found.leave(1)
+    found.close(1)
+    assert found.find_missing(0.0) == {}
+    # Before the first collective none is behind.
+    assert found.find_missing(0.0, awaited={1}) == {
+        1: "has ended, but others wait for it"
+    }
+    assert found.find_missing(0.0, awaited={0}) == {}
     found = attendance(2)
     all_say(found, 0.0, 4, 4)
     found.leave(1)
@@ -102,18 +107,6 @@ def test_a_rank_that_left_is_missing_when_others_wait_for_it():
     assert found.find_missing(1_000.0).get(1) is None
     found.hear(0, Report(entered=5, completed=4), 1_000.0)
     assert "has ended" in found.find_missing(1_000.0)[1]
-
-
-def test_a_rank_that_left_is_missing_when_others_wait_to_agree_with_it():
-    """Before the first collective none is behind."""
-    found = attendance(2)
-    found.leave(1)
-    found.close(1)
-    assert found.find_missing(0.0) == {}
-    assert found.find_missing(0.0, awaited={1}) == {
-        1: "has ended, but others wait for it"
-    }
-    assert found.find_missing(0.0, awaited={0}) == {}
 
 
 @pytest.mark.parametrize("then", [Attendance.close, Attendance.leave])
@@ -241,14 +234,11 @@ def test_ranks_that_speak_and_move_are_never_missing(moves):
             assert stuck or found.find_missing(now_s) == {}
 
 
-def test_the_sentence_names_all():
+def test_sentences_name_all_and_a_warning_says_how_long_they_are_waited_for():
     text = describe_missing({2: "is gone", 0: "is silent"}, ["a", "b", "c"], own=1)
     assert text == (
         "rank 1 of 3 cannot continue: rank 0 (a) is silent; rank 2 (c) is gone"
     )
-
-
-def test_the_warning_names_all_and_says_how_long_they_are_waited_for():
     text = describe_slow({1: "is late"}, ["a", "b"], own=0, limit_s=600.0)
     assert text == (
         "rank 0 of 2 reports a stall: rank 1 (b) is late. Ranks wait up to 600 s "
@@ -423,37 +413,28 @@ def test_who_is_reached_in_one_direction_alone_is_named_too():
     assert missing[1] == f"cannot be reached by rank 2: {SILENT.fault}"
 
 
-def test_of_several_connections_the_rank_that_all_have_is_named():
+def test_of_several_connections_those_that_the_ring_needs_are_blamed():
     found = stuck({0: {3: SILENT}, 2: {3: SILENT}})
-    missing = found.find_missing(41.0)
-    assert missing == {
+    assert found.find_missing(41.0) == {
         3: f"cannot be reached by rank 0: {SILENT.fault}, and cannot be reached by "
         f"rank 2: {SILENT.fault}"
     }
-
-
-def test_a_connection_that_the_ring_does_not_need_is_not_blamed():
     parted = {0: {2: SILENT}, 2: {0: SILENT}}
     assert list(stuck(parted).find_missing(41.0)) == [0, 2]  # For want of a better.
     assert list(stuck({**parted, 1: {2: SILENT}}).find_missing(41.0)) == [1, 2]
-
-
-def test_the_ring_has_ranks_in_their_order():
-    found = stuck({10: {2: SILENT, 11: SILENT, 9: SILENT}}, size=12)
-    missing = found.find_missing(41.0)
-    assert list(missing) == [10]
-    assert "waits for rank 9" in missing[10]
-    assert "cannot reach rank 11" in missing[10]
-    assert "rank 2:" not in missing[10]
-
-
-def test_the_last_rank_is_before_the_first():
+    # The last rank is before the first, and 9 before 10.
     found = stuck({0: {11: SILENT}, 1: {10: SILENT}}, size=12)
     assert list(found.find_missing(41.0)) == [0, 11]
+    found = stuck({10: {2: SILENT, 11: SILENT, 9: SILENT}}, size=12)
+    [(rank, why)] = found.find_missing(41.0).items()
+    assert rank == 10
+    assert "waits for rank 9" in why and "cannot reach rank 11" in why
+    assert "rank 2:" not in why
 
 
-def test_the_ends_of_a_slow_connection_are_named_though_one_is_through():
-    slow, idle = Link("", 9_800.0), Link("", 12.0)
+def test_the_ends_of_slow_connections_are_named():
+    slow, idle, busy = Link("", 9_800.0), Link("", 12.0), Link("", 1e8)
+    # Though one of them is through.
     found = stuck({0: {1: idle, 2: slow}, 1: {0: idle}}, size=3, rank_2=5)
     assert found.find_slow(6.0) == {
         0: "is at an end of the connection that collective 5 waits for: it receives "
@@ -461,16 +442,9 @@ def test_the_ends_of_a_slow_connection_are_named_though_one_is_through():
         2: "is at an end of the connection that collective 5 waits for: rank 0 "
         "receives 9.8 kB/s from it",
     }
-
-
-def test_who_is_at_all_slow_connections_is_named_alone():
-    slow = Link("", 9_800.0)
-    found = stuck({0: {3: slow}, 3: {2: slow}})
-    assert list(found.find_slow(6.0)) == [3]
-
-
-def test_where_all_connections_are_in_use_none_is_slow():
-    busy = Link("", 1e8)
+    # Who is at all of them is named alone.
+    assert list(stuck({0: {3: slow}, 3: {2: slow}}).find_slow(6.0)) == [3]
+    # Where all connections are in use, none is slow.
     found = stuck({0: {2: busy}, 1: {0: busy}, 2: {1: busy}}, size=3)
     assert all("all have entered it" in why for why in found.find_slow(6.0).values())
     assert list(found.find_slow(6.0)) == [0, 1, 2]

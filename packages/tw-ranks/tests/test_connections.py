@@ -253,8 +253,8 @@ def test_connections_of_others_in_this_process_are_held_and_no_more():
         assert options(unrelated)[0] == 2**31 - 1
 
 
-def fail_between_ranks(monkeypatch, faults):
-    """Has ranks see faults, by rank and peer, and one collective fail."""
+def test_a_failed_collective_names_the_two_that_do_not_reach_each_other(monkeypatch):
+    faults = {(2, 1): "Connection refused", (1, 2): "timed out"}  # by rank and peer
 
     def look(addresses):
         own = threading.current_thread().rank
@@ -271,18 +271,13 @@ def fail_between_ranks(monkeypatch, faults):
         # It fails as soon as it is inside, which no beat has told yet.
         members[2]._read_report = lambda: Report(entered=1)
         members[2].tell_failure()
-        return [member.wait_for_missing(60.0) for member in members]
-
-
-def test_a_failed_collective_names_the_two_that_do_not_reach_each_other(monkeypatch):
-    faults = {(2, 1): "Connection refused", (1, 2): "timed out"}
-    for missing in fail_between_ranks(monkeypatch, faults):
-        assert missing == {
-            1: "cannot reach rank 2: host2 does not answer host1 (127.0.0.1:3: "
-            "timed out)",
-            2: "waits for rank 1: host1 does not answer host2 (127.0.0.1:2: "
-            "Connection refused)",
-        }
+        for member in members:
+            assert member.wait_for_missing(60.0) == {
+                1: "cannot reach rank 2: host2 does not answer host1 (127.0.0.1:3: "
+                "timed out)",
+                2: "waits for rank 1: host1 does not answer host2 (127.0.0.1:2: "
+                "Connection refused)",
+            }
 
 
 @pytest.mark.slow

@@ -82,23 +82,15 @@ def missing_by(living):
     return [sorted(member.wait_for_missing(60.0)) for member in living]
 
 
-@pytest.mark.slow
-def test_ranks_that_fall_silent_together_are_named_together(channel):
+@pytest.mark.parametrize("how", ["silent", "closed"])
+def test_ranks_that_are_lost_together_are_named_together(channel, monkeypatch, how):
+    if how == "closed":
+        monkeypatch.setattr(_coordinator, "_ANSWER_S", 5.0)
     living, (two, three) = channel
-    two.beat()
-    time.sleep(0.3)
-    three.beat()
-    assert missing_by(living) == [[2, 3], [2, 3]]
-
-
-def test_ranks_whose_connections_close_together_are_named_together(
-    channel, monkeypatch
-):
-    monkeypatch.setattr(_coordinator, "_ANSWER_S", 5.0)
-    living, (two, three) = channel
-    two.line.close()
-    time.sleep(0.3)  # The kernel is slow in ending this one.
-    three.line.close()
+    for rank in (two, three):
+        rank.beat() if how == "silent" else rank.line.close()
+        if rank is two:
+            time.sleep(0.3)  # The kernel is slow in ending one connection.
     assert missing_by(living) == [[2, 3], [2, 3]]
 
 
