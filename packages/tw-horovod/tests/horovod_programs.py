@@ -413,13 +413,18 @@ def call_program(
     return globals()[name](rows, targets, **options)
 
 
-def make_model(start: float, optimizer: Any, **options: Any) -> Any:
+def make_model(
+    start: float,
+    optimizer: Any,
+    *,
+    layer: str = "dense",
+    is_built: bool = True,
+    **options: Any,
+) -> Any:
     """Returns a linear model of Keras, compiled."""
     begin = keras.initializers.Constant(start)
-    dense = keras.layers.Dense(
-        1, use_bias=False, kernel_initializer=begin, name="dense"
-    )
-    model = keras.Sequential([keras.Input([2]), dense])
+    dense = keras.layers.Dense(1, use_bias=False, kernel_initializer=begin, name=layer)
+    model = keras.Sequential([*([keras.Input([2])] if is_built else []), dense])
     model.compile(optimizer=optimizer, loss="mse", **options)
     return model
 
@@ -494,22 +499,13 @@ def resume(
     start: float,
     folder: str,
     is_built: bool,
-    layer: str | None,
+    layer: str,
 ) -> dict[str, Any]:
     """Trains for two steps, then for two more: rank 0 loads, the others make anew."""
 
-    def make(value: float, *, is_built: bool = True) -> Any:
+    def make(value: float, **options: Any) -> Any:
         optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
-        made = make_model(value, hvd_keras.DistributedOptimizer(optimizer))
-        if is_built:
-            return made
-        # Without an input, and of another name than rank 0's.
-        begin = keras.initializers.Constant(value)
-        options = {"use_bias": False, "name": layer}
-        own = keras.layers.Dense(1, kernel_initializer=begin, **options)
-        made = keras.Sequential([own])
-        made.compile(hvd_keras.DistributedOptimizer(optimizer), "mse")
-        return made
+        return make_model(value, hvd_keras.DistributedOptimizer(optimizer), **options)
 
     weights: list[np.ndarray] = []
 
@@ -527,7 +523,8 @@ def resume(
         model.save(path)
         resumed = hvd_keras.load_model(path)
     else:
-        resumed = make(-start, is_built=is_built)
+        # It may lack an input, and its layer have another name than rank 0's.
+        resumed = make(-start, is_built=is_built, layer=layer)
     fit(resumed)
     fit(resumed)  # Rank 0's paths are known by now.
     path = resumed.weights[0].path

@@ -57,13 +57,10 @@ def test_what_programs_choose_after_init_is_set_already(
     assert all(settings.get_memory_growth(gpu) for gpu in gpus)
 
 
-def test_a_launchers_choice_stays(make_settings):
+def test_a_launchers_choice_and_a_programs_own_before_init_stay(make_settings):
     settings = make_settings(1)
     pin_gpu(settings, 3)
     assert settings.get_visible_devices("GPU") == settings.list_physical_devices("GPU")
-
-
-def test_a_programs_own_choice_before_init_stays(make_settings):
     settings = make_settings(3)
     gpus = settings.list_physical_devices("GPU")
     settings.set_visible_devices(gpus[2], "GPU")

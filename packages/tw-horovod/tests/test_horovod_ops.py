@@ -3,14 +3,15 @@
 ``horovod_table.py`` of the integration tests has a row per call, for several ranks.
 """
 
+from functools import partial
+
 import horovod_ranks
 import ml_dtypes
 import numpy as np
 import pytest
 from harness.ranks import Raised
 
-MODES = ["function", "session"]  # Eager calls run what sessions call.
-ALL_MODES = ["eager", *MODES]
+MODES = ["eager", "function", "session"]
 
 
 @pytest.fixture(scope="module", params=[1, 3])
@@ -30,10 +31,6 @@ def drawn(rank, shape=(5, 2), dtype="float32", low=-8):
 def call(ranks, name, mode, own, times=1, **options):
     calls = [(name, mode, array, options, times) for array in own]
     return ranks.call_each("call", calls)
-
-
-def all_drawn(ranks, *arguments, **options):
-    return [drawn(rank.rank, *arguments, **options) for rank in ranks.all]
 
 
 OPS = {
@@ -91,7 +88,7 @@ def test_independent_collectives_may_begin_in_unlike_orders(
 
 @pytest.mark.parametrize("dtype", ["bool", "int16", ml_dtypes.bfloat16])
 def test_any_dtype_is_moved(ranks, dtype):
-    own = [array.astype(dtype) for array in all_drawn(ranks, (6, 3), "int32")]
+    own = [drawn(rank.rank, (6, 3), "int32").astype(dtype) for rank in ranks.all]
     parts = [np.split(array, len(own)) for array in own]
     gathered = call(ranks, "allgather", "function", own)
     dealt = call(ranks, "alltoall", "function", own)
@@ -179,7 +176,7 @@ EMPTY = {
 }
 
 
-@pytest.mark.parametrize("mode", ALL_MODES)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", EMPTY)
 def test_what_has_no_elements_is_exchanged_like_anything_else(ranks, mode, name):
     size = len(ranks.all)
@@ -196,62 +193,66 @@ def test_what_has_no_elements_is_exchanged_like_anything_else(ranks, mode, name)
             assert min(end_s for _, _, end_s in calls) >= begun_s
 
 
-@pytest.mark.parametrize("mode", ALL_MODES)
-@pytest.mark.parametrize("op", ["Average", "Sum"])
-def test_the_gradient_of_allreduce_is_one(ranks, mode, op):
-    above = all_drawn(ranks)
+# Of each rank: what it brings, the gradient of its result, options, and its gradient.
+
+
+def of_allreduce(size, op):
+    above = [drawn(rank) for rank in range(size)]
     options = {"op": NUMBERS[op], "prescale_factor": 0.5, "postscale_factor": 4.0}
-    calls = [("allreduce", mode, array, array, options) for array in above]
-    for got in ranks.call_each("gradient", calls):
-        np.testing.assert_allclose(got, 2 * OPS[op](above), rtol=1e-6)
+    return above, above, [options] * size, [2 * OPS[op](above)] * size
 
 
-@pytest.mark.parametrize("mode", ALL_MODES)
-def test_the_gradient_of_allgather_is_this_ranks_rows_of_the_mean(ranks, mode):
-    own = [drawn(r.rank, (r.rank + 1, 2)) for r in ranks.all]
-    total = sum(len(array) for array in own)
-    above = all_drawn(ranks, (total, 2))
-    want = np.split(np.mean(above, axis=0), np.cumsum([len(a) for a in own])[:-1])
-    calls = [("allgather", mode, a, g, {}) for a, g in zip(own, above, strict=True)]
-    for got, rows in zip(ranks.call_each("gradient", calls), want, strict=True):
-        np.testing.assert_allclose(got, rows, rtol=1e-6)
+def of_allgather(size):
+    """The rank's rows of the mean."""
+    own = [drawn(rank, (rank + 1, 2)) for rank in range(size)]
+    *ends, total = np.cumsum([len(array) for array in own])
+    above = [drawn(rank, (total, 2)) for rank in range(size)]
+    return own, above, [{}] * size, np.split(np.mean(above, axis=0), ends)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_the_gradient_of_broadcast_is_the_roots(ranks, mode):
-    above = all_drawn(ranks)
-    calls = [("broadcast", mode, array, array, {"root_rank": 0}) for array in above]
-    for rank, got in enumerate(ranks.call_each("gradient", calls)):
-        want = np.mean(above, axis=0) if rank == 0 else np.zeros_like(above[0])
-        np.testing.assert_allclose(got, want, rtol=1e-6)
+def of_broadcast(size):
+    """The mean, for the root alone."""
+    above = [drawn(rank) for rank in range(size)]
+    zeros = [np.zeros_like(above[0])] * (size - 1)
+    return above, above, [{"root_rank": 0}] * size, [np.mean(above, axis=0), *zeros]
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_the_gradient_of_alltoall_goes_back(ranks, mode):
-    size = len(ranks.all)
-    splits = [[r + to for to in range(size)] for r in range(size)]
-    own = [drawn(r, (sum(splits[r]), 2)) for r in range(size)]
-    # What a rank receives times its number plus one is what comes back for it.
-    calls = []
-    for r in range(size):
-        got = sum(splits[other][r] for other in range(size))
-        above = np.full([got, 2], r + 1, np.float32)
-        calls.append(("alltoall", mode, own[r], above, {"splits": splits[r]}))
-    for r, got in enumerate(ranks.call_each("gradient", calls)):
-        want = np.repeat(np.arange(size) + 1, splits[r])
-        np.testing.assert_array_equal(got, np.stack([want, want], axis=1))
+def of_alltoall(size):
+    """What a rank receives times its number plus one is what comes back for it."""
+    splits = [[rank + to for to in range(size)] for rank in range(size)]
+    own = [drawn(rank, (sum(splits[rank]), 2)) for rank in range(size)]
+    factors = np.float32([[rank + 1] * 2 for rank in range(size)])
+    received = np.sum(splits, axis=0)
+    above = [np.repeat(factors[[r]], received[r], axis=0) for r in range(size)]
+    wants = [np.repeat(factors, sent, axis=0) for sent in splits]
+    return own, above, [{"splits": sent} for sent in splits], wants
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("op", ["Average", "Sum"])
-def test_the_gradient_of_reducescatter_is_gathered(ranks, mode, op):
-    size = len(ranks.all)
-    own = all_drawn(ranks, (5, 2))
-    above = np.array_split(drawn(9), size)
+def of_reducescatter(size, op):
+    """All ranks' rows."""
+    own, above = [drawn(rank) for rank in range(size)], drawn(9)
     options = {"op": NUMBERS[op], "prescale_factor": 2.0}
-    calls = [
-        ("reducescatter", mode, a, g, options) for a, g in zip(own, above, strict=True)
-    ]
-    want = 2 * drawn(9) * (size if op == "Sum" else 1)
-    for got in ranks.call_each("gradient", calls):
+    want = 2 * above * (size if op == "Sum" else 1)
+    return own, np.array_split(above, size), [options] * size, [want] * size
+
+
+GRADIENTS = {
+    "allgather": of_allgather,
+    "broadcast": of_broadcast,
+    "alltoall": of_alltoall,
+    **{
+        f"{make.__name__[3:]}-{op}": partial(make, op=op)
+        for make in (of_allreduce, of_reducescatter)
+        for op in OPS
+    },
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_the_gradient_of_a_collective_is_what_its_results_have(ranks, mode, name):
+    *given, wants = GRADIENTS[name](len(ranks.all))
+    function = name.partition("-")[0]
+    calls = [(function, mode, *own) for own in zip(*given, strict=True)]
+    for got, want in zip(ranks.call_each("gradient", calls), wants, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-6)

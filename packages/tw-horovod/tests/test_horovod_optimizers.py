@@ -179,33 +179,30 @@ def test_a_rank_that_joins_brings_zeros_to_means_over_all(eager_ranks):
         assert got["last"] == last
 
 
-@pytest.mark.parametrize("options", [{}, {"sparse_as_dense": True}])
-def test_local_sources_stay_with_their_rank(eager_ranks, options):
+@pytest.mark.parametrize(
+    ("op", "options"),
+    [
+        (SUM, {}),
+        (SUM, {"sparse_as_dense": True}),
+        (MAX, {"sparse_as_dense": True, "scale_local_gradients": False}),
+    ],
+)
+def test_local_sources_stay_with_their_rank(eager_ranks, op, options):
     size = len(eager_ranks.all)
+    share = size if options.get("scale_local_gradients", True) else 1
     want = np.zeros([4, 2])
     for rank in range(size):
         want[rank] += (1.0 + rank) ** 2
-    for rank, got in enumerate(eager_ranks.call("take_gradients", SUM, options)):
+    for rank, got in enumerate(eager_ranks.call("take_gradients", op, options)):
         np.testing.assert_allclose(got["dense"], want)
         assert got["sparse"] == (not options)
-        np.testing.assert_allclose(got["scale"], 2 * (1.0 + rank) * 2 / size, rtol=1e-6)
+        scale = 2 * (1.0 + rank) * 2 / share
+        np.testing.assert_allclose(got["scale"], scale, rtol=1e-6)
         assert got["one"] == got["scale"]
         assert got["local"] == got["shared"] == [True]
         assert got["watched"] == 2
 
 
-def test_other_reductions_are_taken_too(eager_ranks):
-    size = len(eager_ranks.all)
-    want = np.zeros([4, 2])
-    for rank in range(size):
-        want[rank] += (1.0 + rank) ** 2
-    options = {"sparse_as_dense": True, "scale_local_gradients": False}
-    for rank, got in enumerate(eager_ranks.call("take_gradients", MAX, options)):
-        np.testing.assert_allclose(got["dense"], want)
-        assert got["scale"] == 2 * (1.0 + rank) * 2
-
-
-@pytest.mark.slow
 def test_gradients_in_float64_meet_no_narrower_number(eager_ranks):
     size = len(eager_ranks.all)
     total = sum(1 / (3.0 + rank) for rank in range(size))
