@@ -31,10 +31,13 @@ def test_an_address_is_split_and_joined(text, parts):
     assert join_address(*parts) == text
 
 
-NO_ADDRESS = ["", "a", ":1", "[]:1", "::1:22", "a:0", "a:65536", "a:-1", "a:x"]
-
-
-@pytest.mark.parametrize("text", [*NO_ADDRESS, "[::1:1", "[a:1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "a", ":1", "[]:1", "::1:22", "a:0", "a:65536", "a:-1", "a:x"),
+        *("[::1:1", "[a:1"),
+    ],
+)
 def test_what_is_no_address_is_refused(text):
     with pytest.raises(ValueError, match=r"has no port|is not host:port"):
         split_address(text)

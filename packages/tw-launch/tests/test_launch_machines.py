@@ -99,19 +99,6 @@ def test_the_first_failure_decides_for_all_machines(launches, failing):
         assert "[tw-launch]   what went wrong" in err
 
 
-def test_a_failed_task_of_another_machine_is_restarted_there(launches, tmp_path):
-    program = f"""
-    if index == 1 and not os.path.exists({str(tmp_path / "again")!r}):
-        open({str(tmp_path / "again")!r}, "w").close()
-        sys.exit(4)
-    time.sleep(0.5)
-    """
-    processes = [launches.start(n, program, "--max-restarts", "1") for n in (0, 1)]
-    assert launches.finish() == [0, 0]
-    for process in processes:
-        assert "worker 1 failed with status 4; restart 1 of 1" in process.err
-
-
 @pytest.mark.parametrize("failing", [0, 1])
 def test_all_tasks_of_all_machines_are_restarted_on_fresh_ports(
     launches, tmp_path, failing

@@ -193,16 +193,4 @@ def test_a_summary_names_the_first_failure_and_counts_the_others():
         "  b",
         "2 more failed on this machine: worker 0 (exit code 1), ps 0 (SIGSEGV)",
     ]
-    assert summarize(Over(3, "", failed=Ended("worker 1", 3)), []) == [
-        "the first task that failed: worker 1, exit code 3"
-    ]
     assert summarize(Over(130, "node 0 got SIGINT"), later) == []
-    last = Ended("worker 0", 1, lines=("c",))
-    killed = Ended("worker 1", 137, "SIGKILL")
-    assert summarize(Over(137, "", failed=killed, last=last), later) == [
-        "the first task that failed: worker 1, SIGKILL",
-        "the task that ended the run: worker 0, exit code 1",
-        "its last lines:",
-        "  c",
-        "1 more failed: ps 0 (SIGSEGV)",
-    ]

@@ -25,19 +25,12 @@ def test_replicas_are_numbered_chief_first(job, index, replica):
     assert task.address == CLUSTER[job][index]
 
 
-def test_the_first_worker_is_chief_where_no_chief_is_named():
+def test_jobs_need_not_be_named_as_in_a_whole_cluster():
     task = read_tf_config(config({"worker": ["b:1", "c:1"]}, "worker", 0))
     assert task.is_chief
     assert len(task.replicas) == 2
-
-
-def test_an_evaluator_need_not_be_part_of_the_cluster():
-    task = read_tf_config(config(job="evaluator"))
-    assert task.replica_index is None
-    assert task.address is None
-
-
-def test_the_old_name_of_the_chief_is_understood():
+    evaluator = read_tf_config(config(job="evaluator"))
+    assert (evaluator.replica_index, evaluator.address) == (None, None)
     assert read_tf_config(config({"master": ["a:1"]}, "master", 0)).job == "chief"
 
 
