@@ -256,7 +256,6 @@ SEVERAL = ["--nnodes", "2", "--coordinator", "a:1"]
         (["-m"], "COMMAND is missing"),
         (["--", "no-such-program"], "COMMAND 'no-such-program' cannot be run"),
         (["--evaluators", "2", "true"], "--evaluators must be 0 or 1"),
-        (["--ps", "1.5", "true"], "argument --ps: must be 0 or more; got '1.5'"),
         (["--ps", "-1", "true"], "argument --ps: must be 0 or more; got '-1'"),
         (["--workers", "two", "true"], "--workers: must be 0 or more; got 'two'"),
         (["--gpus-per-task", "-1", "true"], "must be 0 or more; got '-1'"),
@@ -274,8 +273,6 @@ SEVERAL = ["--nnodes", "2", "--coordinator", "a:1"]
         (["--nnodes", "2", "true"], "--nnodes above 1 needs --coordinator"),
         (["--node-rank", "1", "true"], "--node-rank must be below --nnodes 1; got 1"),
         (["--coordinator", "a", "true"], "must be HOST:PORT; got 'a'"),
-        (["--coordinator", "a:0", "true"], "must be HOST:PORT; got 'a:0'"),
-        (["--coordinator", ":80", "true"], "must be HOST:PORT; got ':80'"),
         ([*SEVERAL, "--isolate", "true"], "--isolate keeps the tasks out of"),
         ([*SEVERAL, "--node-timeout", "0", "true"], "--node-timeout must be above 0"),
         (
