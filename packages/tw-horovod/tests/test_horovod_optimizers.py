@@ -203,6 +203,7 @@ def test_local_sources_stay_with_their_rank(eager_ranks, op, options):
         assert got["watched"] == 2
 
 
+@pytest.mark.slow
 def test_gradients_in_float64_meet_no_narrower_number(eager_ranks):
     size = len(eager_ranks.all)
     total = sum(1 / (3.0 + rank) for rank in range(size))

@@ -554,7 +554,7 @@ class Siamese(Stepping):
 
 
 @pytest.mark.parametrize("variables", ["replicated", "sharded", "parameter_server"])
-@pytest.mark.slow(by_day=["replicated", "sharded"])
+@pytest.mark.slow
 def test_a_step_of_ones_own_may_take_any_tuple(variables):
     parts = X, X + 0.1, X[::-1], X[:, 0]
     data = tf.data.Dataset.from_tensor_slices(parts).batch(16)

@@ -118,7 +118,7 @@ REDUCTIONS = ["sum_over_batch_size", "mean_with_sample_weight", "sum", "mean"]
 REDUCTIONS += ["sum, mean", "mean_with_sample_weight, sum"]  # of two losses
 
 
-@pytest.mark.slow(by_day=["True-mean_with_sample_weight", "True-sum, mean"])
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("weighted", [True, False])
 def test_losses_may_be_reduced_as_keras_can(reduction, weighted):

@@ -44,6 +44,7 @@ def errors_of(model):
     return {name: own.sum(0) for name, own in found.items() if own.ndim == 3}
 
 
+@pytest.mark.slow
 def test_saved_memory_is_divided_between_other_towers(tmp_path, caplog):
     model = made(TOP)
     fit(model, 1)

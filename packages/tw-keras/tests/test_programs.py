@@ -239,11 +239,7 @@ def results_of(model, program):
     return results
 
 
-@pytest.mark.slow(
-    by_day=[
-        *("2-own methods", "3-dropout", "3-metrics", "3-one tape, two optimizers"),
-    ]
-)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("num_towers", [2, 3])
 def test_a_program_does_over_towers_what_it_does_on_one_device(num_towers, name):

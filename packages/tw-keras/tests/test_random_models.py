@@ -25,7 +25,7 @@ def trained(drawn, model, *, jit_compile):
     return [*results, model.predict(x, batch_size=drawn.batch_size, verbose=0)]
 
 
-@pytest.mark.slow(by_day=["11", "12", "14"])
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(24))
 def test_a_random_model_trains_compiled_as_on_one_device(seed):
     drawn = Drawn(seed)

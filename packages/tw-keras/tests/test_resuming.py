@@ -93,14 +93,7 @@ def by_backup(mode, towers, folder):
 RESUMES = [by_loading, by_checkpoint_of_keras, by_checkpoint_of_tensorflow, by_backup]
 
 
-@pytest.mark.slow(
-    by_day=[
-        "by_loading-1-sharded",
-        "by_backup-2-remembered",
-        "by_loading-2-factored",
-        "by_checkpoint_of_keras-3-shared",
-    ]
-)
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("towers", [1, 2, 3])
 @pytest.mark.parametrize("resume", RESUMES)
