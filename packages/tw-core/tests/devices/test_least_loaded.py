@@ -31,10 +31,13 @@ def test_variables_are_balanced_by_bytes_and_other_ops_go_to_the_worker(graph):
             v1.Variable([1.0] * 10),
             tf.Variable([1.0] * 10),
             v1.get_variable("e", []),
+            v1.get_variable("half", [5], tf.bfloat16),
+            v1.get_variable("flags", [2, 3], tf.bool),
+            v1.get_variable("none", [0, 3]),
         ]
         y = made[0] * 2.0
-    assert devices([*made, y]) == ["1", "2", "1", "1", "1", "0"]
-    assert place.bytes_on == [400 + 40 + 40 + 4, 480]
+    assert devices([*made, y]) == [*"12111211", "0"]
+    assert place.bytes_on == [400 + 40 + 40 + 4 + 6, 480 + 10]
     with v1.device(free):  # without a device for them
         w = v1.get_variable("w", [2])
         assert (w * 2.0).device == ""

@@ -26,18 +26,13 @@ def two_device_graph():
     return w, loss
 
 
-def test_variables_are_listed_by_device_with_their_bytes(graph):
-    two_device_graph()
+def test_variables_and_transfers_are_told_by_device_with_their_bytes(graph):
+    _, loss = two_device_graph()
     with tf.device("/cpu:2"):
         v1.get_variable("b", [10], tf.float64)
-    placed = placement(graph)
+    placed = placement(graph, fetches=[loss])
     assert placed.variables == {CPU1: {"layer/w": 48}, CPU2: {"b": 80}}
     assert placed.bytes_on == {CPU1: 48, CPU2: 80}
-
-
-def test_transfers_are_counted_once_a_tensor_and_target(graph):
-    _, loss = two_device_graph()
-    placed = placement(graph, fetches=[loss])
     assert placed.transfers == (
         Transfer(CPU1, CPU2, tensors=1, num_bytes=48),  # the variable's value
         Transfer(CPU2, CPU1, tensors=2, num_bytes=2 * 32),  # y and z
