@@ -200,7 +200,8 @@ def test_what_cannot_be_written_or_told_does_not_hide_the_error(monkeypatch, tmp
 
 ALONE = """
 import sys
-from tw_core import _black_box
+from tw_core import _black_box, _checks
+from tw_core.internal import CallThread, Recorder, check_flag
 def told():
     wait = _black_box.Wait("me", "it", 1.0, 1.0)
     return _black_box.report(wait, _black_box.Recorder("a task"))
@@ -215,8 +216,7 @@ assert "/device:CPU:0" in told(), told()
 """
 
 
-@pytest.mark.slow
-def test_a_report_neither_imports_tensorflow_nor_starts_its_runtime():
+def test_a_report_and_what_it_needs_neither_import_nor_start_tensorflow():
     done = subprocess.run(
         [sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120
     )
