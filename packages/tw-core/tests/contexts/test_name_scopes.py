@@ -39,11 +39,3 @@ def test_a_taken_name_is_refused_and_nothing_is_left_behind(graph, taken):
     assert tf.constant(0).name == "Const:0"
     with tf.name_scope("tower0"):
         assert graph.get_name_scope() == "tower0_1"  # as if no tower had tried
-
-
-def test_a_name_that_tensorflow_cannot_use_is_refused_and_the_tower_stays_closed(graph):
-    context = tower("tower 0")
-    with pytest.raises(ValueError, match="tower 0"), context:
-        pass
-    with pytest.raises(RuntimeError, match="enter the tower first"):
-        _ = context.graph
