@@ -99,23 +99,37 @@ def test_towers_that_are_not_synchronised_take_their_own_rows():
 
 
 @pytest.mark.parametrize("run", [run_in_graph, run_in_function])
-def test_what_asks_the_replica_context_gets_sums_and_means(run):
-    def tower_fn(tower, x):
+@pytest.mark.parametrize("within", [False, True])
+def test_what_asks_the_replica_context_gets_sums_and_means(run, within):
+    """Around all towers, or in a part of each."""
+
+    def in_sync(tower, x):
         context = tf.distribute.get_replica_context()
         assert context.num_replicas_in_sync == 2
         assert not tf.distribute.has_strategy()
+        with pytest.raises(NotImplementedError, match=r"all_gather .*use all_reduce"):
+            context.all_gather(x, 0)
+        with pytest.raises(ValueError, match=r"supports SUM and MEAN; got 'max'"):
+            context.all_reduce("max", x)
         mean = context.all_reduce(tf.distribute.ReduceOp.MEAN, [x])
         return context.all_reduce("sum", x), *mean
 
+    def tower_fn(tower, x):
+        with synchronized_layers() if within else nullcontext():
+            got = in_sync(tower, x)
+        own = tf.distribute.get_replica_context()
+        return *got, own.all_reduce("sum", x) if within else x
+
     def build(x):
-        with synchronized_layers():
+        with nullcontext() if within else synchronized_layers():
             got = map_towers(tower_fn, ours(2), [x, 2 * x])
         assert tf.distribute.get_replica_context().num_replicas_in_sync == 1
         return got
 
-    for total, mean in run(build, X):
+    for times, (total, mean, own) in enumerate(run(build, X), start=1):
         np.testing.assert_allclose(total, 3 * X, rtol=1e-15)
         np.testing.assert_allclose(mean, 1.5 * X, rtol=1e-15)
+        np.testing.assert_array_equal(own, times * X)
 
 
 def test_an_optimizer_of_keras_adds_gradients_as_it_does_in_replicas():
@@ -169,22 +183,6 @@ def test_summaries_are_those_of_tower_0(tmp_path):
     assert [bool(written) for written in step()] == [True, False]
 
 
-def test_gathering_and_other_reductions_are_refused():
-    def tower_fn(tower):
-        context = tf.distribute.get_replica_context()
-        with pytest.raises(NotImplementedError, match=r"all_gather .*use all_reduce"):
-            context.all_gather(tf.ones([1]), 0)
-        with pytest.raises(ValueError, match=r"supports SUM and MEAN; got 'max'"):
-            context.all_reduce("max", tf.ones([1]))
-        return tf.constant(0)
-
-    def build():
-        with synchronized_layers():
-            return map_towers(tower_fn, ours(2))
-
-    run_in_function(build)
-
-
 def test_another_strategys_scope_is_refused():
     with (
         tf.Graph().as_default(),
@@ -193,18 +191,3 @@ def test_another_strategys_scope_is_refused():
         pytest.raises(RuntimeError, match="leave that strategy's scope first"),
     ):
         map_towers(lambda _: 1, ours(2))
-
-
-@pytest.mark.parametrize("run", [run_in_graph, run_in_function])
-def test_a_part_of_a_tower_can_be_synchronised(run):
-    def tower_fn(tower, x):
-        def total():
-            return tf.distribute.get_replica_context().all_reduce("sum", x)
-
-        with synchronized_layers():
-            over_towers = total()
-        return over_towers, total()
-
-    for over_towers, own in run(lambda x: map_towers(tower_fn, ours(2), [x, x]), X):
-        np.testing.assert_array_equal(over_towers, 2 * X)
-        np.testing.assert_array_equal(own, X)
