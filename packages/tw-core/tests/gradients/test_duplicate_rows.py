@@ -25,10 +25,9 @@ INDICES = {
     "all the same": [3, 3, 3],
     "mixed": [4, 0, 4, 2, 0, 4, 5],
 }
-each_mode = pytest.mark.parametrize("mode", MODES)
 
 
-def rows_at(indices, dtype=np.float32, index_dtype=np.int64, row_shape=(2,)):
+def rows_at(indices, dtype, index_dtype, row_shape):
     random = np.random.default_rng(len(indices))
     values = np.asarray(random.integers(-8, 9, (len(indices), *row_shape)))
     return SparseRows(
@@ -38,12 +37,27 @@ def rows_at(indices, dtype=np.float32, index_dtype=np.int64, row_shape=(2,)):
     )
 
 
-@each_mode
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("indices", INDICES.values(), ids=INDICES)
 @pytest.mark.parametrize("row_shape", [(), (2,), (2, 3)])
-def test_each_index_occurs_once_and_the_gradient_is_the_same(mode, indices, row_shape):
-    rows = rows_at(indices, row_shape=row_shape)
-    got = MODES[mode](sum_duplicate_rows, rows)
+@pytest.mark.parametrize(
+    ("dtype", "index_dtype"),
+    [
+        *[(np.float32, np.int64), (np.float16, np.int32), (np.float64, np.int32)],
+        (tf.bfloat16.as_numpy_dtype, np.int64),
+    ],
+)
+def test_each_index_occurs_once_and_the_gradient_is_the_same(
+    mode, indices, row_shape, dtype, index_dtype
+):
+    rows = rows_at(indices, dtype, index_dtype, row_shape)
+    got, unknown = MODES[mode](
+        lambda *both: list(map(sum_duplicate_rows, both)),
+        *(rows, rows._replace(dense_shape=None)),
+    )
+    assert (got.values.dtype, got.indices.dtype) == (dtype, index_dtype)
+    assert unknown.dense_shape is None
+    np.testing.assert_array_equal(unknown.indices, got.indices)
     np.testing.assert_array_equal(got.to_dense(), rows.to_dense())
     np.testing.assert_array_equal(got.dense_shape, rows.dense_shape)
     if mode == "compiled":
@@ -53,24 +67,6 @@ def test_each_index_occurs_once_and_the_gradient_is_the_same(mode, indices, row_
         assert set(got.indices) == set(indices)
     else:
         assert list(got.indices) == list(dict.fromkeys(indices))
-
-
-@each_mode
-@pytest.mark.parametrize("dtype", [np.float16, tf.bfloat16.as_numpy_dtype, np.float64])
-@pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
-def test_dtypes_are_kept_and_an_unknown_dense_shape_stays_unknown(
-    mode, dtype, index_dtype
-):
-    rows = rows_at(INDICES["mixed"], dtype, index_dtype)
-    got, unknown = MODES[mode](
-        lambda *both: list(map(sum_duplicate_rows, both)),
-        *(rows, rows._replace(dense_shape=None)),
-    )
-    assert got.values.dtype == dtype
-    assert got.indices.dtype == index_dtype
-    np.testing.assert_array_equal(got.to_dense(), rows.to_dense())
-    assert unknown.dense_shape is None
-    np.testing.assert_array_equal(unknown.indices, got.indices)
 
 
 def test_the_number_of_rows_may_be_unknown_until_the_run():
