@@ -144,25 +144,24 @@ def test_aligned_clocks_break_no_order_and_are_as_near_as_messages_tell(
         assert first_time + shift[first] <= then_time + shift[then] + 1e-6
 
 
-def test_a_clock_bounded_from_one_side_moves_no_more_than_it_must():
-    late = [Before("a", 10.0, "b", 3.0)]  # b is 7 s behind at least
-    assert align_clocks(late, ["a", "b"], "a")["b"] == 7.0
-    fine = [Before("a", 10.0, "b", 30.0)]
-    assert align_clocks(fine, ["a", "b"], "a")["b"] == 0.0
-    early = [Before("b", 30.0, "a", 10.0)]
-    assert align_clocks(early, ["a", "b"], "a")["b"] == -20.0
+CLOCKS = {
+    "late by 7 at least": ([Before("a", 10.0, "b", 3.0)], {"a": 0.0, "b": 7.0}),
+    "fine": ([Before("a", 10.0, "b", 30.0)], {"a": 0.0, "b": 0.0}),
+    "early": ([Before("b", 30.0, "a", 10.0)], {"a": 0.0, "b": -20.0}),
+    "unconnected": ([], {"a": 0.0, "b": 0.0}),
+    "over another": (
+        [
+            *(Before("a", 1.0, "b", 101.0), Before("b", 101.0, "a", 1.0)),
+            *(Before("b", 101.0, "c", 201.0), Before("c", 201.0, "b", 101.0)),
+        ],
+        {"a": 0.0, "b": -100.0, "c": -200.0},
+    ),
+}
 
 
-def test_clocks_that_nothing_connects_stay():
-    assert align_clocks([], ["b"], "a") == {"a": 0.0, "b": 0.0}
-
-
-def test_a_clock_is_reached_over_another():
-    befores = [
-        *(Before("a", 1.0, "b", 101.0), Before("b", 101.0, "a", 1.0)),
-        *(Before("b", 101.0, "c", 201.0), Before("c", 201.0, "b", 101.0)),
-    ]
-    assert align_clocks(befores, TASKS, "a") == {"a": 0.0, "b": -100.0, "c": -200.0}
+@pytest.mark.parametrize(("befores", "shifts"), CLOCKS.values(), ids=CLOCKS)
+def test_clocks_move_no_more_than_they_must(befores, shifts):
+    assert align_clocks(befores, list(shifts), "a") == shifts
 
 
 # The choice of steps --------------------------------------------------------------
@@ -248,142 +247,118 @@ def test_the_cost_leaves_the_first_step_out_which_traces():
 A, B = "/device:CPU:0", "/device:CPU:1"
 
 
-def reasons(step, device):
-    return [(wait.start, wait.end, wait.why) for wait in waits(step, device)]
-
-
-def test_a_gap_waits_for_what_came_last_in_it():
-    ops = (op(1, 2), op(4, 5), op(0, 3.9, B, "backward"))
-    came = (
-        Arrival(A, B, "tower1/gradients/x", 2.5, 2.5),
-        Arrival(A, B, "tower1/gradients/y", 3.9, 4.0),
-        Arrival(B, A, "mean/z", 3.0, 3.0),
-    )
-    step = RecordedStep(0, 0, 0, 6, ops, came)
-    assert reasons(step, A) == [
-        (0, 1, "the call (Python, dispatch)"),
-        (2, 4, "tower 1's backward from /device:CPU:1"),
-        (5, 6, "the call's return"),
-    ]
-    assert explained(step) == 1.0
-
-
-def test_after_the_last_arrival_a_gap_waits_for_a_core():
-    came = (Arrival(A, B, "mean/z", 2, 2),)
-    step = RecordedStep(0, 0, 0, 5, (op(0, 1), op(4, 5), op(0, 5, B)), came)
-    assert reasons(step, A) == [(1, 2, "reduce from /device:CPU:1"), (2, 4, CORES)]
-
-
 def named(name, part, start, end, device):
     return Interval(device, part, None, name, "Op", start, end)
 
 
-def test_until_the_first_operation_of_all_devices_it_is_the_call():
-    name = "tower1/w/ReadVariableOp"
-    ops = (op(4, 5), named(name, "forward", 2.9, 3, B), op(5, 6, B))
-    step = RecordedStep(0, 0, 0, 6, ops, (Arrival(A, B, name, 3, 3),))
-    assert reasons(step, A)[:2] == [
-        (0, 2.9, "the call (Python, dispatch)"),
-        (2.9, 4, CORES),
-    ]
+ENDS = "to end the step"
+CALL, RETURN = "the call (Python, dispatch)", "the call's return"
+READ, UPDATE_READ = "tower1/w/ReadVariableOp", "apply_gradients/ReadVariableOp"
+SENT = "apply_gradients/tower1/StatefulPartitionedCall/input_control_node"
+INPUT = "input from /device:CPU:1"
+FAR = "/job:worker/task:1/device:CPU:0"
+# What runs until when (a step begins at 0), what arrives, and what A waits for.
+WAITS = {
+    "for what came last in the gap": (
+        *(6, [op(1, 2), op(4, 5), op(0, 3.9, B, "backward")]),
+        [
+            Arrival(A, B, "tower1/gradients/x", 2.5, 2.5),
+            Arrival(A, B, "tower1/gradients/y", 3.9, 4.0),
+            Arrival(B, A, "mean/z", 3.0, 3.0),
+        ],
+        [(0, 1, CALL), (2, 4, f"tower 1's backward from {B}"), (5, 6, RETURN)],
+    ),
+    "for a core after the last arrival": (
+        *(5, [op(0, 1), op(4, 5), op(0, 5, B)], [Arrival(A, B, "mean/z", 2, 2)]),
+        [(1, 2, f"reduce from {B}"), (2, 4, CORES)],
+    ),
+    "for the call until the first operation of all devices": (
+        *(6, [op(4, 5), named(READ, "forward", 2.9, 3, B), op(5, 6, B)]),
+        [Arrival(A, B, READ, 3, 3)],
+        [(0, 2.9, CALL), (2.9, 4, CORES), (5, 6, f"tower 0's forward on {B} {ENDS}")],
+    ),
+    "for the work before an update that shares a variable": (
+        5,
+        [
+            op(4, 5),
+            named("IteratorGetNext", "input", 0, 2.9, B),
+            named(UPDATE_READ, "apply", 3, 3.1, B),
+        ],
+        [Arrival(A, B, UPDATE_READ, 4, 4)],
+        [(0, 3.1, INPUT), (3.1, 4, CORES)],
+    ),
+    "for the work elsewhere that a call waits for": (
+        *(5, [op(4, 5), named("all_reduce/AddN", "reduce", 1, 4, B)]),
+        *([Arrival(A, B, SENT, 4, 4)], [(0, 1, CALL), (1, 4, f"reduce from {B}")]),
+    ),
+    "for a variable elsewhere until it is read": (
+        *(5, [op(4, 5), op(0, 1, B), named(READ, "forward", 3.8, 3.9, B)]),
+        [Arrival(A, B, READ, 3.9, 4)],
+        [(0, 4, f"tower 1's variables from {B}")],
+    ),
+    **{
+        f"for what {source} sent": (
+            *(5, [op(4, 5), named("split", "other", 0, 1, source), op(2, 3, source)]),
+            [Arrival(A, source, "split", 1, 3), Arrival(A, source, "split_1", 2, 4)],
+            found,
+        )
+        for source, found in (
+            (B, [(0, 1, f"other from {B}"), (1, 4, CORES)]),  # of the same task
+            (FAR, [(0, 4, f"other from {FAR}")]),
+        )
+    },
+    "for a core where a send came long after its operation": (
+        *(5, [op(4, 5), named("split", "other", 0, 1, B), op(1, 4, B)]),
+        [Arrival(A, B, "split", 4, 4)],
+        [(0, 1, f"other from {B}"), (1, 4, CORES)],
+    ),
+    "for one thing where the other is below a tenth of the gap": (
+        *(5, [op(0, 1), op(4, 5), op(0, 5, B)]),
+        *([Arrival(A, B, "mean/z", 3.95, 3.95)], [(1, 4, f"reduce from {B}")]),
+    ),
+    "for input that a tensor waited for": (
+        *(6, [op(0, 4, B, "input"), op(4, 6, B), op(5, 6)]),
+        [Arrival(A, B, "tower0/strided_slice", 4.5, 4.5)],
+        [(0, 4.5, INPUT), (4.5, 5, CORES)],
+    ),
+    "for what a tower's call did that returns": (
+        *(6, [op(1, 2), op(4, 5), op(0, 3.9, B, "backward")]),
+        [Arrival(A, B, "tower1/StatefulPartitionedCall", 3.9, 4.0)],
+        [(0, 1, CALL), (2, 4, f"tower 1's backward from {B}"), (5, 6, RETURN)],
+    ),
+    "for a core where nothing came": (*(4, [op(0, 1), op(3, 4)], [], [(1, 3, CORES)]),),
+    "for the end of another device": (
+        *(4, [op(0, 1), op(0, 2.9, B, "apply"), op(2.9, 3, B, "input")], []),
+        [(1, 3, f"tower 0's apply on {B} {ENDS}"), (3, 4, RETURN)],
+    ),
+    "for what is not known": (  # from where was not recorded
+        *(4, [op(0, 1), op(3, 4)], [Arrival(A, "", "x", 2.5, 2.5)]),
+        [(1, 2.5, ""), (2.5, 3, CORES)],
+    ),
+}
 
 
-def test_who_reads_a_variable_that_an_update_shares_waits_for_the_work_before():
-    name = "apply_gradients/ReadVariableOp"
-    got = named("IteratorGetNext", "input", 0, 2.9, B)
-    ops = (op(4, 5), got, named(name, "apply", 3, 3.1, B))
-    step = RecordedStep(0, 0, 0, 5, ops, (Arrival(A, B, name, 4, 4),))
-    assert reasons(step, A) == [(0, 3.1, "input from /device:CPU:1"), (3.1, 4, CORES)]
+def reasons(step):
+    return [(wait.start, wait.end, wait.why) for wait in waits(step, A)]
 
 
-def test_a_call_that_waits_for_work_elsewhere_names_the_work():
-    name = "apply_gradients/tower1/StatefulPartitionedCall/input_control_node"
-    ops = (op(4, 5), named("all_reduce/AddN", "reduce", 1, 4, B))
-    step = RecordedStep(0, 0, 0, 5, ops, (Arrival(A, B, name, 4, 4),))
-    assert (1, 4, "reduce from /device:CPU:1") in reasons(step, A)
+@pytest.mark.parametrize(("end", "ops", "came", "want"), WAITS.values(), ids=WAITS)
+def test_a_gap_is_a_wait(end, ops, came, want):
+    step = RecordedStep(0, 0, 0, end, tuple(ops), tuple(came))
+    assert reasons(step) == want
+    unknown = sum(until - since for since, until, why in want if not why)
+    assert explained(step) == 1.0 - unknown / end
 
 
-def test_a_variable_elsewhere_is_waited_for_until_it_is_read():
-    name = "tower1/w/ReadVariableOp"
-    ops = (op(4, 5), op(0, 1, B), named(name, "forward", 3.8, 3.9, B))
-    step = RecordedStep(0, 0, 0, 5, ops, (Arrival(A, B, name, 3.9, 4),))
-    assert reasons(step, A) == [(0, 4, "tower 1's variables from /device:CPU:1")]
-
-
-@pytest.mark.parametrize("is_far", [False, True])
-def test_what_a_cpu_of_the_same_task_sent_waits_for_a_core(is_far):
-    source = "/job:worker/task:1/device:CPU:0" if is_far else B
-    came = (Arrival(A, source, "split", 1, 3), Arrival(A, source, "split_1", 2, 4))
-    ops = (op(4, 5), named("split", "other", 0, 1, source), op(2, 3, source))
-    step = RecordedStep(0, 0, 0, 5, ops, came)
-    if is_far:
-        found = [(0, 4, f"other from {source}")]
-    else:
-        found = [(0, 1, f"other from {B}"), (1, 4, CORES)]
-    assert reasons(step, A) == found
-
-
-def test_a_send_that_came_long_after_its_operation_waited_for_a_core():
-    ops = (op(4, 5), named("split", "other", 0, 1, B), op(1, 4, B))
-    step = RecordedStep(0, 0, 0, 5, ops, (Arrival(A, B, "split", 4, 4),))
-    assert reasons(step, A) == [(0, 1, "other from /device:CPU:1"), (1, 4, CORES)]
-
-
-def test_a_stretch_below_a_tenth_of_a_gap_counts_with_the_one_before():
-    came = (Arrival(A, B, "mean/z", 3.95, 3.95),)
-    step = RecordedStep(0, 0, 0, 5, (op(0, 1), op(4, 5), op(0, 5, B)), came)
-    assert reasons(step, A) == [(1, 4, "reduce from /device:CPU:1")]
-
-
-def test_time_before_the_call_is_the_programs():
+def test_gaps_before_and_between_calls_are_the_programs():
     step = RecordedStep(0, 0, 3, 5, (op(3, 5),), (), (Call("IteratorGetNext", 0, 2.9),))
     why = "the program between steps (input, Python): IteratorGetNext"
-    assert reasons(step, A) == [(0, 3, why)]
-
-
-def test_a_tensor_that_waited_for_input_says_so():
-    ops = (op(0, 4, B, "input"), op(4, 6, B), op(5, 6))
-    came = (Arrival(A, B, "tower0/strided_slice", 4.5, 4.5),)
-    step = RecordedStep(0, 0, 0, 6, ops, came)
-    waited = (0, 4.5, "input from /device:CPU:1")
-    assert reasons(step, A) == [waited, (4.5, 5, CORES)]
-
-
-def test_what_a_towers_call_returns_is_of_what_it_did():
-    ops = (op(1, 2), op(4, 5), op(0, 3.9, B, "backward"))
-    came = (Arrival(A, B, "tower1/StatefulPartitionedCall", 3.9, 4.0),)
-    step = RecordedStep(0, 0, 0, 6, ops, came)
-    assert (2, 4, "tower 1's backward from /device:CPU:1") in reasons(step, A)
-
-
-def test_where_nothing_came_the_next_operation_was_ready():
-    step = RecordedStep(0, 0, 0, 4, (op(0, 1), op(3, 4)))
-    assert reasons(step, A) == [(1, 3, CORES)]
-
-
-def test_the_call_returns_when_the_other_device_has_ended():
-    ops = (op(0, 1), op(0, 2.9, B, "apply"), op(2.9, 3, B, "input"))
-    assert reasons(RecordedStep(0, 0, 0, 4, ops), A) == [
-        (1, 3, "tower 0's apply on /device:CPU:1 to end the step"),
-        (3, 4, "the call's return"),
-    ]
-
-
-def test_of_a_step_without_known_devices_nothing_is_explained():
-    assert explained(RecordedStep(0, 0, 1, 4, (op(0, 1, ""),))) == 0.0
-
-
-def test_a_gap_between_calls_is_the_programs():
+    assert reasons(step) == [(0, 3, why)]
     calls = (Call("f", 0, 1), Call("g", 3, 4))
     step = RecordedStep(0, 0, 0, 4, (op(0, 1), op(3, 4)), (), calls)
-    assert reasons(step, A) == [(1, 3, "the program inside the step (Python)")]
-
-
-def test_a_gap_of_which_nothing_is_known_is_not_explained():
-    came = (Arrival(A, "", "x", 2.5, 2.5),)  # from where was not recorded
-    step = RecordedStep(0, 0, 0, 4, (op(0, 1), op(3, 4)), came)
-    assert reasons(step, A) == [(1, 2.5, ""), (2.5, 3, CORES)]
-    assert explained(step) == 2.5 / 4
+    assert reasons(step) == [(1, 3, "the program inside the step (Python)")]
+    # Of a step without known devices nothing is explained.
+    assert explained(RecordedStep(0, 0, 1, 4, (op(0, 1, ""),))) == 0.0
 
 
 def test_the_summary_counts_what_runs_at_once_once():
