@@ -4,11 +4,11 @@ A private module is imported to read the run table, whose rows are not public.
 """
 
 import json
-import threading
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.replica_threads import in_threads
 
 from tw_syncrep import SyncReplicasOptimizer
 from tw_syncrep._protocol.run_table import ReplicaField, make_run_table, replica_keys
@@ -162,36 +162,20 @@ def test_the_bodies_of_branches_and_loops_are_refused(where):
         where(lambda: make().apply_gradients(pairs, global_step=global_step))
 
 
-def refused(build):
-    with pytest.raises(RuntimeError) as raised:
-        build()
-    return str(raised.value)
-
-
 def test_eager_mode_and_functions_are_refused():
-    refusals = []
-
     def build():
         make().apply_gradients([])
 
-    def work():
-        refusals.append(refused(build))
-        refusals.append(refused(tf.function(build, autograph=False)))
+    def work(_):
+        with pytest.raises(RuntimeError, match=r"got eager mode. Call it under tf\.G"):
+            build()
+        with pytest.raises(RuntimeError, match=r"got a tf\.function\. Call it under"):
+            tf.function(build, autograph=False)()
 
-    thread = threading.Thread(target=work)  # which is in no graph
-    thread.start()
-    thread.join()
-    assert "got eager mode. Call it under tf.Graph()" in refusals[0]
-    assert "got a tf.function. Call it under" in refusals[1]
+    in_threads(work, [0])  # which is in no graph
 
 
 # Which replica an optimizer belongs to.
-
-
-def built_replica(**settings):
-    opt = make(2, **settings)
-    opt.apply_gradients([pair()], global_step=step())
-    return opt.sync_graph.replica
 
 
 def config(cluster, index):
@@ -210,15 +194,7 @@ def config(cluster, index):
 )
 def test_a_replica_finds_that_it_is_the_second(monkeypatch, device, told, given):
     monkeypatch.setenv("TF_CONFIG", told)
+    opt = make(2, replica_index=given)
     with tf.device(device):
-        assert built_replica(replica_index=given) == 1
-
-
-def test_an_unknown_replica_is_refused():
-    with pytest.raises(ValueError, match="cannot determine which replica this is"):
-        built_replica()
-
-
-def test_a_replica_beyond_the_total_is_refused():
-    with pytest.raises(ValueError, match=r"replica 2 \(from replica_index=\) is not"):
-        built_replica(replica_index=2)
+        opt.apply_gradients([pair()], global_step=step())
+    assert opt.sync_graph.replica == 1

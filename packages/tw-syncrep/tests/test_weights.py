@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from harness.replica_threads import DEADLINE_S, run_replicas
-from syncrep_given import make, run, sgd, vector
-
-from tw_syncrep import SyncReplicasOptimizer
+from syncrep_given import make, run, vector
 
 v1 = tf.compat.v1
 SIZES = [3, 70]  # on both sides of what travels in a pack
@@ -145,26 +143,3 @@ def test_a_weight_may_change_from_step_to_step():
 
     seen = run_replicas(2, build, drive)[0]
     assert seen[-1][0] == -(5.0 + 7.0 + 4.0)
-
-
-@pytest.mark.parametrize("weight", [-1, float("nan"), "1", True, [1]])
-def test_bad_weights_are_refused(weight):
-    with tf.Graph().as_default():
-        step = v1.train.get_or_create_global_step()
-        opt = SyncReplicasOptimizer(sgd(), 1, replica_index=0)
-        pairs = [(tf.ones([3]), v1.get_variable("v", [3], use_resource=True))]
-        with pytest.raises((TypeError, ValueError), match=r"^weight must"):
-            opt.apply_gradients(pairs, step, weight=weight)
-
-
-def test_weights_of_rows_and_of_other_graphs_are_refused():
-    with tf.Graph().as_default():
-        other = tf.constant(1)
-    with tf.Graph().as_default():
-        step = v1.train.get_or_create_global_step()
-        opt = SyncReplicasOptimizer(sgd(), 1, replica_index=0, sparse_mean="per_row")
-        pairs = [(tf.ones([3]), v1.get_variable("v", [3], use_resource=True))]
-        with pytest.raises(ValueError, match="must belong to the default graph"):
-            opt.apply_gradients(pairs, step, weight=other)
-        with pytest.raises(ValueError, match=r"the replicas that touched it\. Use"):
-            opt.apply_gradients(pairs, step, weight=1)

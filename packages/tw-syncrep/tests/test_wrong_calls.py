@@ -167,6 +167,10 @@ OTHERS = {
         (Late(lambda: weight("s", tf.int64)), ValueError, "s:0 of int64 and shape"),
     ],
     f"{CLASS}.apply_gradients": [({"name": "a b"}, ValueError, "only, and begin w")],
+    f"{CLASS}.apply_gradients.weight": [
+        (-1, ValueError, "must be finite and 0 or more; got -1"),
+        (elsewhere(tf.constant, 1), ValueError, "must belong to the default graph"),
+    ],
     f"{CLASS}.get_init_tokens_op.num_tokens": [(-2, ValueError, "-2 (given) vs 0")],
     f"{CLASS}.status.session": [(FAR, ValueError, "got a session of another graph")],
     f"{CLASS}.status_line": [({"session": "s"}, TypeError, "got 's', which")],
@@ -218,8 +222,13 @@ def reference():
     return v1.get_variable("ref", [2], use_resource=False)
 
 
-def apply(get_variable, step=None):
-    return optimizer().apply_gradients([(tf.ones([2]), get_variable())], step)
+def apply(get_variable, step=None, weight=None, **options):
+    pairs = [(tf.ones([2]), get_variable())]
+    return optimizer(**options).apply_gradients(pairs, step, weight=weight)
+
+
+def apply_with_step(get_variable=weight, **options):
+    return apply(get_variable, v1.train.get_or_create_global_step(), **options)
 
 
 def late(method, *arguments):
@@ -249,8 +258,23 @@ STATES = [
     (f"{CLASS}.apply_gradients", lambda: apply(weight), ValueError, "step is required"),
     (
         f"{CLASS}.apply_gradients",
-        lambda: apply(reference, v1.train.get_or_create_global_step()),
+        lambda: apply_with_step(reference),
         *(TypeError, "Only resource variables are supported; got ref:0"),
+    ),
+    (
+        f"{CLASS}.apply_gradients",
+        lambda: apply_with_step(weight=1, sparse_mean="per_row"),
+        *(ValueError, "the replicas that touched it. Use"),
+    ),
+    (
+        f"{CLASS}.apply_gradients",
+        lambda: apply_with_step(aggregate=2),
+        *(ValueError, "cannot determine which replica this is"),
+    ),
+    (
+        f"{CLASS}.apply_gradients",
+        lambda: apply_with_step(aggregate=2, replica_index=2),
+        *(ValueError, "replica 2 (from replica_index=) is not"),
     ),
     (
         f"{HOOK}.begin",
