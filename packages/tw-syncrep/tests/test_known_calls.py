@@ -121,46 +121,29 @@ def test_what_tensorflow_refuses_is_refused_in_its_words(refused):
     assert repr(outcomes[0]) == repr(outcomes[1])
 
 
-def test_a_list_that_has_changed_is_another_call():
+def test_what_differs_in_items_structure_or_options_is_another_call():
     graph = Graph()
     _, knowing = graph.sessions()
-    fetches = [graph.twice]
+    twice = graph.twice
+    fetches = [twice]
     for _ in range(2):
         assert knowing.run(fetches) == [14]
     fetches[0] = graph.count
     assert knowing.run(fetches) == [0]
-
-
-def test_the_same_fetches_in_another_structure_are_another_call():
-    graph = Graph()
-    _, knowing = graph.sessions()
-    twice = graph.twice
     for fetches in ([twice], (twice,), {"a": twice}, {"b": twice}, twice) * 3:
         want = tf.nest.map_structure(lambda _: 14, fetches)
         got = knowing.run(fetches)
         assert got == want
         assert type(got) is type(want) or want == 14
-
-
-def test_run_options_are_tensorflows():
-    graph = Graph()
-    _, knowing = graph.sessions()
     for _ in range(2):
-        knowing.run(graph.twice, None, v1.RunOptions(), v1.RunMetadata())
+        knowing.run(twice, None, v1.RunOptions(), v1.RunMetadata())
     traced = v1.RunMetadata()
     options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
-    assert knowing.run(graph.twice, None, options, traced) == 14
+    assert knowing.run(twice, None, options, traced) == 14
     assert traced.step_stats.dev_stats
-
-
-def test_ops_that_are_added_later_run():
-    graph = Graph()
-    _, knowing = graph.sessions()
-    for _ in range(2):
-        knowing.run(graph.twice)
     with graph.graph.as_default():
-        more = graph.twice + 1
-    assert [knowing.run([more, graph.twice]) for _ in range(2)] == [[15, 14]] * 2
+        more = twice + 1  # added after calls
+    assert [knowing.run([more, twice]) for _ in range(2)] == [[15, 14]] * 2
 
 
 def test_a_closed_session_runs_nothing():

@@ -51,8 +51,7 @@ class Waiting:
 
     def wake(self, position):
         ops = self.graph.ops
-        feed = {} if position is None else {ops.position: position}
-        self.session.run(ops.wake, feed)
+        self.session.run(ops.wake, {ops.position: position})
 
 
 @pytest.mark.parametrize("later", [(1, 0), (0, 1)], ids=["round", "incarnation"])
@@ -67,13 +66,6 @@ def test_what_was_to_end_an_earlier_wait_does_not_end_a_later_one(waiting, later
     )
 
 
-def test_a_wait_is_woken_at_the_replicas_own_place(waiting):
-    waiting.begin()
-    waiting.wake(None)
-    assert waiting.has_ended(within_s=20)
-    assert waiting.reply[-1] == WakeReason.WATCHDOG
-
-
 def test_an_initial_token_that_comes_late_ends_a_wait_once(waiting):
     waiting.begin()
     assert not waiting.has_ended(within_s=0.3)
@@ -86,9 +78,7 @@ def test_an_initial_token_that_comes_late_ends_a_wait_once(waiting):
     assert not waiting.has_ended(within_s=0.3)
     waiting.wake(waiting.position)
     assert waiting.has_ended(within_s=20)
-
-
-def test_initial_tokens_of_an_older_incarnation_are_void(waiting):
+    # One of an older incarnation is void.
     waiting.session.run(waiting.model.give_token)
     waiting.open()
     waiting.begin()

@@ -93,6 +93,9 @@ def test_a_status_is_read_from_the_run_table():
     assert read.waiting_s == pytest.approx(10.0)
     assert read.steps_per_s == pytest.approx(2.0)
     assert read.heard_s == pytest.approx((1.0, 0.0, 12.0))
+    run, rows, ring = parts()
+    rows[ReplicaField.ARRIVED_INCARNATION, 1] -= 1  # An older one's do not count.
+    assert read_status([run, rows, ring]).arrived == (0,)
 
 
 def test_a_run_is_held_by_others_that_have_trained_and_are_there():
@@ -166,12 +169,6 @@ def test_a_chief_acts_while_it_is_heard_from_in_a_run_that_is_open():
     assert not is_acting(status(chief=1, is_closed=True), within_s=1)
     assert not is_acting(status(chief=1, incarnation=0), within_s=1)
     assert not is_acting(status(chief=1, joined=(0, 2)), within_s=1)
-
-
-def test_arrivals_of_an_older_incarnation_do_not_count():
-    run, rows, ring = parts()
-    rows[ReplicaField.ARRIVED_INCARNATION, 1] -= 1
-    assert read_status([run, rows, ring]).arrived == (0,)
 
 
 @pytest.mark.parametrize(
@@ -517,15 +514,12 @@ def test_a_report_tells_what_every_replica_is_inside_of(chief, says):
     report_run(error, left, events, replica=0, deadline_s=10)
     assert "replica 1: has left the run" in error.report
     assert "replica 2: was evicted" in error.report
-
-
-def test_a_chief_that_does_not_end_the_round_is_missing_though_it_has_arrived():
+    # A chief that does not end the round is missing though it has arrived.
     error = judge_wait(status(arrived=(0, 1, 2), missing=()), 1, timeout_s=9, needed=3)
     report_run(error, status(), Recorder("me"), replica=1, deadline_s=9)
-    (told,) = missing_in(error.report)
-    assert told == (
+    assert missing_in(error.report) == [
         "replica 0: is the chief, and has not ended the round; heard 1.0 s ago"
-    )
+    ]
 
 
 def test_others_that_have_waited_for_too_long_have_given_a_replica_up():
@@ -599,9 +593,8 @@ def test_servers_may_be_silent_for_the_timeout_and_no_longer():
     with pytest.raises(ServerLostError, match=says) as raised:
         watch.at(24.5)
     assert raised.value.servers == ("ps 0 (h:1) does not answer",)
-
-
-def test_servers_that_answer_again_get_the_whole_timeout_again():
+    assert Watch(SILENT, timeout_s=None).at(0.0, 1e6) == 0.5
+    # Those that answer again get the whole timeout again.
     faults = dict(SILENT)
     watch = Watch(faults)
     watch.at(0.0)
@@ -611,13 +604,9 @@ def test_servers_that_answer_again_get_the_whole_timeout_again():
     assert watch.at(6.0) == 0.5
 
 
-def test_without_addresses_an_unanswered_question_ends_the_wait():
-    watch = Watch({}, servers={}, unanswered=lambda: True)
+def test_an_unanswered_question_is_a_silence_that_with_addresses_has_to_last():
     with pytest.raises(ServerLostError, match="the one that holds the global step"):
-        watch.at(0.0)
-
-
-def test_with_addresses_an_unanswered_question_is_a_silence_that_has_to_last():
+        Watch({}, servers={}, unanswered=lambda: True).at(0.0)
     is_unanswered = True
     watch = Watch({}, unanswered=lambda: is_unanswered)
     assert watch.at(20.0) == 0.5
@@ -633,10 +622,6 @@ def test_with_addresses_an_unanswered_question_is_a_silence_that_has_to_last():
         watch.at(30.5)
     assert "Then restart the whole run from its last" in str(raised.value)
     assert "Restart" not in str(raised.value)  # They run.
-
-
-def test_without_a_timeout_nothing_ends_the_wait():
-    assert Watch(SILENT, timeout_s=None).at(0.0, 1e6) == 0.5
 
 
 def test_a_start_is_bounded_though_servers_answer():
@@ -770,18 +755,15 @@ def test_a_session_whose_call_was_left_behind_makes_no_other():
     forever.set()
 
 
-def test_a_port_without_a_server_cannot_be_reached():
+def test_servers_answer_and_reach_each_other_unless_one_says_nothing():
+    from harness.replica_threads import local_cluster
+
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
         assert "cannot be reached" in find_fault(address)
         assert find_faults({"ps 0": address})["ps 0"].startswith(f"ps 0 ({address}) ")
     assert find_faults({}) == {}
-
-
-def test_servers_answer_and_reach_each_other_unless_one_says_nothing():
-    from harness.replica_threads import local_cluster
-
     one, other = local_cluster().addresses["ps"][:2]
     assert find_fault(one, timeout_s=5) is None
     assert find_parted({"ps 0": one, "ps 1": other}) == []
