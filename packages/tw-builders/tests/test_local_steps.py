@@ -14,25 +14,16 @@ def rows(*reports):
     return [Report(*report).row() for report in reports]
 
 
-def test_ranks_count_by_the_weight_of_their_data():
+def test_ranks_count_by_the_weight_of_their_data_or_their_steps():
     told = agree(rows((4, 30, True, False), (0, 0, False, False), (5, 10, True, False)))
     assert told == Averaging((0.75, 0.0, 0.25), 2, True, False, False)
-
-
-def test_without_a_weight_steps_count():
     told = agree(rows((1, 0, False, False), (3, 0, False, False)))
     assert told == Averaging((0.25, 0.75), 1, True, True, False)
-
-
-def test_without_a_step_all_is_as_before():
+    # Without a step all is as before.
     none = rows((0, 0, False, False), (0, 0, True, False))
     before = agree(rows((2, 1, True, False), (2, 3, True, False)))
     assert agree(none, before) == Averaging((0.25, 0.75), 0, False, False, False)
     assert agree(none).shares == (0.5, 0.5)
-
-
-def test_it_is_over_when_no_rank_has_more_or_one_asks_to_stop():
-    assert agree(rows((1, 1, False, False))).is_last
     told = agree(rows((1, 1, True, False), (1, 1, True, True)))
     assert (told.is_last, told.stops) == (True, True)
 

@@ -101,22 +101,6 @@ def test_builds_of_one_graph_see_their_own_losses_and_what_they_share():
         np.testing.assert_allclose(run(results), [[28.9] * 2, [30.9] * 2], rtol=1e-6)
 
 
-def test_a_failed_build_leaves_no_losses():
-    def fails():
-        loss, *_ = model()
-        if tf.compat.v1.get_default_graph().get_name_scope() == "tower1":
-            raise OSError
-        return loss
-
-    with tf.Graph().as_default() as graph:
-        builder = BUILDERS["parameter server"](CPUS[:2])
-        with pytest.raises(OSError):
-            builder.call_for_each_tower(fails)
-        assert not any(graph.get_collection(key) for key in LOSSES)
-        losses = [loss for loss, *_ in builder.call_for_each_tower(model)]
-        np.testing.assert_allclose(run(losses), [6.9] * 2, rtol=1e-6)
-
-
 def test_an_inference_tower_sees_its_own_losses():
     with tf.Graph().as_default():
         with TrainTowerContext("tower0"):

@@ -188,6 +188,7 @@ def failing_in(index, tower):
         tf.Variable(1.0, name="plain", trainable=get_current_tower_context().index == 0)
         v1.add_to_collection(KEYS.UPDATE_OPS, tf.no_op())
         v1.summary.scalar("loss", 1.0)
+        v1.losses.add_loss(tf.constant(1.0))
         if get_current_tower_context().index == index:
             raise KeyError("boom")
         return pairs

@@ -83,14 +83,10 @@ def test_by_name_a_global_variable_is_no_copy(paths):
         (["tower1/w"], ["tower1/tower1/w"], {"tower1/tower1/w": "tower1/w"}),
         # A copy without an original is its own.
         ([], ["tower1/only"], {"tower1/only": "tower1/only"}),
-        # What only begins like a tower is no copy.
+        # A local variable of tower 0 is no copy, nor what only begins like a tower.
+        (["w"], ["tower0/w", "tower1/w"], {"tower1/w": "w"}),
         (["w"], ["tower1x/w", "tower/w", "nottower1/w"], {}),
     ],
 )
 def test_by_name_copies_find_their_originals(known, local, originals):
     assert originals_by_name(known, local) == originals
-
-
-def test_a_local_variable_of_tower_0_is_no_copy():
-    found = originals_by_name(["w"], ["tower0/w", "tower1/w"])
-    assert found == {"tower1/w": "w"}
