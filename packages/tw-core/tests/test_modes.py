@@ -153,7 +153,7 @@ def test_only_a_compiled_function_and_what_it_calls_is_compiled_with_xla(graph):
 
 # AutoGraph converts a function with all that it calls, our code included.
 
-TOWER = towers([CPUS[0]])[0]
+TOWER, OTHER = towers(CPUS[:2])
 SCOPES = {
     "joined_towers": partial(joined_towers, 1),
     "keep_repeated_rows": keep_repeated_rows,
@@ -168,6 +168,25 @@ SCOPES = {
     "tower_build": tower_build,
     "VariableStore.scope": lambda: VariableStore(Shared()).scope(TOWER),
 }
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        *(make for name, make in SCOPES.items() if name != "VariableStore.scope"),
+        lambda: Shared((CPUS[1],)).scope(OTHER),
+        *(lambda: Replicated().scope(OTHER), OTHER.scope),
+        lambda: TrainTowerContext("tower1", index=1, total=2),
+    ],
+)
+def test_an_exception_is_not_hidden_and_leaves_no_scope_open(graph, scope):
+    with pytest.raises(KeyError, match="boom"), scope():
+        tf.compat.v1.Variable(0.0, trainable=False, name="own")
+        raise KeyError("boom")
+    made, x = tf.compat.v1.get_variable("v", [1]), tf.constant(0)
+    assert (made.name, made.device) == ("v:0", "")
+    assert (x.name, x.device) == ("Const:0", "")
+    assert made in tf.compat.v1.global_variables()
 
 
 def absolute(x):

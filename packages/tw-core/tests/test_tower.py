@@ -95,16 +95,6 @@ def test_a_session_graph_checks_devices_where_its_session_is_at_hand(graph):
             assert build() == [0, 1]
 
 
-def test_an_exception_leaves_no_scope_open(graph):
-    def fail(_):
-        raise KeyError("boom")
-
-    with pytest.raises(KeyError, match="boom"):
-        map_towers(fail, towers(["/cpu:3"]))
-    x = tf.constant(0)
-    assert (x.name, x.device) == ("Const:0", "")
-
-
 def test_towers_are_taken_as_they_are_all_of_them():
     made = towers(["/cpu:0", "/cpu:1"])
     assert towers(made) == towers(list(made)) == made

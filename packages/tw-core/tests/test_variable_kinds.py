@@ -7,6 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tw_core import (
+    LeastLoadedDeviceSetter,
+    TrainTowerContext,
+    copy_to_replicas,
+    replica_device_setter,
+)
 from tw_core._variable_kinds import (
     is_reference_variable,
     is_variable,
@@ -14,8 +20,22 @@ from tw_core._variable_kinds import (
     refuse_reference_variables,
     tf_variable,
 )
+from tw_core.gradients import check_grad_list
+from tw_core.variables import override_to_local_variable
 
 v1 = tf.compat.v1
+BALANCED = LeastLoadedDeviceSetter("/cpu:0", ["/cpu:1"])
+SCOPES = {
+    "a tower": lambda: TrainTowerContext("tower0"),
+    "local variables": override_to_local_variable,
+    "devices": lambda: v1.device(BALANCED),
+    "servers": lambda: v1.device(replica_device_setter(1)),
+}
+CALLS = {
+    "pairs": lambda w: check_grad_list([[(tf.zeros([2]), w)]] * 2),
+    "copies": lambda w: copy_to_replicas([[w], [v1.get_variable("b", [2])]]),
+    "balance": lambda w: BALANCED.place_with_balance(w.op),
+}
 
 
 def make_all():
@@ -50,3 +70,17 @@ def test_reference_variables_are_refused_each_by_name(graph, reference_variables
     with pytest.raises(ValueError, match="old is a reference variable; only resou"):
         refuse_reference_op(made[1].op)
     refuse_reference_op(made[2].op)
+
+
+@pytest.mark.parametrize("name", [*SCOPES, *CALLS])
+def test_reference_variables_are_refused_where_they_are_made_or_given(
+    graph, reference_variables, name
+):
+    made = v1.get_variable("w", [2]) if name in CALLS else None
+    says = r"\bw(:0)? is a reference variable; only resource variables"
+    with pytest.raises(ValueError, match=says):
+        if name in CALLS:
+            CALLS[name](made)
+        else:
+            with SCOPES[name]():
+                v1.get_variable("w", [2])

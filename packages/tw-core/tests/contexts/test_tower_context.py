@@ -194,14 +194,6 @@ def test_variables_are_refused_however_they_are_made(graph, make, says):
         make()
 
 
-def test_an_exception_is_not_hidden_and_leaves_nothing_behind(graph):
-    with pytest.raises(KeyError, match="boom"), train(1):
-        v1.Variable(0.0)
-        raise KeyError("boom")
-    w = v1.get_variable("w", [1])
-    assert (w.name, tf.constant(0).name) == ("w:0", "Const:0")
-
-
 def test_a_function_refuses_new_trainables_too():
     layer = keras.layers.Dense(2)
 
@@ -212,9 +204,3 @@ def test_a_function_refuses_new_trainables_too():
 
     with pytest.raises(ValueError, match=r"may not make trainable .*kernel.*bias"):
         traced(tf.ones([4, 3]))
-
-
-def test_a_reference_variable_is_refused_where_it_is_made(graph, reference_variables):
-    want = r"^w:0 is a reference variable; only resource"
-    with pytest.raises(ValueError, match=want), train(0):
-        v1.get_variable("w", [1])

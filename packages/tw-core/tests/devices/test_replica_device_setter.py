@@ -1,6 +1,5 @@
 """Variables on parameter servers, the rest on a worker; compared with TensorFlow's."""
 
-import pytest
 import tensorflow as tf
 
 from tw_core import replica_device_setter
@@ -114,12 +113,3 @@ def test_the_least_loaded_task_balances_bytes(graph):
         optimizer = v1.train.MomentumOptimizer(0.1, 0.9)
         optimizer.apply_gradients([(tf.ones([100]), made[0])])
     assert strategy.bytes_on == [800, 440]  # the slot, with its variable
-
-
-# What is refused.
-
-
-def test_a_reference_variable_is_refused(graph, reference_variables):
-    want = "w is a reference variable; only resource variables"
-    with pytest.raises(ValueError, match=want), v1.device(replica_device_setter(1)):
-        v1.get_variable("w", [2])

@@ -304,14 +304,6 @@ def test_gradients_and_variables_of_another_graph_are_named():
         ]
 
 
-def test_reference_variables_are_named(graph, reference_variables):
-    a, b = v1.get_variable("a", [2]), v1.get_variable("b", [2])
-    zeros = tf.zeros([2])
-    first, second = problems([[(zeros, a), (zeros, b)]] * 2)
-    assert first.startswith("a:0 is a reference variable; only resource variables are")
-    assert second.startswith("b:0 is a reference variable")
-
-
 def test_what_is_no_pair_is_refused_by_its_place():
     good = tower()
     for pair in (1.0, "w"), ("g", tf.Variable(0.0)), (None,), "gv", (None,) * 3, 3:

@@ -108,9 +108,3 @@ def test_lists_that_differ_are_refused_with_their_names():
             copy_to_replicas(lists)
         assert all(own in str(caught.value) for own in says)
         assert len(lists[0]) < 3 or "number 1" not in str(caught.value)
-
-
-def test_reference_variables_are_refused(graph, reference_variables):
-    lists = [[v1.get_variable(name, [1])] for name in "ab"]
-    with pytest.raises(ValueError, match=r"a:0 is a reference .*b:0 is"):
-        copy_to_replicas(lists)

@@ -81,15 +81,6 @@ def test_replicated_variables_are_each_towers_own(scope):
     assert own == [*variables[0][:2], *shared[0][:2]]
 
 
-@pytest.mark.parametrize("policy", [Shared(), Shared(("/cpu:1",)), Replicated()])
-def test_after_an_exception_variables_are_made_as_before(graph, policy):
-    with pytest.raises(KeyError, match="boom"), policy.scope(TOWERS[1]):
-        raise KeyError("boom")
-    made = v1.get_variable("v", [1])
-    assert (made.name, made.device) == ("v:0", "")
-    assert v1.global_variables() == [made]
-
-
 @pytest.mark.parametrize("policy", [Shared(), Replicated()])
 def test_eager_mode_is_refused(policy):
     with (
