@@ -151,7 +151,7 @@ class Trial:
     def begin(self) -> None:
         """Has the replicas train; returns at some moment of a step."""
         self.tasks.train(self.spec)
-        _step_until(self.tasks, FIRST_STEPS)
+        self.tasks.step_until(FIRST_STEPS)
         self._send_off(self.tasks.workers)
         time.sleep(random.uniform(0.02, 0.3))
 
@@ -326,20 +326,20 @@ def start_afresh(tasks: Tasks) -> None:
         worker.kill()
     server.go_on()
     tasks.train(SPEC)
-    _step_until(tasks, 5)
+    tasks.step_until(5)
 
 
 def restart_chief(tasks: Tasks) -> None:
     """A chief is killed between two steps; the next goes on with what servers hold."""
     tasks.train(SPEC)
-    _step_until(tasks, 20)
+    tasks.step_until(20)
     before, _ = tasks.workers[1].ask("read")
     tasks.workers[0].kill()
     chief = tasks.restart("worker", 0, "train", SPEC)
     step, variables = chief.ask("read")
     assert step == before >= 20
     expect_exact(step, variables)
-    _step_until(tasks, before + 10)
+    tasks.step_until(before + 10)
     expect_exact(*chief.ask("read"))
 
 
@@ -347,7 +347,7 @@ def lose_server_again_and_again(tasks: Tasks) -> None:
     """A server is paused for too long; the same processes go on. Four times."""
     spec = {**SPEC, "retries": True}
     tasks.train(spec)
-    _step_until(tasks, 20)
+    tasks.step_until(20)
     for loss in range(1, 5):
         for worker in tasks.workers:
             worker.say("until", {"factor": 1.0, "step": 100 * loss})
@@ -364,7 +364,7 @@ def lose_server_again_and_again(tasks: Tasks) -> None:
 def fail_in_a_hook(tasks: Tasks) -> None:
     """A user's hook raises AbortedError once, in each replica's first session."""
     tasks.train({**SPEC, "fails_once": True})
-    _step_until(tasks, 50)
+    tasks.step_until(50)
     step, variables = tasks.workers[0].ask("read")
     assert step == 50
     expect_exact(step, variables)
@@ -404,7 +404,7 @@ def pause_elastic_worker(tasks: Tasks) -> None:
 def _harm_elastic(tasks: Tasks, victim: int, harm: Callable[[Task], None]) -> None:
     """Does harm in a step; the others resume by themselves, and lose no step."""
     tasks.train(ELASTIC)
-    _step_until(tasks, 20)
+    tasks.step_until(20)
     for worker in tasks.workers:
         worker.say("until", {"factor": 1.0, "step": 2000})
     time.sleep(0.3)
@@ -428,7 +428,7 @@ def _harm_elastic(tasks: Tasks, victim: int, harm: Callable[[Task], None]) -> No
 def _go_on_together(tasks: Tasks) -> None:
     """All take part again, under whoever acts as the chief."""
     before, _ = tasks.workers[1].ask("status")
-    _step_until(tasks, before.step + 50)
+    tasks.step_until(before.step + 50)
     after, _ = tasks.workers[1].ask("status")
     assert (after.evicted, len(after.joined)) == ((), 3), after
     assert (after.chief, after.incarnation) == (before.chief, before.incarnation)
@@ -498,14 +498,6 @@ def expect_exact(step: int, variables: dict[str, Any], *, cut_off: int = 0) -> N
     counts["global_step:0"] = step
     spread = max(counts.values()) - min(counts.values())
     assert spread <= cut_off, f"means by variable: {counts}; {cut_off} rounds cut off"
-
-
-def _step_until(tasks: Tasks, step: int) -> None:
-    # By step and not by count: a batch for an older incarnation does not count.
-    for worker in tasks.workers:
-        worker.say("until", {"factor": 1.0, "step": step})
-    for worker in tasks.workers:
-        assert not worker.expect("done")
 
 
 def _hear_done_retrying(worker: Task) -> None:

@@ -156,6 +156,17 @@ class Tasks:
         for replica in who:
             self.workers[replica].expect("done")
 
+    def step_until(self, step: int, who: list[int] | None = None) -> None:
+        """Has replicas train until the global step is at least ``step``.
+
+        By step and not by count: a batch for an older incarnation does not count.
+        """
+        workers = [self.workers[n] for n in who] if who else self.workers
+        for worker in workers:
+            worker.say("until", {"factor": 1.0, "step": step})
+        for worker in workers:
+            assert not worker.expect("done")
+
     def kill(self) -> None:
         for task in self.all:
             task.kill()

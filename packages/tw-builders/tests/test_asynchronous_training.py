@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.processes import wait_until
 from session_builders import new_session, pairs_of
 
 from tw_builders import AsyncMultiGPUBuilder, AsyncRunner, TowerError, locked_step
@@ -97,13 +98,6 @@ def test_fast_towers_do_not_wait_for_a_slow_one(share_optimizer):
                 wait_until(lambda: runner.steps_done[1] >= 3)
             done = runner.steps_done
     assert min(done[0], done[2]) >= 5 * done[1], done
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("share_optimizer", [False, True])

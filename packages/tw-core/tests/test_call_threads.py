@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from harness.processes import wait_until
 
 from tw_core.internal import CallThread
 
@@ -80,7 +81,4 @@ def test_the_thread_enters_its_surroundings_and_ends_with_its_object():
 
 
 def expect_end_of(name):
-    deadline = time.monotonic() + DEADLINE_S
-    while any(thread.name == name for thread in threading.enumerate()):
-        assert time.monotonic() < deadline, f"the thread {name} goes on"
-        time.sleep(0.01)
+    wait_until(lambda: name not in {one.name for one in threading.enumerate()})

@@ -63,6 +63,12 @@ def run(grads_of, *, count=1, replicas=2, **options):
     return int(step), values, status
 
 
+def missing_in(report):
+    """Returns who was missing by the report that an error carried."""
+    lines = report.splitlines()
+    return [line.split(None, 1)[1] for line in lines if line.startswith("  missing ")]
+
+
 class ByHand:
     """Replicas without hooks, which run what hooks run."""
 

@@ -34,19 +34,11 @@ def begin(tasks, **options):
     spec = {"kind": "towers", "aggregate": count, "total": count, "options": options}
     tasks.serve()
     tasks.train(spec)
-    step_until(tasks, 5)
+    tasks.step_until(5)
     for worker in tasks.workers:
         worker.say("until", {"factor": 1.0, "step": 10**6})
     time.sleep(0.2)
     return spec
-
-
-def step_until(tasks, step, who=None):
-    chosen = tasks.workers if who is None else [tasks.workers[n] for n in who]
-    for worker in chosen:
-        worker.say("until", {"factor": 1.0, "step": step})
-    for worker in chosen:
-        assert not worker.expect("done")
 
 
 def hear_error(worker, within_s=WAIT_S + GRACE_S):
@@ -101,13 +93,13 @@ def test_an_elastic_replica_that_is_cut_off_comes_back_by_itself(make_tasks):
     options = {"wait_timeout_s": WAIT_S, "start_timeout_s": 40, "elastic": True}
     tasks.serve()
     tasks.train({"kind": "towers", "aggregate": 2, "total": 2, "options": options})
-    step_until(tasks, 5)
+    tasks.step_until(5)
     stays, goes = tasks.workers
     goes.say("until", {"factor": 1.0, "step": 20})
     for relay in relays:
         relay.cut()
     began = time.monotonic()
-    step_until(tasks, 10, [0])
+    tasks.step_until(10, [0])
     assert stays.ask("status")[0].evicted == (1,)
     time.sleep(max(0.0, began + 2 * WAIT_S - time.monotonic()))
     for relay in relays:
@@ -116,9 +108,9 @@ def test_an_elastic_replica_that_is_cut_off_comes_back_by_itself(make_tasks):
     while stays.ask("status")[0].evicted:
         assert time.monotonic() < until
         time.sleep(0.5)  # On a busy machine, questions slow the others' answers.
-    step_until(tasks, 20, [0])
+    tasks.step_until(20, [0])
     assert not goes.expect("done")
-    step_until(tasks, 25)
+    tasks.step_until(25)
     status, _ = stays.ask("status")
     assert (status.joined, status.evicted, status.evictions) == ((0, 1), (), 1)
     expect_exact(*goes.ask("read"))
@@ -172,5 +164,5 @@ def test_of_two_living_processes_of_one_index_the_older_always_yields(
     assert "another process has been started as replica 0 and has replaced" in message
     # The older one has ended no session of its successor's.
     assert newer.ask("sessions") == 1
-    step_until(tasks, newer.ask("read")[0] + 10, [0])
+    tasks.step_until(newer.ask("read")[0] + 10, [0])
     assert not other.pipe.poll(), other.hear()

@@ -32,14 +32,6 @@ def exact_step(tasks, replica):
     return step
 
 
-def step_until(tasks, step, who):
-    # By step and not by count: what comes for an older incarnation does not count.
-    for replica in who:
-        tasks.workers[replica].say("until", {"factor": 1.0, "step": step})
-    for replica in who:
-        assert not tasks.workers[replica].expect("done")
-
-
 def status_of(tasks, replica):
     return tasks.workers[replica].ask("status")[0]
 
@@ -48,14 +40,14 @@ def status_of(tasks, replica):
 def test_a_stopped_replica_is_evicted_and_comes_back(make_cluster):
     tasks = make_cluster(workers=3)
     tasks.train(SPEC)
-    step_until(tasks, 5, [0, 1, 2])
+    tasks.step_until(5, [0, 1, 2])
     tasks.workers[2].stop()
-    step_until(tasks, 10, [0, 1])
+    tasks.step_until(10, [0, 1])
     status, line = tasks.workers[0].ask("status")
     assert (status.evicted, status.missing, status.evictions) == ((2,), (0, 1), 1)
     assert "evicted 2 (heard" in line
     tasks.workers[2].go_on()
-    step_until(tasks, status.step + 5, [0, 1, 2])
+    tasks.step_until(status.step + 5, [0, 1, 2])
     wait_until(lambda: status_of(tasks, 0).evicted == ())
     exact_step(tasks, 0)
 
@@ -65,10 +57,10 @@ def test_a_stopped_replica_is_evicted_and_comes_back(make_cluster):
 def test_another_replica_goes_on_as_chief(make_cluster, harm):
     tasks = make_cluster(workers=3)
     tasks.train(SPEC)
-    step_until(tasks, 5, [0, 1, 2])
+    tasks.step_until(5, [0, 1, 2])
     old = tasks.workers[0]
     getattr(old, harm)()
-    step_until(tasks, 10, [1, 2])
+    tasks.step_until(10, [1, 2])
     status = status_of(tasks, 1)
     assert status.chief in (1, 2)
     assert (status.evicted, status.cut_off) == ((0,), 0)
@@ -77,7 +69,7 @@ def test_another_replica_goes_on_as_chief(make_cluster, harm):
         tasks.restart("worker", 0, "train", SPEC)
     else:
         old.go_on()
-    step_until(tasks, 15, [0, 1, 2])
+    tasks.step_until(15, [0, 1, 2])
     after = status_of(tasks, 0)
     # The office stays where it is.
     assert (after.chief, after.incarnation) == (status.chief, status.incarnation)
@@ -89,15 +81,15 @@ def test_another_replica_goes_on_as_chief(make_cluster, harm):
 def test_the_acting_chief_writes_the_checkpoints(make_cluster, tmp_path):
     tasks = make_cluster(workers=3)
     tasks.train({**SPEC, "checkpoint_dir": str(tmp_path)})
-    step_until(tasks, 3, [0, 1, 2])
+    tasks.step_until(3, [0, 1, 2])
     tasks.workers[0].kill()
-    step_until(tasks, 8, [1, 2])
+    tasks.step_until(8, [1, 2])
     assert 7 <= step_of_checkpoint(tmp_path) <= 8
     # The others end first: the last checkpoint is the acting chief's.
     acting = status_of(tasks, 1).chief
     tasks.workers[3 - acting].say("end")
     tasks.workers[3 - acting].expect("closed")
-    step_until(tasks, 10, [acting])
+    tasks.step_until(10, [acting])
     tasks.workers[acting].say("end")
     tasks.workers[acting].expect("closed")
     assert step_of_checkpoint(tmp_path) == 10

@@ -19,12 +19,7 @@ from harness.task_faults import (
     why_no_links,
     workers_of,
 )
-
-
-def missing_in(report):
-    """Returns who was missing by the report that an error carried."""
-    lines = report.facts["report"].splitlines()
-    return [line.split(None, 1)[1] for line in lines if line.startswith("  missing ")]
+from syncrep_given import missing_in
 
 
 def hear_error(worker, kind, within_s=20):
@@ -67,7 +62,7 @@ def test_survivors_name_whom_they_wait_for_and_no_step_is_lost(try_out, name):
             assert report.facts["waited_s"] >= OPTIONS["wait_timeout_s"]
             assert report.facts["heard_s"][0] < report.facts["heard_s"][1]
             assert "Missing: 1 (heard" in report.message
-            (told,) = missing_in(report)
+            (told,) = missing_in(report.facts["report"])
             assert told.startswith("replica 1: is inside its step of round ")
             assert "  arrived   replica 0\n" in report.facts["report"]
             assert "replica 0: training op, call " in report.facts["report"]
@@ -75,11 +70,13 @@ def test_survivors_name_whom_they_wait_for_and_no_step_is_lost(try_out, name):
         elif report.error == RAISED["chief"]:
             assert 0 in report.facts["missing"]
             assert "The chief is lost: replica 0 (heard" in report.message
-            assert missing_in(report)[0].startswith("replica 0: is the chief, and does")
+            assert missing_in(report.facts["report"])[0].startswith(
+                "replica 0: is the chief, and does"
+            )
         else:
             address = trial.tasks.addresses["ps"][0]
             assert f"ps 0 ({address})" in report.message
-            (told,) = missing_in(report)
+            (told,) = missing_in(report.facts["report"])
             assert told.startswith(f"ps 0: ({address}) ")
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from harness.processes import wait_until
+from syncrep_given import missing_in
 
 from tw_core.internal import Recorder
 from tw_syncrep import (
@@ -487,11 +488,6 @@ def test_a_step_that_neither_returns_nor_arrives_is_logged_and_given_up(caplog):
     (record,) = caplog.records
     assert "the training op of replica 2 has run for 0.5 s" in record.getMessage()
     assert "The server's status: step 37" in record.getMessage()
-
-
-def missing_in(report):
-    lines = report.splitlines()
-    return [line.split(None, 1)[1] for line in lines if line.startswith("  missing ")]
 
 
 @pytest.mark.parametrize("chief, says", [(0, ""), (2, ", is the chief")])
