@@ -104,7 +104,17 @@ def read_in_session(make, count):
     return nested(found, make, count)
 
 
+def read_in_session_of_version_1(make, count):
+    """With a Dimension for each axis, as ``disable_v2_behavior`` makes shapes."""
+    v1.disable_v2_tensorshape()
+    try:
+        return read_in_session(make, count)
+    finally:
+        v1.enable_v2_tensorshape()
+
+
 READERS = [read_in_loop, read_in_function, read_in_session]
+READERS += [read_in_session_of_version_1]
 each_reader = pytest.mark.parametrize("read", READERS)
 
 
@@ -148,26 +158,6 @@ def test_staging_needs_no_thread_for_each_tower():
     thread.join(timeout=120)
     assert not thread.is_alive(), f"hung after {len(read)} rows"
     np.testing.assert_array_equal(read, np.arange(2_000.0))
-
-
-@pytest.fixture
-def version_1_shapes():
-    """Shapes with a Dimension for each axis, as ``disable_v2_behavior`` makes them."""
-    v1.disable_v2_tensorshape()
-    yield
-    v1.enable_v2_tensorshape()
-
-
-@pytest.mark.parametrize("rows", [8, 5])
-def test_parts_are_the_same_with_version_2_behaviour_off(version_1_shapes, rows):
-    x = np.arange(3.0 * rows).reshape(rows, 3)
-
-    def make():
-        return tf.data.Dataset.from_tensor_slices((x, x[:, 0])).batch(4)
-
-    for parts, start in zip(read_in_session(make, 2), range(0, rows, 4), strict=True):
-        halves = np.array_split(x[start : start + 4], 2)
-        assert parts == [(own.tolist(), own[:, 0].tolist()) for own in halves]
 
 
 @each_reader
@@ -268,22 +258,19 @@ def test_a_dataset_made_in_a_function_is_read_there():
         assert int(loop(tf.constant(start, tf.int64))) == want(start)
 
 
-def test_every_loop_begins_anew():
-    data = per_tower(tf.data.Dataset.range(4).batch(3), ours(2))
-    want = [[[0, 1], [2]], [[3], []]]
+def test_every_loop_and_every_initializer_begins_anew():
+    dataset = tf.data.Dataset.range(4).batch(3)
+    data, want = per_tower(dataset, ours(2)), [[[0, 1], [2]], [[3], []]]
     assert [plain(parts) for parts in data] == want
     first, second = iter(data), iter(data)  # apart from each other
     assert plain(next(first)) == plain(next(second)) == want[0]
     assert [plain(parts) for parts in first] == want[1:]
     assert next(first, None) is None
-
-
-def test_every_initializer_begins_anew():
     with graph_session() as sess:
         staging = StagingInput(tf.data.Dataset.range(4).batch(3), ours(2))
         for _ in range(2):
             found = [plain(parts) for parts in steps(sess, staging, staging.parts)]
-            assert found == [[[0, 1], [2]], [[3], []]]
+            assert found == want
             with pytest.raises(tf.errors.OutOfRangeError):  # and stays at the end
                 sess.run([staging.parts, staging.stage])
         next(steps(sess, staging, staging.parts))
@@ -348,7 +335,7 @@ def worse():
     return Counted(fails_at=2).dataset()
 
 
-def test_an_error_of_the_dataset_arrives_after_the_batches_before_it():
+def test_an_error_of_the_dataset_arrives_after_the_batches_before_it_and_ends_it():
     items = iter(per_tower(worse(), ours(2)))
     assert [plain(next(items)) for _ in range(2)] == [[[0] * 2] * 2, [[1] * 2] * 2]
     with pytest.raises(tf.errors.InvalidArgumentError, match="the disk is gone"):
@@ -357,9 +344,6 @@ def test_an_error_of_the_dataset_arrives_after_the_batches_before_it():
     data, start = per_tower(worse(), ours(2)), tf.constant(0, tf.int64)
     with pytest.raises(tf.errors.InvalidArgumentError, match="the disk is gone"):
         tf.function(lambda: data.reduce(start, total))()
-
-
-def test_an_error_of_the_dataset_ends_a_session():
     with graph_session() as sess:
         staging = StagingInput(worse(), ours(2))
         epoch = steps(sess, staging, staging.parts)
