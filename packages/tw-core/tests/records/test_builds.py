@@ -49,8 +49,7 @@ def full_model(start=1.0):
     v1.get_variable("count", [], collections=["mine", KEYS.LOCAL_VARIABLES])
     v1.add_to_collection(KEYS.UPDATE_OPS, mean.assign(mean + 1.0))
     v1.summary.scalar("loss", tf.reduce_sum(w))
-    tf.Variable(3.0)
-    return w
+    return w, mean, tf.Variable(3.0, name="plain")
 
 
 def test_variables_are_taken_over_with_what_the_next_build_asks_for(graph):
@@ -59,13 +58,18 @@ def test_variables_are_taken_over_with_what_the_next_build_asks_for(graph):
     fail(full_model)
     fail(full_model)
     assert contents(graph) == before
-    first, second = build(lambda: full_model(start=4.0))
+    towers = build(lambda: full_model(start=4.0))
+    origins = [[variable_origin(v) for v in own] for own in towers]
+    names = [v.op.name for v in towers[0]]
+    assert names[:2] == ["w", "mean"]
+    assert [[own.original for own in tower] for tower in origins] == [names] * 2
+    assert [{own.tower for own in tower} for tower in origins] == [{0}, {1}]
+    (first, *_), (second, *_) = towers
     assert [v.name for v in (first, second)] == ["w:0", "tower1/w:0"]
     assert first in v1.trainable_variables()
     assert [v.name for v in v1.get_collection("mine")] == ["count:0", "tower1/count:0"]
     assert len(v1.get_collection(KEYS.REGULARIZATION_LOSSES)) == 2
     assert len(v1.get_collection(KEYS.UPDATE_OPS)) == 2
-    assert variable_origin(second).original == "w"
     with v1.Session() as session:
         session.run(
             [v1.global_variables_initializer(), v1.local_variables_initializer()]
