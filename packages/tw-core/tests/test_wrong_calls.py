@@ -347,6 +347,14 @@ OTHERS = {
     "merge_grad_list": [
         ({"all_grads": [1]}, TypeError, "for towers 0 (int)"),
         ({"all_vars": ["v"]}, TypeError, "for towers 0 (str)"),
+        *(
+            ({"all_grads": grads, "all_vars": variables}, ValueError, f"got {says} per")
+            for grads, variables, says in [
+                ([[1, 2]], [[1]], "[2] gradients and [1] variables"),
+                ([[1], [2]], [[1]], "[1, 1] gradients and [1] variables"),
+                ([[1], []], [[], [1]], "[1, 0] gradients and [0, 1] variables"),
+            ]
+        ),
     ],
     "sum_duplicate_rows.slices": [
         (np.ones(3), TypeError, "Use a dense gradient as it is"),

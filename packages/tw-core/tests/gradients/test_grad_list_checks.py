@@ -6,7 +6,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tw_core import merge_grad_list, split_grad_list
 from tw_core.gradients import (
     check_grad_list,
     check_replicated_grad_list,
@@ -64,6 +67,14 @@ def problems(grad_list, *, check=check_grad_list, **kwargs):
         "with the same variables, shapes and dtypes in the same order; got:"
     )
     return listed
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 9), st.sampled_from("abc")))))
+def test_splitting_keeps_towers_and_order_and_merging_undoes_it(pairs):
+    grads, variables = split_grad_list(pairs)
+    assert grads == [[g for g, _ in tower] for tower in pairs]
+    assert variables == [[v for _, v in tower] for tower in pairs]
+    assert merge_grad_list(grads, variables) == pairs
 
 
 # What passes.
