@@ -37,48 +37,45 @@ def build_one(pairs_of):
         make(task, lambda _: pairs_of(), aggregate=1)
 
 
-DENSE = [
-    ([2, 3], [3, 2], r"\(2, 3\) for a:0 of \(3, 2\)"),
-    ([5], [6], r"\(5,\) for a:0 of \(6,\)"),
-    ([1], [], r"\(1,\) for a:0 of \(\)"),
-    ([None, 3], [3, 2], r"\(None, 3\) for a:0 of \(3, 2\)"),
+def fed(shape):
+    return lambda: v1.placeholder(tf.float32, shape)
+
+
+def rows(shape):
+    return lambda: tf.IndexedSlices(tf.ones(shape), tf.zeros([2], tf.int64))
+
+
+MISFIT = [
+    (fed([2, 3]), (3, 2), "(2, 3) for a:0 of (3, 2)"),
+    (fed([5]), (6,), "(5,) for a:0 of (6,)"),
+    (fed([1]), (), "(1,) for a:0 of ()"),
+    (fed([None, 3]), (3, 2), "(None, 3) for a:0 of (3, 2)"),
+    *(
+        (rows(shape), (4, 2), f"{shape} at indices (2,) for a:0 of (4, 2)")
+        for shape in ((2, 3), (3, 2), (2,))
+    ),
 ]
 
 
-@pytest.mark.parametrize("got, want, message", DENSE)
-def test_known_shapes_that_do_not_fit_are_named(got, want, message):
+@pytest.mark.parametrize("make, want, message", MISFIT)
+def test_known_shapes_and_dtypes_that_do_not_fit_are_named(make, want, message):
     def pairs():
-        wrong = v1.placeholder(tf.float32, got)
         return [
             (tf.ones([3]), variable("fits", [3])),
-            (wrong, variable("a", want)),
+            (make(), variable("a", want)),
             (tf.ones([4]), variable("b", [2])),
         ]
 
-    with pytest.raises(ValueError, match=message + r"; \(4,\) for b:0 of \(2,\)"):
+    with pytest.raises(ValueError, match=re.escape(f"{message}; (4,) for b:0 of (2,)")):
         build_one(pairs)
 
+    def pairs_of_other_dtypes():
+        dtypes = {"c": tf.float16, "d": tf.bool}
+        return [(tf.ones([2], d), variable(n, [2])) for n, d in dtypes.items()]
 
-@pytest.mark.parametrize("values, indices", [([2, 3], [2]), ([3, 2], [2]), ([2], [2])])
-def test_known_rows_that_do_not_fit_are_named(values, indices):
-    def pairs():
-        rows = tf.IndexedSlices(tf.ones(values), tf.zeros(indices, tf.int64))
-        return [(rows, variable("table", [4, 2]))]
-
-    with pytest.raises(ValueError, match=r"at indices \(2,\) for table:0 of \(4, 2\)"):
-        build_one(pairs)
-
-
-def test_gradients_of_another_dtype_are_named():
-    def pairs():
-        return [
-            (tf.ones([2], tf.float16), variable("a", [2])),
-            (tf.ones([2], tf.bool), variable("b", [2])),
-        ]
-
-    message = r"float16 for a:0 \(float32\), bool for b:0 \(float32\)\. Cast it"
+    message = r"float16 for c:0 \(float32\), bool for d:0 \(float32\)\. Cast it"
     with pytest.raises(TypeError, match=message):
-        build_one(pairs)
+        build_one(pairs_of_other_dtypes)
 
 
 def fails_in_its_step(pairs_of, message):
