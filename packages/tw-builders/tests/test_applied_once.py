@@ -13,14 +13,10 @@ from tw_core.testing import CPUS
 v1 = tf.compat.v1.train
 SHAPES = [[3, 2], [4]]
 KINDS = {
-    "SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-    "Adam": lambda: keras.optimizers.Adam(0.1),
     "a schedule": lambda: keras.optimizers.Adam(
         keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
     ),
-    "AdamW": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.2),
     "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1)),
-    "Lamb": lambda: keras.optimizers.Lamb(0.1),
     "v1 momentum": lambda: v1.MomentumOptimizer(0.1, 0.9),
     "v1 Adam": lambda: v1.AdamOptimizer(0.1),
 }

@@ -46,16 +46,6 @@ def test_the_warning_has_the_name_and_the_portable_one(kind, make, caplog):
     assert "make variables with tf.compat.v1.get_variable" in message
 
 
-def test_towers_that_share_name_what_each_saves(caplog):
-    build = BUILDERS["parameter server"]
-    saved = called(build, tf.Variable, 2, trainable=False)
-    assert saved == ["tower0/enc/w", "tower1/enc/w"]
-    assert [message.partition(":")[0] for message in told(caplog)] == [
-        "tower0",
-        "tower1",
-    ]
-
-
 @pytest.mark.parametrize("kind", BUILDERS)
 def test_what_is_saved_by_its_own_name_is_not_warned_of(kind, caplog):
     assert called(BUILDERS[kind], by_get_variable, 2) == ["enc/w"]
@@ -76,7 +66,12 @@ def test_what_is_not_saved_is_not_warned_of(caplog):
     assert told(caplog) == []
 
 
-def test_all_variables_of_a_tower_are_in_one_warning(caplog):
+def test_a_towers_variables_are_in_one_warning_and_a_functions_in_none(caplog):
+    saved = called(BUILDERS["parameter server"], tf.Variable, 2, trainable=False)
+    assert saved == ["tower0/enc/w", "tower1/enc/w"]
+    assert [own.partition(":")[0] for own in told(caplog)] == ["tower0", "tower1"]
+    caplog.clear()
+
     def tower(tower):
         with Replicated().scope(tower):
             return [tf.Variable(0.0, name=name) for name in "ab"]
@@ -86,9 +81,6 @@ def test_all_variables_of_a_tower_are_in_one_warning(caplog):
     [message] = told(caplog)
     assert "hold outer/tower0/a, outer/tower0/b, with" in message
     assert "calls outer/a, outer/b." in message
-
-
-def test_a_function_saves_by_objects_and_is_not_warned_of(caplog):
     made = []
 
     @tf.function(autograph=False)
@@ -96,5 +88,6 @@ def test_a_function_saves_by_objects_and_is_not_warned_of(caplog):
         if not made:
             made.extend(map_towers(lambda _: tf.Variable(0.0), towers(CPUS[:2])))
 
-    step()
+    caplog.clear()
+    step()  # is saved by objects
     assert len(made) == 2 and told(caplog) == []

@@ -203,7 +203,7 @@ def test_a_measurement_that_hangs_is_named_and_the_next_is_made():
     assert one.is_over
 
 
-def test_what_the_time_limit_cut_off_is_said():
+def test_what_the_time_limit_or_the_end_of_the_process_cut_off_is_said():
     one = examination(doing("b", True))
     one.note_time()
     assert one.faults == [
@@ -213,10 +213,7 @@ def test_what_the_time_limit_cut_off_is_said():
     one.note_time()
     assert "reducers, scaling could not be measured within 100 s" in one.faults[0]
     assert one.is_over
-
-
-def test_a_process_that_dies_before_anything_ends_the_examination():
-    one = examination()
+    one = examination()  # whose process dies before anything
     one.note_loss("its process ended with status 1 (no module)")
     assert one.faults == [
         "starting TensorFlow: its process ended with status 1 (no module)"

@@ -49,21 +49,13 @@ def test_shared_variables_are_the_same_in_every_tower(scope):
     assert v1.local_variables() == []
     assert Shared().trainable_variables(TOWERS[1]) == variables[0][:2]
     assert set(devices(variables[0])) == {"/device:CPU:4"}
-    assert devices(losses) == ["/device:CPU:4", "/device:CPU:5"]
-
-
-def test_shared_variables_are_spread_over_given_devices_by_bytes(graph):
-    variables, losses = build(Shared(("/cpu:1", "/cpu:2")))
+    with v1.variable_scope("spread"):  # by bytes
+        variables, others = build(Shared(("/cpu:1", "/cpu:2")))
     assert devices(variables[0]) == [f"/device:CPU:{i}" for i in (1, 2, 2)]
-    assert devices(losses) == ["/device:CPU:4", "/device:CPU:5"]
-
-
-def test_a_tower_that_shares_makes_nothing_of_its_own(graph):
-    with (
-        Shared().scope(TOWERS[1]),
-        pytest.raises(ValueError, match="Variable w does not exist"),
-    ):
-        v1.get_variable("w", [1])
+    assert devices([*losses, *others]) == ["/device:CPU:4", "/device:CPU:5"] * 2
+    missing = pytest.raises(ValueError, match=r"Variable .*own does not exist")
+    with Shared().scope(TOWERS[1]), missing:
+        v1.get_variable("own", [1])
 
 
 def test_replicated_variables_are_each_towers_own(scope):
