@@ -16,7 +16,7 @@ from tw_core import (
     map_towers,
     towers,
 )
-from tw_core.contexts import TowerFunc, leave_no_summaries
+from tw_core.contexts import PredictTowerContext, TowerFunc, leave_no_summaries
 from tw_core.flat_variables import slots_like_parts
 from tw_core.internal import (
     builds_session_graph,
@@ -187,6 +187,31 @@ def test_an_exception_is_not_hidden_and_leaves_no_scope_open(graph, scope):
     assert (made.name, made.device) == ("v:0", "")
     assert (x.name, x.device) == ("Const:0", "")
     assert made in tf.compat.v1.global_variables()
+
+
+GRAPH_SCOPES = {
+    "TrainTowerContext": partial(TrainTowerContext, "tower0"),
+    "PredictTowerContext": partial(PredictTowerContext, "predict"),
+    **{name: SCOPES[name] for name in ("Shared.scope", "Replicated.scope")},
+    "VariableStore.scope": SCOPES["VariableStore.scope"],
+}
+ELSEWHERE = {
+    "Tower": r"TowerContext.*needs a graph; got eager mode.*tw_core.map_towers",
+    "Store": "scope: serves get_variable inside",
+    "": r"scope: get_variable keeps no .*VariableStore",
+}
+
+
+@pytest.mark.parametrize("name", GRAPH_SCOPES)
+def test_scopes_of_get_variable_code_are_refused_where_they_have_no_effect(name):
+    says = next(says for part, says in ELSEWHERE.items() if part in name)
+    with pytest.raises(RuntimeError, match=says), GRAPH_SCOPES[name]():
+        pass
+    if "Store" in name:
+        says = r"use Shared.*scope or Replicated.*scope there"
+        refused = pytest.raises(RuntimeError, match=says)
+        with tf.Graph().as_default(), refused, GRAPH_SCOPES[name]():
+            pass
 
 
 def absolute(x):

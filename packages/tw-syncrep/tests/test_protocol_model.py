@@ -94,6 +94,7 @@ def name_of(setup):
     return f"{sizes} rounds, {setup.faults} of {kinds}{orphans}"
 
 
+@pytest.mark.timeout(0 if "SYNCREP_MODEL_DEEP" in os.environ else None)
 @pytest.mark.slow(
     by_day=[
         "1 servers, 2 in a round, 2 rounds, 0 of ",
@@ -104,15 +105,12 @@ def name_of(setup):
         "1 servers, 1 in a round, 1 rounds, 1 of crash orphan",
     ]
 )
-@pytest.mark.parametrize("setup", SOUND, ids=name_of)
+@pytest.mark.parametrize(
+    "setup",
+    SOUND + (DEEP if "SYNCREP_MODEL_DEEP" in os.environ else []),
+    ids=name_of,
+)
 def test_no_order_of_moves_breaks_the_protocol(setup):
-    assert explore(setup) > 100
-
-
-@pytest.mark.skipif("SYNCREP_MODEL_DEEP" not in os.environ, reason="takes long")
-@pytest.mark.timeout(0)
-@pytest.mark.parametrize("setup", DEEP, ids=name_of)
-def test_no_order_breaks_it_in_larger_setups_either(setup):
     assert explore(setup, at_most=2_000_000) > 100
 
 

@@ -74,17 +74,6 @@ def test_replicated_variables_are_each_towers_own(scope):
 
 
 @pytest.mark.parametrize("policy", [Shared(), Replicated()])
-def test_eager_mode_is_refused(policy):
-    with (
-        pytest.raises(
-            RuntimeError, match=r"scope: get_variable keeps no .*VariableStore"
-        ),
-        policy.scope(TOWERS[0]),
-    ):
-        pass
-
-
-@pytest.mark.parametrize("policy", [Shared(), Replicated()])
 def test_wrapped_graph_code_may_use_the_policies(policy):
     wrapped = tf.compat.v1.wrap_function(lambda: build(policy)[1], [])
     assert len(wrapped()) == 2
