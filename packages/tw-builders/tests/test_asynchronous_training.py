@@ -165,16 +165,13 @@ def test_a_tower_that_raises_is_named_and_stops_the_others():
     assert isinstance(caught.value.errors["tower1"], ArithmeticError)
 
 
-def test_the_end_of_a_towers_data_is_no_error():
+def test_the_end_of_a_towers_data_is_no_error_and_an_error_of_the_body_stops_towers():
     items = iter(range(3))
     with tf.Graph().as_default():
         data = v1.data.make_one_shot_iterator(tf.data.Dataset.range(5)).get_next()
         with v1.Session() as session:
             steps = [lambda: next(items), session.make_callable(data)]
             assert AsyncRunner(steps).start().join(WAIT_S) == [3, 5]
-
-
-def test_the_with_statement_stops_towers_when_its_body_raises():
     with (
         pytest.raises(KeyError),
         AsyncRunner([lambda: time.sleep(0.001)] * 2) as runner,
