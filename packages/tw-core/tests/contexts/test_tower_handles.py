@@ -120,27 +120,13 @@ def test_handles_are_found_by_position_and_name(func):
     assert isinstance(func.towers[:1], TowerHandles)
 
 
-def test_of_several_towers_of_one_name_the_latest_is_found():
-    func = TowerFunc(lambda x: x + 1, [tf.TensorSpec([None], name="x")])
-
-    @tf.function(autograph=False)
-    def traced(x):
-        with TrainTowerContext("tower0"):
-            return func(x)
-
-    traced(tf.zeros([2]))
-    traced(tf.zeros([3]))
-    assert func.towers["tower0"].inputs[0].shape == [3]
-    assert len(func.towers) == 2
-
-
 # In a function.
 
 
-def test_a_function_finds_tensors_at_once_and_variables_after_the_trace():
+def test_a_function_finds_tensors_at_once_and_variables_after_the_latest_trace():
     w = tf.Variable([1.0], name="w")
     func = TowerFunc(
-        lambda x: tf.reduce_sum(x * w, name="loss"), [tf.TensorSpec([1], name="x")]
+        lambda x: tf.reduce_sum(x * w, name="loss"), [tf.TensorSpec([None], name="x")]
     )
 
     @tf.function(autograph=False)
@@ -150,8 +136,11 @@ def test_a_function_finds_tensors_at_once_and_variables_after_the_trace():
         assert func.towers[-1].get_tensor("loss") is loss
         return loss
 
-    assert traced(tf.constant([3.0])) == 3.0
-    assert func.towers[-1].get_variable("w") is w
+    for size in (1, 2):
+        assert traced(tf.ones([size])) == size
+        assert func.towers["tower0"].inputs[0].shape == [size]
+        assert func.towers["tower0"].get_variable("w") is w
+    assert len(func.towers) == 2
 
 
 def test_variables_of_one_name_are_refused_rather_than_guessed():
