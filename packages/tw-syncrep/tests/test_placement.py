@@ -77,14 +77,11 @@ def test_no_server_is_fuller_than_another_with_one_more(sizes, capacities):
         assert (has / capacities[n] <= (others[0] + largest) / others[1] + 1e-9).all()
 
 
-def test_servers_in_turn_are_tensorflows():
+def test_servers_in_turn_are_tensorflows_or_a_function_chooses():
     theirs = v1.train.replica_device_setter(3)
     made = floats(100, 1, 1, 1, 7)
     setter = tw_syncrep.device_setter(task(3), strategy="round_robin")
     assert servers_of(setter, made) == servers_of(theirs, made) == [0, 1, 2, 0, 1]
-
-
-def test_a_function_chooses():
     setter = tw_syncrep.device_setter(task(3), strategy=lambda op: np.int64(2))
     assert servers_of(setter, floats(100, 1)) == [2, 2]
 
@@ -105,19 +102,13 @@ def test_copies_on_the_worker_move_nothing_and_all_tasks_place_alike():
             assert servers_of(tw_syncrep.device_setter(own), made) == want
 
 
-def test_slots_count_for_the_server_of_their_variable():
+def test_slots_count_for_the_server_of_their_variable_and_a_table_counts_nothing():
     with tf.Graph().as_default(), v1.device(tw_syncrep.device_setter(task(2))):
         big = v1.get_variable("big", [100])
         optimizer = v1.train.MomentumOptimizer(0.1, 0.9)
         optimizer.apply_gradients([(tf.ones([100]), big)])
-        rest = [v1.get_variable(f"v{n}", [size]) for n, size in enumerate([150, 10])]
-    slot = optimizer.get_slot(big, "momentum")
-    assert [server_of(v) for v in (big, slot, *rest)] == [0, 0, 1, 1]
-
-
-def test_a_table_counts_nothing():
-    with tf.Graph().as_default(), v1.device(tw_syncrep.device_setter(task(2))):
-        v1.get_variable("w", [1])
         table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
-        last = v1.get_variable("v", [1])
-    assert table.resource_handle.device[-1] == last.device[-1] == "1"
+        rest = [v1.get_variable(f"v{n}", [size]) for n, size in enumerate([199, 10])]
+    slot = optimizer.get_slot(big, "momentum")
+    places = big, slot, table.resource_handle, *rest
+    assert [server_of(v) for v in places] == [0, 0, 1, 1, 1]

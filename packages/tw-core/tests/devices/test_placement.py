@@ -144,20 +144,17 @@ def test_variables_of_one_name_on_a_device_are_all_listed():
     assert placed.variables == {CPU1: {"w": 48, "w#2": 48, "w#3": 48}}
 
 
-def test_keras_variables_are_named_by_their_path():
+def test_variables_of_keras_and_of_the_graph_around_a_function_are_listed(graph):
+    with tf.device("/cpu:1"):
+        w = v1.get_variable("w", [3])
+    inner = tf.function(lambda: w + 1.0, autograph=False).get_concrete_function().graph
+    assert placement(inner).variables == {CPU1: {"w": 12}}
     with tf.device("/cpu:2"):
         model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4, name="out")])
     graph = tf.function(model).get_concrete_function(tf.TensorSpec([2, 3])).graph
     (sizes,) = placement(graph, variables=model.variables).variables.values()
     assert sorted(sizes.values()) == [16, 48]
     assert all("out/" in name for name in sizes)
-
-
-def test_a_variable_made_in_the_session_graph_around_a_function_is_its_own(graph):
-    with tf.device("/cpu:1"):
-        w = v1.get_variable("w", [3])
-    inner = tf.function(lambda: w + 1.0, autograph=False).get_concrete_function().graph
-    assert placement(inner).variables == {CPU1: {"w": 12}}
 
 
 # Compared with what TensorFlow makes of the graph.

@@ -38,6 +38,8 @@ def test_a_variable_is_local_and_stays_trainable(graph, make):
 def test_other_collections_and_variables_before_and_after_stay(graph):
     before = v1.get_variable("before", [2])
     with override_to_local_variable():
+        with v1.variable_scope(v1.get_variable_scope(), reuse=True):
+            assert v1.get_variable("before", [2]) is before
         made = v1.get_variable("v", [2], collections=[KEYS.GLOBAL_VARIABLES, "mine"])
         frozen = v1.get_variable("frozen", [2], trainable=False)
         mine = v1.get_variable("mine", [2], collections=["mine"])
@@ -47,16 +49,6 @@ def test_other_collections_and_variables_before_and_after_stay(graph):
     assert v1.local_variables() == [made, frozen, local]
     assert v1.global_variables() == [before, after]
     assert frozen not in v1.trainable_variables()
-
-
-def test_a_variable_that_is_reused_stays_global(graph):
-    before = v1.get_variable("w", [2])
-    with (
-        override_to_local_variable(),
-        v1.variable_scope(v1.get_variable_scope(), reuse=True),
-    ):
-        assert v1.get_variable("w", [2]) is before
-    assert v1.global_variables() == [before]
 
 
 def test_variables_of_optimizers_partitions_and_bodies_are_local(graph):

@@ -126,7 +126,7 @@ def test_get_variable_code_gets_variables_of_its_own_in_a_session_graph(graph):
 # What is refused.
 
 
-def test_a_function_is_refused():
+def test_functions_and_models_without_their_variables_are_refused():
     @tf.function(autograph=False)
     def traced():
         replicate(TOWERS, Linear)
@@ -136,9 +136,6 @@ def test_a_function_is_refused():
     )
     with pytest.raises(RuntimeError, match=want):
         traced()
-
-
-def test_a_keras_model_without_its_variables_is_refused():
     want = r"returned Sequential 'late' without its variables; .*model.build\(input_sha"
     with pytest.raises(ValueError, match=want):
         replicate(
