@@ -5,6 +5,7 @@ import inspect
 import pytest
 import tensorflow as tf
 
+from tw_core import OptimizerLike
 from tw_syncrep import SyncReplicasOptimizer, TrainingSession, training_session
 
 v1 = tf.compat.v1
@@ -57,17 +58,11 @@ def test_nothing_public_of_tensorflows_class_is_missing():
     assert theirs | set(METHODS) | set(ATTRIBUTES) <= set(dir(SyncReplicasOptimizer))
 
 
-def test_it_is_an_optimizer_of_tensorflow_and_of_tw_core(graph):
-    from tw_core import OptimizerLike
-
-    opt = SyncReplicasOptimizer(v1.train.GradientDescentOptimizer(1.0), 1)
-    assert isinstance(opt, v1.train.Optimizer)
-    assert isinstance(opt, OptimizerLike)
-
-
-def test_slots_are_the_wrapped_optimizers(graph):
+def test_it_is_an_optimizer_whose_slots_are_the_wrapped_ones(graph):
     inner = v1.train.MomentumOptimizer(1.0, 0.5)
     opt = SyncReplicasOptimizer(inner, 1)
+    assert isinstance(opt, v1.train.Optimizer)
+    assert isinstance(opt, OptimizerLike)
     v = v1.get_variable("v", [2])
     global_step = v1.train.get_or_create_global_step()
     opt.apply_gradients([(tf.ones([2]), v)], global_step=global_step)
@@ -76,15 +71,12 @@ def test_slots_are_the_wrapped_optimizers(graph):
     assert [x.name for x in opt.variables()] == ["v/Momentum:0"]
 
 
-def test_a_training_session_takes_what_tensorflows_takes():
+def test_a_training_session_takes_and_does_what_tensorflows_does():
     theirs = inspect.signature(v1.train.MonitoredTrainingSession).parameters
     ours = inspect.signature(training_session).parameters
     assert list(ours)[: len(theirs)] == list(theirs)
     beyond = list(ours.values())[len(theirs) :]
     assert {p.kind for p in beyond} == {inspect.Parameter.KEYWORD_ONLY}
-
-
-def test_a_training_session_does_what_a_monitored_one_does():
     theirs = {x for x in dir(v1.train.MonitoredSession) if not x.startswith("_")}
     theirs -= {"StepContext"}  # the class that run_step_fn's functions get
     assert theirs <= set(dir(TrainingSession))
