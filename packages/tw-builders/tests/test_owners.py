@@ -19,11 +19,8 @@ def test_each_variable_has_an_owner_and_loads_differ_by_the_largest(sizes, total
         loads[owner] += size
     assert max(loads) - min(loads) <= max(sizes)
     assert owners[sizes.index(max(sizes))] == 0
-
-
-@given(st.lists(st.none() | st.integers(1, 100), min_size=1, max_size=20), TOTALS)
-def test_a_variable_of_unknown_size_has_an_owner(sizes, total):
-    assert len(plan_owners(sizes, total)) == len(sizes)
+    unknown = [size if size % 3 else None for size in sizes]
+    assert len(plan_owners(unknown, total)) == len(sizes)
 
 
 def test_owners_are_chosen_by_bytes_and_not_by_elements():

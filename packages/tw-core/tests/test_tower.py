@@ -11,7 +11,7 @@ from tw_core.devices import canonical_device
 from tw_core.testing import run_eagerly, run_in_function, run_in_graph
 
 
-def test_an_int_is_a_gpu_and_a_string_is_itself():
+def test_towers_are_of_devices_or_all_of_one_call_and_several_may_share_one(caplog):
     own = "/job:worker/task:1/gpu:0"
     made = towers([1, "/cpu:0", own, np.int64(3)])
     assert [t.device for t in made] == ["/gpu:1", "/cpu:0", own, "/gpu:3"]
@@ -22,15 +22,19 @@ def test_an_int_is_a_gpu_and_a_string_is_itself():
     assert [t.device for t in towers(range(2))] == ["/gpu:0", "/gpu:1"]
     with pytest.raises(FrozenInstanceError):
         made[0].index = 1
-
-
-def test_several_towers_on_a_device_are_allowed_and_said(caplog):
     assert len(towers(["/cpu:0", "/cpu:1"])) == 2
     assert caplog.messages == []
     assert len(towers(["/cpu:0", "/device:CPU:0", "/cpu:1"])) == 3
     assert caplog.messages == [
         "towers: several towers on one device: /device:CPU:0 (2 towers)"
     ]
+    made = towers(["/cpu:0", "/cpu:1"])
+    assert towers(made) == towers(list(made)) == made
+    for pick in [(0,), (1, 0), (0, 0), (0, 1, 1)]:
+        with pytest.raises(ValueError, match="towers must be all that one call of tw_"):
+            towers([made[k] for k in pick])
+    with pytest.raises(TypeError, match="or only towers; got"):
+        towers([*made, "/cpu:1"])
 
 
 @pytest.mark.parametrize("run", [run_in_graph, run_in_function, run_eagerly])
@@ -93,13 +97,3 @@ def test_a_session_graph_checks_devices_where_its_session_is_at_hand(graph):
                 call()
         with tf.Graph().as_default():  # will run in another session
             assert build() == [0, 1]
-
-
-def test_towers_are_taken_as_they_are_all_of_them():
-    made = towers(["/cpu:0", "/cpu:1"])
-    assert towers(made) == towers(list(made)) == made
-    for pick in [(0,), (1, 0), (0, 0), (0, 1, 1)]:
-        with pytest.raises(ValueError, match="towers must be all that one call of tw_"):
-            towers([made[k] for k in pick])
-    with pytest.raises(TypeError, match="or only towers; got"):
-        towers([*made, "/cpu:1"])

@@ -175,11 +175,8 @@ def test_nothing_else_is_split(mode):
     assert MODES[mode](parts, IDS) == [None]
 
 
-def test_eagerly_nothing_is_known():
+def test_eagerly_nothing_is_known_and_indices_of_several_dtypes_become_int64():
     got = run_eagerly(lambda ids: add_rows([sparse(distinct(ids))] * 2), IDS)
     assert list(got.indices) == [4, 0, 2, 4, 0, 2]
-
-
-def test_indices_of_several_dtypes_become_int64():
     grads = [sparse(tf.range(2)), sparse(tf.range(2, dtype=tf.int64))]
     assert join_rows(grads).indices.dtype == tf.int64
