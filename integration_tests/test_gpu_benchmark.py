@@ -40,7 +40,7 @@ def written(folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(DEADLINE_S + 40)
-def test_figures_and_a_picture_lie_in_one_folder(tmp_path):
+def test_figures_of_all_parts_are_in_one_file(tmp_path):
     done = run(tmp_path, "--device", "cpu", "--rounds", "1", "--parts", *PARTS)
     assert done.returncode == 0, done.stdout + done.stderr
     found = written(tmp_path)
@@ -52,8 +52,6 @@ def test_figures_and_a_picture_lie_in_one_folder(tmp_path):
     for kind in ("replicated", "sharded", "parameter server", "one device"):
         assert {kind, f"{kind}, compiled"} <= ours
     assert len(found["targets"]) == 2 + 6 + 2 + 2
-    picture = tmp_path / "out" / "bench" / "gpu.png"
-    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """On one GPU, shared by two towers: steps, fit and first steps, and tw-doctor's report.
 
 Each part writes out/bench/gpu-PART.json and .log as it runs. The end result is one JSON
-file and one picture, to attach to an issue. If a part fails or hangs, its last lines
+file, to attach to an issue. If a part fails or hangs, its last lines
 are kept, and the others run. --device cpu only checks that the benchmark works.
 """
 

@@ -30,30 +30,6 @@ DEVICE = os.environ.get("TOWERS_BENCH_DEVICE", "cpu")
 Block = Callable[[int], float]  # runs steps on all processes; the slowest one's seconds
 _T = TypeVar("_T")
 _MIN_BLOCK_S = 0.02
-# Words in the names of contenders that are others' work, or plain TensorFlow and NumPy.
-_THEIRS = (
-    "AddN",
-    "DDP",
-    "HierarchicalCopy",
-    "Keras",
-    "Mirrored",
-    "NumPy",
-    "RLlib",
-    "ReductionTo",
-    "Session.",
-    "TensorFlow",
-    "by hand",
-    "distributed dataset",
-    "feeding",
-    "multi-worker",
-    "one big batch",
-    "one device",
-    "original",
-    "plain",
-    "tensorpack",
-    "tf.data",
-)
-_COLORS = {"ours": "#2a6f97", "theirs": "#e0a458", "a bound": "#bbbbbb"}
 _BLOCK_S = 0.25  # of steps on several processes
 
 
@@ -120,15 +96,10 @@ class Report:
             {"work": work, "measured": measured, "at_most": at_most, "verdict": verdict}
         )
 
-    def write(self) -> Path:
-        """Writes JSON and a plot below ``out/bench/``."""
+    def write(self) -> None:
+        """Writes JSON below ``out/bench/``."""
         path = save(self.name, rows=self.rows, targets=self.targets, **self.notes)
-        if not self.rows:
-            print(f"Wrote {path}")
-            return path
-        draw(self.rows, path.with_suffix(".png"), title=self.name)
-        print(f"Wrote {path} and {path.with_suffix('.png')}")
-        return path
+        print(f"Wrote {path}")
 
 
 def save(name: str, **content: Any) -> Path:
@@ -322,56 +293,6 @@ def machine() -> dict[str, Any]:
         "tensorflow": tensorflow.__version__,
         "numpy": numpy.__version__,
     }
-
-
-def draw(rows: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
-    """Draws the ratios of every work as bars, with quartiles."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    works = list(dict.fromkeys(row["work"] for row in rows))
-    figure, axes = plt.subplots(
-        len(works),
-        1,
-        figsize=(9, 1.2 + sum(0.8 + 0.28 * _count(rows, work) for work in works)),
-        height_ratios=[1.5 + _count(rows, work) for work in works],
-        layout="constrained",
-        squeeze=False,
-    )
-    for axis, work in zip(axes[:, 0], works, strict=True):
-        _draw_work(axis, [row for row in rows if row["work"] == work], work)
-    figure.suptitle(f"{title}: ratios of time, medians and quartiles")
-    named = [plt.Rectangle((0, 0), 1, 1, color=color) for color in _COLORS.values()]
-    figure.legend(named, _COLORS, loc="outside lower left", ncols=len(_COLORS))
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
-def _draw_work(axis: Any, rows: Sequence[dict[str, Any]], work: str) -> None:
-    names = [row["name"] for row in rows]
-    values = [row["ratio"] for row in rows]
-    low = [max(0, row["ratio"] - row["ratio_quartiles"][0]) for row in rows]
-    high = [max(0, row["ratio_quartiles"][1] - row["ratio"]) for row in rows]
-    colors = [_COLORS[whose(row["name"], row["is_bound"])] for row in rows]
-    axis.barh(names, values, xerr=(low, high), color=colors, height=0.7)
-    axis.axvline(1.0, color="#555555", linewidth=0.8, linestyle=":")
-    axis.invert_yaxis()
-    axis.set_title(work, fontsize=9, loc="left")
-    axis.tick_params(labelsize=8)
-    axis.set_xlabel(f"time / time of {rows[0]['peer']}", fontsize=8)
-
-
-def whose(name: str, is_bound: bool) -> str:
-    """Names the group of a contender, by which it is coloured."""
-    if is_bound:
-        return "a bound"
-    return "theirs" if any(word in name for word in _THEIRS) else "ours"
-
-
-def _count(rows: Sequence[dict[str, Any]], work: str) -> int:
-    return sum(row["work"] == work for row in rows)
 
 
 def _processor() -> str:
