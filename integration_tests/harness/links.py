@@ -23,11 +23,6 @@ def task_addresses(count: int, *, port: int = 2222) -> list[str]:
     return [f"10.77.0.{2 + n}:{port}" for n in range(count)]
 
 
-def enter_namespace() -> None:
-    """Moves this process into a network namespace of its own."""
-    _unshare()
-
-
 def hub(pipe: Any, spec: dict[str, Any]) -> None:
     """Holds a bridge, and plugs and unplugs tasks until the pipe closes.
 

@@ -12,14 +12,17 @@ if ``--torch`` names a Python that has it, and this package's parameter server.
 
 import contextlib
 import json
+import multiprocessing
 import subprocess
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import syncrep
 from allreduce_rank import (
+    AT_MOST,
     CHECKED_STEPS,
     DDP,
     FUNCTION,
@@ -35,9 +38,9 @@ from allreduce_rank import (
     serve_mpi_rank,
     serve_rank,
 )
-from compressed_rank import address_of, serve_compressed_rank, tie
 from harness.ports import find_free_ports
-from racing import WAIT_S, Block, Report, ask, race_blocks, tasks
+from harness.ranks import Ranks
+from racing import Block, Report, blocks_in, make, race_blocks, tasks
 from syncrep_worker import PULLED
 from syncrep_worker import Work as ServerWork
 
@@ -51,16 +54,13 @@ TORCH = Path(__file__).with_name("allreduce_torch.py")
 def main(options: Any, report: Report) -> None:
     """Runs the works and writes ``out/bench/allreduce.json``."""
     for work in (WORKS[name] for name in options.works):
-        if work.compressed:
-            with compressed(work, options.workers) as blocks:
-                rounds = min(options.rounds, 5) if work.mbit else options.rounds
-                timings = race_blocks(work.name, blocks, peer=FUNCTION, rounds=rounds)
-            report.add(timings, FUNCTION)
-            for name, peer, most in work.targets:
-                report.compare(timings, name, peer, most)
-            continue
+        rounds, peer = options.rounds, PEER
         with contextlib.ExitStack() as stack:
-            blocks = stack.enter_context(ours_and_peers(work, options.workers))
+            if PEER not in work.contenders:
+                blocks = stack.enter_context(compressed(work, options.workers))
+                rounds, peer = min(rounds, 5) if work.mbit else rounds, FUNCTION
+            else:
+                blocks = stack.enter_context(ours_and_peers(work, options.workers))
             if MPI in work.contenders:
                 blocks |= stack.enter_context(ours_over_mpi(work, options.workers))
             if DDP in work.contenders and options.torch:
@@ -68,11 +68,11 @@ def main(options: Any, report: Report) -> None:
                 blocks[DDP] = stack.enter_context(started)
             if SERVER in work.contenders and options.workers == 2:
                 blocks[SERVER] = stack.enter_context(server(work))
-            timings = race_blocks(work.name, blocks, peer=PEER, rounds=options.rounds)
-        report.add(timings, PEER)
-        for name, peer, most in work.targets:
-            if {name, peer} <= set(blocks):
-                report.compare(timings, name, peer, most)
+            timings = race_blocks(work.name, blocks, peer=peer, rounds=rounds)
+        report.add(timings, peer)
+        for pair, most in {**AT_MOST, **work.targets}.items():
+            if set(pair) <= set(blocks):
+                report.compare(timings, *pair, most)
 
 
 @contextlib.contextmanager
@@ -100,37 +100,29 @@ def ours_over_mpi(work: Work, size: int) -> Iterator[dict[str, Block]]:
 @contextlib.contextmanager
 def compressed(work: Work, size: int) -> Iterator[dict[str, Block]]:
     """Starts ranks that hold the uncompressed step and those that send less."""
-    [port] = find_free_ports(1)
-    size = 2 if work.mbit else size
-    with tasks() as start:
-        address = address_of(work, 0, port)
-        pipes = [
-            start(serve_compressed_rank, address, rank, size, work)
-            for rank in range(size)
-        ]
+    tied: dict[str, Any] = {"machines": (0, 1), "linked": True} if work.mbit else {}
+    context = multiprocessing.get_context("spawn")
+    with Ranks(context, 2 if work.mbit else size, **tied) as ranks:
+        ranks.joined()
         if work.mbit:
-            [pipe.hear(WAIT_S) for pipe in pipes]
-            tie(*[pipe.process.pid for pipe in pipes])
-            ask(pipes, "tied")
+            limit = f"rate {work.mbit}mbit burst 64kb latency 400ms"
+            ranks.call("local_steps:limit", limit)
         for name in work.contenders:
-            ask(pipes, "make", name)
-            ask(pipes, "run", name, CHECKED_STEPS)
-            seen = ask(pipes, "read", name)
+            seen = ranks.call("compressed_rank:make", name, work.shapes)
             if len(set(seen)) > 1 or not np.isfinite(seen).all():
                 raise RuntimeError(f"{name}: ranks have different variables: {seen}")
-        yield {
-            name: lambda n, own=name: max(ask(pipes, "run", own, n))
-            for name in work.contenders
-        }
+
+        def block(name: str, steps: int) -> float:
+            return max(ranks.call("compressed_rank:run", name, steps))
+
+        yield {name: partial(block, name) for name in work.contenders}
 
 
 def _make(pipes: Sequence[Any], names: Sequence[str]) -> dict[str, Block]:
     """Makes contenders on all ranks, and checks what they compute."""
     for name in names:
-        ask(pipes, "make", name)
-        ask(pipes, "run", name, CHECKED_STEPS)
-        _check(name, ask(pipes, "read", name))
-    return {name: lambda n, own=name: max(ask(pipes, "run", own, n)) for name in names}
+        _check(name, make(pipes, name, CHECKED_STEPS))
+    return blocks_in(pipes, names)
 
 
 @contextlib.contextmanager
@@ -170,7 +162,7 @@ def ddp(python: str, work: Work, size: int) -> Iterator[Block]:
 def server(work: Work) -> Iterator[Block]:
     """Starts the same with a parameter server and two replicas."""
     [size] = set(work.shapes)
-    model = ServerWork(work.name, len(work.shapes), *size, (PULLED,), ())
+    model = ServerWork(work.name, len(work.shapes), *size, {}, (PULLED,))
     with syncrep.processes(model) as blocks:
         yield blocks[PULLED]
 

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from racing import answer, block_of
+from racing import answer
 
 PEER, FUNCTION, SESSION = "multi-worker", "tf.function", "local session"
 BFLOAT16, SERVER, DDP, FLAT = "bfloat16", "parameter server", "DDP", "flat"
@@ -18,113 +18,85 @@ RATE, MOMENTUM = 0.01, 0.9
 CHECKED_STEPS = 3
 
 
+ALL = (FUNCTION, FLAT, SESSION, PEER, SERVER, DDP, MPI, MPI_SESSION)
+COMPRESSED = (FUNCTION, LOW_RANK, INT8, TOP, SAMPLED, SIGN)
+# Contender and whom it is measured against -> the most that it may take of that one's
+# time, where a work does not say otherwise.
+AT_MOST = {
+    (FUNCTION, PEER): 0.8,
+    (SESSION, PEER): 0.9,
+    (FUNCTION, DDP): 0.8,
+    (FUNCTION, SERVER): 0.6,
+    (MPI, PEER): 0.6,
+    (MPI_SESSION, MPI): 1.15,
+}
+
+
 @dataclass(frozen=True)
 class Work:
     """A model of which nothing but parameters counts."""
 
     name: str  # as shown
     shapes: tuple[tuple[int, ...], ...]  # of the variables
-    contenders: tuple[str, ...]  # who takes part
-    # Contender, whom it is measured against, and the most that it may take of that
-    # one's time
-    targets: tuple[tuple[str, str, float], ...]
-    compressed: bool = False  # contenders that send less, beside the uncompressed one
+    # As in ``AT_MOST``, of those that take part
+    targets: dict[tuple[str, str], float]
+    contenders: tuple[str, ...] = ALL  # who takes part
     mbit: int = 0  # of the link between two ranks, each a host; 0 for one machine
 
 
+_LARGE = ((1024, 1024),) * 10
 _MLP = tuple(shape for _ in range(6) for shape in ((512, 512), (512,)))
 _SMALL = tuple((16, 16) if n % 2 else (16,) for n in range(25))
 WORKS = {
     "10": Work(
-        "10 variables of 1,024 floats",
-        ((1024,),) * 10,
-        (FUNCTION, FLAT, SESSION, PEER, SERVER, DDP, MPI, MPI_SESSION),
-        (
-            (FUNCTION, PEER, 0.8),
-            (SESSION, PEER, 0.9),
-            (FUNCTION, DDP, 0.65),
-            (FUNCTION, SERVER, 0.6),
-            (MPI, PEER, 0.6),
-            (MPI_SESSION, MPI, 1.15),
-        ),
+        "10 variables of 1,024 floats", ((1024,),) * 10, {(FUNCTION, DDP): 0.65}
     ),
     "100": Work(
         "100 variables of 1,024 floats",
         ((1024,),) * 100,
-        (FUNCTION, FLAT, SESSION, PEER, SERVER, DDP, MPI, MPI_SESSION),
-        (
-            (FUNCTION, PEER, 0.8),
-            (SESSION, PEER, 0.9),
-            (FUNCTION, DDP, 0.45),
-            (FUNCTION, SERVER, 0.6),
-            (MPI, PEER, 0.6),
-            (MPI, DDP, 0.3),
-            (MPI_SESSION, MPI, 1.15),
-        ),
+        {(FUNCTION, DDP): 0.45, (MPI, DDP): 0.3},
     ),
     "400": Work(
         "400 variables of 1,024 floats",
         ((1024,),) * 400,
+        {(FUNCTION, PEER): 0.75, (FUNCTION, DDP): 0.6},
         (FUNCTION, FLAT, SESSION, PEER, DDP, MPI, MPI_SESSION),
-        (
-            (FUNCTION, PEER, 0.75),
-            (SESSION, PEER, 0.9),
-            (FUNCTION, DDP, 0.6),
-            (MPI, PEER, 0.6),
-            (MPI_SESSION, MPI, 1.15),
-        ),
     ),
     "1m": Work(
         "10 variables of 1,048,576 floats",
         ((1 << 20,),) * 10,
+        {
+            (FUNCTION, PEER): 1.0,
+            (BFLOAT16, PEER): 0.65,
+            (SESSION, PEER): 1.2,
+            (FUNCTION, DDP): 1.6,
+            (MPI, PEER): 0.45,
+            (MPI, DDP): 0.45,
+        },
         (FUNCTION, BFLOAT16, SESSION, PEER, DDP, MPI, MPI_SESSION),
-        (
-            (FUNCTION, PEER, 1.0),
-            (BFLOAT16, PEER, 0.65),
-            (SESSION, PEER, 1.2),
-            (FUNCTION, DDP, 1.6),
-            (MPI, PEER, 0.45),
-            (MPI, DDP, 0.45),
-            (MPI_SESSION, MPI, 1.15),
-        ),
     ),
     "compressed": Work(
         "10 matrices of 1,048,576 floats",
-        ((1024, 1024),) * 10,
-        (FUNCTION, LOW_RANK, INT8, TOP, SAMPLED, SIGN),
-        ((LOW_RANK, FUNCTION, 0.6), (INT8, FUNCTION, 0.6)),
-        compressed=True,
+        _LARGE,
+        {(LOW_RANK, FUNCTION): 0.6, (INT8, FUNCTION): 0.6},
+        COMPRESSED,
     ),
     "slow-link": Work(
         "10 matrices of 1,048,576 floats, 100 Mbit/s",
-        ((1024, 1024),) * 10,
-        (FUNCTION, LOW_RANK, INT8, TOP, SAMPLED, SIGN),
-        (
-            (LOW_RANK, FUNCTION, 0.05),
-            (TOP, FUNCTION, 0.1),
-            (SAMPLED, FUNCTION, 0.1),
-            (INT8, FUNCTION, 0.35),
-        ),
-        compressed=True,
+        _LARGE,
+        {
+            (LOW_RANK, FUNCTION): 0.05,
+            (TOP, FUNCTION): 0.1,
+            (SAMPLED, FUNCTION): 0.1,
+            (INT8, FUNCTION): 0.35,
+        },
+        COMPRESSED,
         mbit=100,
     ),
     "mlp": Work(
-        "MLP 6 x 512",
-        _MLP,
-        (FUNCTION, FLAT, PEER, DDP, MPI),
-        (
-            (FUNCTION, PEER, 0.8),
-            (FUNCTION, DDP, 0.8),
-            (MPI, PEER, 0.6),
-            (MPI, DDP, 0.6),
-        ),
+        "MLP 6 x 512", _MLP, {(MPI, DDP): 0.6}, (FUNCTION, FLAT, PEER, DDP, MPI)
     ),
-    "small": Work(
-        "25 small variables",
-        _SMALL,
-        (FUNCTION, FLAT, PEER, DDP),
-        ((FUNCTION, PEER, 0.8), (FUNCTION, DDP, 0.8)),
-    ),
+    "small": Work("25 small variables", _SMALL, {}, (FUNCTION, FLAT, PEER, DDP)),
 }
 
 
@@ -160,10 +132,8 @@ def serve_mpi_rank(pipe: Any, variables: dict[str, str], rank: int, work: Work) 
 def _serve(pipe: Any, strategy: Any, group: Any, work: Work) -> None:
     def make(name: str) -> Any:
         if name in (SESSION, MPI_SESSION):
-            step, read = _make_session(group, group.rank, work)
-        else:
-            step, read = _make_function(name, strategy, group, group.rank, work)
-        return block_of(step), read
+            return _make_session(group, group.rank, work)
+        return _make_function(name, strategy, group, group.rank, work)
 
     answer(pipe, make)
 

@@ -7,7 +7,7 @@ Each round creates new objects, so that nothing is cached between rounds; the cr
 of variables is not timed.
 """
 
-import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,9 +17,10 @@ import step
 import step_models
 import tensorflow as tf
 import training
-from racing import Contender, Report, Timing, in_own_process, race
+from racing import Report, Timing, in_own_process, race_by
 
 import tw_core
+from tw_doctor._machine.race import seconds_of
 
 OPTIONS = {
     "rounds": 9,
@@ -30,20 +31,6 @@ OPTIONS = {
 PEER = "MirroredStrategy"
 # Of the time of towers that do not reduce, which trace and differentiate as much.
 TARGETS = {"replicated": 1.25, "sharded": 1.25, "flat": 1.0}
-
-
-class FirstStep:
-    """Makes a step anew, then times its first call alone."""
-
-    def __init__(self, make: Any):
-        self._make = make
-        self.seconds: list[float] = []
-
-    def __call__(self) -> None:
-        run, _ = self._make()
-        start = time.perf_counter()
-        run()
-        self.seconds.append(time.perf_counter() - start)
 
 
 def run_cell(towers: int, rounds: int) -> list[Timing]:
@@ -59,40 +46,29 @@ def run_cell(towers: int, rounds: int) -> list[Timing]:
     }
     for name in (name for name in makers if name != training.BOUND):
         step.checked(work, name, makers[name](), "")
-    firsts = {name: FirstStep(make) for name, make in makers.items()}
-    contenders = [
-        Contender(
-            name,
-            first,
-            is_bound=name == training.BOUND,
-            config="tf.function, first call",
-        )
-        for name, first in firsts.items()
-    ]
+    timers = {name: partial(first_step, make) for name, make in makers.items()}
     title = f"trace and first step, {work.name}, K = {towers}"
-    return race(title, contenders, peer=PEER, rounds=rounds, timer=_timer(firsts))
+    options = {"bounds": [training.BOUND], "config": "tf.function, first call"}
+    return race_by(title, timers, peer=PEER, rounds=rounds, **options)
 
 
-def _timer(firsts: dict[str, FirstStep]) -> Any:
-    def timed(contender: Contender) -> float:
-        first = firsts[contender.name]
-        first()
-        return first.seconds[-1]
-
-    return timed
+def first_step(make: Callable[[], step.Built]) -> float:
+    """Makes a step anew, and returns the seconds of its first call alone."""
+    run, _ = make()
+    return seconds_of(run)
 
 
 def run_network(name: str, towers: int, rounds: int) -> Any:
     """Races first steps of a network at one number of towers."""
     devices = racing.use_devices(towers)
     x, y = networks.data(name, networks.ROWS * towers)
-    make = partial(networks.seeded, name)
+    make = partial(networks.seeded, networks.NETWORKS[name])
 
     def ours(trace: str) -> Any:
         step_, _ = training.function_step(
             devices,
             make,
-            step_models.loss_of,
+            training.squared_error,
             step_models.new_optimizer,
             map_towers=partial(tw_core.map_towers, trace=trace),
         )
@@ -101,7 +77,7 @@ def run_network(name: str, towers: int, rounds: int) -> Any:
     def mirrored() -> Any:
         strategy = tf.distribute.MirroredStrategy(devices)
         step_, _ = training.mirrored_step(
-            strategy, make, step_models.loss_of, step_models.new_optimizer
+            strategy, make, training.squared_error, step_models.new_optimizer
         )
         return partial(step_, *training.mirrored_shards(strategy, x, y))
 

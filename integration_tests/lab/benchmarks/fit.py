@@ -207,7 +207,7 @@ def run_first(name: str, towers: int, rounds: int) -> Any:
     """Races the first epoch of a network, above a later one."""
     devices = racing.use_devices(towers)
     x, y = networks.data(name, networks.ROWS * towers * networks.STEPS)
-    make = partial(networks.seeded, name)
+    make = partial(networks.seeded, networks.NETWORKS[name])
 
     def fitting(made: Any) -> Callable[[], Any]:
         made.compile(keras.optimizers.Adam(1e-3), "mse")

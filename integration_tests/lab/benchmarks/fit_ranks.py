@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from harness.ports import find_free_ports
-from racing import Block, Report, answer, ask, block_of, race_blocks, tasks
+from racing import Block, Report, answer, blocks_in, make, race_blocks, tasks
 
 OPTIONS = {"works": "fit_ranks.WORKS", "rounds": 21}
 
@@ -26,6 +26,7 @@ OURS = "TowerModel(group=...)"
 HOROVOD = "horovod.keras.DistributedOptimizer"
 ONE_PROCESS = "one process, two towers"
 EXCHANGES = "sums of its gradients alone"
+NAMES = (PEER, OURS, HOROVOD, EXCHANGES)
 WORKS = {"small": "2 x 64", "convolutional": "two convolutions"}
 STEPS, BATCH = 100, 32  # of all ranks
 
@@ -54,19 +55,12 @@ def started(work: str) -> Iterator[dict[str, Block]]:
     with tasks() as start:
         ranks = [start(serve_rank, ports, rank, work) for rank in range(RANKS)]
         alone = [start(serve_one, work, RANKS)]
-        names = (PEER, OURS, HOROVOD, EXCHANGES)
-        pipes = dict.fromkeys(names, ranks) | {ONE_PROCESS: alone}
-        for name, own in pipes.items():
-            ask(own, "make", name)
-            ask(own, "run", name, 1)
-        want = ask(alone, "read", ONE_PROCESS)[0]
-        for name in (PEER, OURS, HOROVOD):
-            read = ask(ranks, "read", name)
-            np.testing.assert_allclose(read, want, rtol=1e-4, err_msg=name)
-        yield {
-            name: lambda n, own=own, name=name: max(ask(own, "run", name, n))
-            for name, own in pipes.items()
-        }
+        (want,) = make(alone, ONE_PROCESS, 1)
+        for name in NAMES:
+            read = make(ranks, name, 1)
+            if name != EXCHANGES:
+                np.testing.assert_allclose(read, want, rtol=1e-4, err_msg=name)
+        yield blocks_in(ranks, NAMES) | blocks_in(alone, [ONE_PROCESS])
 
 
 def serve_rank(pipe: Any, ports: list[int], rank: int, work: str) -> None:
@@ -82,7 +76,7 @@ def serve_rank(pipe: Any, ports: list[int], rank: int, work: str) -> None:
         HOROVOD: partial(_horovod, group, work),
         EXCHANGES: partial(_exchanges, group, work),
     }
-    answer(pipe, lambda name: _blocks(*makers[name]()))
+    answer(pipe, lambda name: makers[name]())
 
 
 def serve_one(pipe: Any, work: str, towers: int) -> None:
@@ -90,11 +84,7 @@ def serve_one(pipe: Any, work: str, towers: int) -> None:
     import tw_core
 
     devices = tw_core.use_logical_cpus(towers)
-    answer(pipe, lambda _: _blocks(*_towers(devices, work)))
-
-
-def _blocks(run: Callable[[], Any], read: Callable[[], Any]) -> Any:
-    return block_of(run), read
+    answer(pipe, lambda _: _towers(devices, work))
 
 
 def _rows(rank: int, size: int) -> tuple[Any, Any]:

@@ -26,8 +26,8 @@ import numpy as np
 import racing
 import step
 import tensorflow as tf
-from racing import DEVICE, Contender, Report, in_own_process, race
-from step_models import seeded
+from networks import attended, seeded
+from racing import DEVICE, Report, in_own_process, race_by
 from training import MIRRORED, REPLICATED, SERVER
 
 import tw_reduce
@@ -74,13 +74,8 @@ class Table:
     def race(self, rounds: int, targets: dict[str, float]) -> None:
         """Races all, notes targets against the peer, and writes what there is."""
         if self.peer in self.runs:
-            timings = race(
-                self.title,
-                [Contender(name, list) for name in self.runs],
-                peer=self.peer,
-                rounds=rounds,
-                timer=self._timed,
-            )
+            timers = {name: partial(self._timed, name) for name in self.runs}
+            timings = race_by(self.title, timers, peer=self.peer, rounds=rounds)
             racing.print_table(timings, self.peer)
             for timing in timings:
                 facts = self.facts[timing.name]
@@ -91,8 +86,8 @@ class Table:
                 self.report.compare(timings, name, self.peer, targets[name])
         write(self.report)
 
-    def _timed(self, contender: Contender) -> float:
-        run, less = self.runs[contender.name], self.less
+    def _timed(self, name: str) -> float:
+        run, less = self.runs[name], self.less
         before = seconds_of(partial(run, less)) if less else 0.0
         return (seconds_of(partial(run, self.steps + less)) - before) / self.steps
 
@@ -238,13 +233,7 @@ def transformer() -> keras.Model:
     layers = keras.layers
     width, blocks = (8, 1) if SMALL else (256, 4)
     tokens = keras.Input([64], dtype="int32")
-    x = layers.Embedding(8000, width)(tokens)
-    for _ in range(blocks):
-        attended = layers.MultiHeadAttention(4, width // 4)(x, x)
-        x = layers.LayerNormalization()(x + attended)
-        hidden = layers.Dense(4 * width, "gelu")(x)
-        x = layers.LayerNormalization()(x + layers.Dense(width)(hidden))
-    x = layers.GlobalAveragePooling1D()(x)
+    x = attended(layers.Embedding(8000, width)(tokens), blocks, 4 * width)
     return keras.Model(tokens, layers.Dense(10)(x))
 
 
@@ -363,16 +352,16 @@ def towers_table(
 
 def first_part(report: Report, rounds: int) -> None:
     """Races the first step of ``fit``, each in a fresh process, either one first."""
-    timings = race(
+    kinds = (MIRRORED, REPLICATED)
+    timings = race_by(
         f"first step of fit, ResNet-50, K = {TOWERS}",
-        [Contender(name, list) for name in (MIRRORED, REPLICATED)],
+        {kind: partial(in_own_process, first_step, kind) for kind in kinds},
         peer=MIRRORED,
         rounds=2,
-        timer=lambda contender: in_own_process(first_step, contender.name),
     )
     report.add(timings, MIRRORED)
     for first, theirs, own in zip(
-        (MIRRORED, REPLICATED), *(timing.times_s for timing in timings), strict=True
+        kinds, *(timing.times_s for timing in timings), strict=True
     ):
         title = f"{timings[0].work}: {REPLICATED} / {MIRRORED}, {first} first"
         report.target(title, own / theirs, 0.6)
@@ -407,13 +396,9 @@ def torch_part(report: Report, rounds: int, python: str) -> None:
         raise SystemExit(done.returncode)
     times = json.loads(done.stdout.splitlines()[-1])
     name = "PyTorch DDP"
-    timings = race(
-        f"ResNet-50 at {size}, batch {rows}, float16, one device, PyTorch by itself",
-        [Contender(name, list)],
-        peer=name,
-        rounds=len(times),
-        timer=lambda _: times.pop(0),
-    )
+    title = f"ResNet-50 at {size}, batch {rows}, float16, one device, PyTorch by itself"
+    timers = {name: partial(times.pop, 0)}
+    timings = race_by(title, timers, peer=name, rounds=len(times))
     report.add(timings, name)
     write(report)
 

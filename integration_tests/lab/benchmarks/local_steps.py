@@ -8,12 +8,13 @@ and ``tc``.
 
 import multiprocessing
 import subprocess
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness.ranks import Ranks
-from racing import Contender, Report, race
+from racing import Report, race_by
+from sharded_ranks import network, timed_fit
 
 OPTIONS = {"works": "local_steps.WORKS", "rounds": 5}
 
@@ -36,16 +37,14 @@ _models: dict[str, Any] = {}
 
 def main(options: Any, report: Report) -> None:
     """Trains over two ranks, by each work."""
-    from harness.rank_programs import run_rank
-
     context = multiprocessing.get_context("spawn")
     for work in options.works:
         is_slow = work == "slow"
         tied: dict[str, Any] = {"machines": (0, 1), "linked": True} if is_slow else {}
-        with Ranks(context, 2, run=run_rank, **tied) as ranks:
+        with Ranks(context, 2, **tied) as ranks:
             ranks.joined()
             if is_slow:
-                ranks.call("local_steps:limit")
+                ranks.call("local_steps:limit", "rate 100mbit burst 256kb latency 4s")
             if work == "digits":
                 _learn(ranks, report)
             else:
@@ -65,21 +64,19 @@ def _time(ranks: Ranks, report: Report, work: str, rounds: int) -> None:
         ranks.call("local_steps:epoch", name)  # which traces
         sent[name] = max(own for _, own in ranks.call("local_steps:epoch", name))
 
-    def seconds(contender: Contender) -> float:
-        timed = ranks.call("local_steps:epoch", contender.name)
-        return max(own for own, _ in timed)
+    def seconds(name: str) -> float:
+        return max(own for own, _ in ranks.call("local_steps:epoch", name))
 
-    own = [Contender(name, list) for name in CONTENDERS]
-    timings = race(WORKS[work], own, peer=EACH, rounds=rounds, timer=seconds)
+    timers = {name: partial(seconds, name) for name in CONTENDERS}
+    timings = race_by(WORKS[work], timers, peer=EACH, rounds=rounds)
     report.add(timings, EACH)
     for name, count in sent.items():
         print(f"  {name}: {count / STEPS / 1e6:.3f} MB per step sent by a rank")
     report.notes[f"sent, {work}"] = sent
 
 
-def limit(group: Any) -> None:
-    """Has this rank's end of its link let 100 Mbit a second out."""
-    rate = "rate 100mbit burst 256kb latency 4s"
+def limit(group: Any, rate: str) -> None:
+    """Has this rank's end of its link let out what a rate of ``tc ... tbf`` allows."""
     command = f"tc qdisc add dev task root tbf {rate}"
     subprocess.run(command.split(), check=True)
 
@@ -119,26 +116,11 @@ def learn(group: Any, name: str) -> tuple[float, float]:
 
 def epoch(group: Any, name: str) -> tuple[float, int]:
     """Trains an epoch; returns the seconds, and the bytes that left this host."""
-    import keras
-    import numpy as np
-
-    layers = keras.layers
-
-    def make() -> Any:
-        keras.utils.set_random_seed(1)
-        hidden = [layers.Dense(512, "relu") for _ in range(6)]
-        return keras.Sequential([keras.Input([64]), *hidden, layers.Dense(10)])
-
     if name not in _models:
-        _models[name] = _made(group, make, name)
-    random, rows = np.random.default_rng(group.rank), STEPS * BATCH // group.size
-    x = random.normal(size=(rows, 64)).astype("float32")
-    y = random.integers(0, 10, rows)
-    group.sum([_zero()])
-    before, start = _sent(group.size), time.monotonic()
-    _models[name].fit(x, y, BATCH // group.size, shuffle=False, verbose=0)
-    group.sum([_zero()])
-    return time.monotonic() - start, _sent(group.size) - before
+        _models[name] = _made(group, partial(network, 6, 512), name)
+    before = _sent(group.size)
+    seconds, _ = timed_fit(group, _models[name], STEPS * BATCH // group.size)
+    return seconds, _sent(group.size) - before
 
 
 def _made(group: Any, make: Any, name: str, **options: Any) -> Any:
@@ -158,12 +140,6 @@ def _made(group: Any, make: Any, name: str, **options: Any) -> Any:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(adam, loss, metrics=["accuracy"], jit_compile=False)
     return model
-
-
-def _zero() -> Any:
-    import tensorflow as tf
-
-    return tf.zeros([])
 
 
 def _sent(size: int) -> int:

@@ -6,12 +6,12 @@ created once.
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
-from racing import Contender, Report, Timing, race
+from racing import Report, Timing, race_by
 
 from tw_doctor._machine.race import seconds_of
 
@@ -36,24 +36,31 @@ def convolutional() -> keras.Model:
     return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling2D()(x)))
 
 
+def attended(x: Any, blocks: int, wide: int) -> Any:
+    """Attention blocks with four heads and hidden layers of a width, then the mean."""
+    width = x.shape[-1]
+    for _ in range(blocks):
+        own = layers.MultiHeadAttention(4, width // 4)(x, x)
+        x = layers.LayerNormalization()(x + own)
+        hidden = layers.Dense(wide, "gelu")(x)
+        x = layers.LayerNormalization()(x + layers.Dense(width)(hidden))
+    return layers.GlobalAveragePooling1D()(x)
+
+
 def attention() -> keras.Model:
     """Three attention blocks of width 64."""
     inputs = keras.Input([32], dtype="int32")
-    x = layers.Embedding(1000, 64)(inputs)
-    for _ in range(3):
-        x = layers.LayerNormalization()(x + layers.MultiHeadAttention(4, 16)(x, x))
-        wide = layers.Dense(128, "gelu")(x)
-        x = layers.LayerNormalization()(x + layers.Dense(64)(wide))
-    return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(x)))
+    x = attended(layers.Embedding(1000, 64)(inputs), 3, 128)
+    return keras.Model(inputs, layers.Dense(1)(x))
 
 
-def resnet() -> keras.Model:
+def resnet(outputs: int = 1) -> keras.Model:
     """ResNet-50 without its top, on images of 64 x 64."""
     inputs = keras.Input([64, 64, 3])
     base = keras.applications.ResNet50(
         weights=None, include_top=False, input_tensor=inputs, pooling="avg"
     )
-    return keras.Model(inputs, layers.Dense(1)(base.output))
+    return keras.Model(inputs, layers.Dense(outputs)(base.output))
 
 
 NETWORKS = {
@@ -64,10 +71,10 @@ NETWORKS = {
 }
 
 
-def seeded(name: str) -> keras.Model:
+def seeded(make: Callable[[], keras.Model]) -> keras.Model:
     """Makes a network, of equal weights every time."""
     keras.utils.set_random_seed(0)
-    return NETWORKS[name]()
+    return make()
 
 
 def data(name: str, rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -81,21 +88,6 @@ def data(name: str, rows: int) -> tuple[np.ndarray, np.ndarray]:
     return x, x.reshape(rows, -1).mean(1, keepdims=True)
 
 
-@dataclass
-class Anew:
-    """Makes a step or an epoch anew, and times its first call and later ones."""
-
-    make: Callable[[], Callable[[], Any]]
-    later_s: list[float] = field(default_factory=list)
-
-    def __call__(self) -> float:
-        """Returns the seconds of the first call above a later one."""
-        run = self.make()
-        first = seconds_of(run)
-        self.later_s.append(statistics.median(seconds_of(run) for _ in range(LATER)))
-        return first - self.later_s[-1]
-
-
 def race_first(
     title: str,
     makers: dict[str, Callable[[], Callable[[], Any]]],
@@ -103,15 +95,17 @@ def race_first(
     rounds: int,
 ) -> tuple[list[Timing], dict[str, float]]:
     """Races first calls; returns their rows, and the medians of later calls."""
-    every = {name: Anew(make) for name, make in makers.items()}
-    timings = race(
-        title,
-        [Contender(name, own) for name, own in every.items()],
-        peer=peer,
-        rounds=rounds,
-        timer=lambda contender: every[contender.name](),
-    )
-    return timings, {n: statistics.median(own.later_s) for n, own in every.items()}
+    later: dict[str, list[float]] = {name: [] for name in makers}
+
+    def first(name: str) -> float:
+        run = makers[name]()
+        seconds = seconds_of(run)
+        later[name].append(statistics.median(seconds_of(run) for _ in range(LATER)))
+        return seconds - later[name][-1]
+
+    timers = {name: partial(first, name) for name in makers}
+    timings = race_by(title, timers, peer=peer, rounds=rounds)
+    return timings, {name: statistics.median(own) for name, own in later.items()}
 
 
 def report_first(

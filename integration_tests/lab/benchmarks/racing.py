@@ -12,9 +12,10 @@ import multiprocessing
 import os
 import platform
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -156,6 +157,25 @@ def race(
     ]
 
 
+def race_by(
+    work: str,
+    timers: dict[str, Callable[[], float]],
+    *,
+    peer: str,
+    rounds: int,
+    bounds: Sequence[str] = (),
+    config: str = "",
+) -> list[Timing]:
+    """Races by name what returns its own seconds; some may be ``bounds``."""
+    return race(
+        work,
+        [Contender(name, list, name in bounds, config) for name in timers],
+        peer=peer,
+        rounds=rounds,
+        timer=lambda contender: timers[contender.name](),
+    )
+
+
 def checked(
     name: str,
     run: Callable[[], Any],
@@ -218,11 +238,36 @@ def ask(peers: Sequence[Peer], *message: Any) -> list[Any]:
     return [peer.hear(WAIT_S) for peer in peers]
 
 
-def answer(pipe: Any, make: Callable[[str], tuple[Any, Any]]) -> None:
+def make(peers: Sequence[Peer], name: str, steps: int) -> list[Any]:
+    """Makes a contender in all processes; returns what each reads after some steps."""
+    ask(peers, "make", name)
+    ask(peers, "run", name, steps)
+    return ask(peers, "read", name)
+
+
+def blocks_in(peers: Sequence[Peer], names: Iterable[str]) -> dict[str, Block]:
+    """Returns what runs blocks of contenders in all processes at once."""
+
+    def block(name: str, steps: int) -> float:
+        return max(ask(peers, "run", name, steps))
+
+    return {name: partial(block, name) for name in names}
+
+
+def block_of(step: Callable[[], Any]) -> Block:
+    """Returns what runs a number of steps, and gives the seconds of all."""
+    return lambda steps: seconds_of(step, steps) * steps
+
+
+def answer(
+    pipe: Any,
+    make: Callable[[str], tuple[Any, Any]],
+    block_of: Callable[[Any], Block] = block_of,
+) -> None:
     """Obeys ``ask`` until the parent is gone: make, run a block of steps, read.
 
-    ``make`` makes a contender by its name: what runs a number of steps and returns the
-    seconds, and what reads a parameter.
+    ``make`` makes a contender by its name: its step, of which ``block_of`` makes
+    blocks, and what reads a parameter.
     """
     made: dict[str, tuple[Any, Any]] = {}
     while True:
@@ -231,32 +276,25 @@ def answer(pipe: Any, make: Callable[[str], tuple[Any, Any]]) -> None:
         except EOFError:
             return
         if command == "make":
-            made[name] = make(name)
+            step, read = make(name)
+            made[name] = block_of(step), read
             pipe.send("made")
         else:
             run, read = made[name]
             pipe.send(run(*rest) if command == "run" else read())
 
 
-def block_of(step: Callable[[], Any]) -> Block:
-    """Returns what runs a number of steps, and gives the seconds of all."""
-    return lambda steps: seconds_of(step, steps) * steps
-
-
 def race_blocks(
     work: str, blocks: dict[str, Block], *, peer: str, rounds: int
 ) -> list[Timing]:
     """Races steps of which a block is run at a time, on all processes at once."""
-    steps = {}
-    for name, block in blocks.items():
-        steps[name] = min(max(3, int(_BLOCK_S / (block(5) / 5))), 300)
-    return race(
-        work,
-        [Contender(name, list) for name in blocks],
-        peer=peer,
-        rounds=rounds,
-        timer=lambda c: blocks[c.name](steps[c.name]) / steps[c.name],
-    )
+
+    def timer_of(block: Block) -> Callable[[], float]:
+        steps = min(max(3, int(_BLOCK_S / (block(5) / 5))), 300)
+        return lambda: block(steps) / steps
+
+    timers = {name: timer_of(block) for name, block in blocks.items()}
+    return race_by(work, timers, peer=peer, rounds=rounds)
 
 
 def paired_ratio(timings: Sequence[Timing], ours: str, theirs: str) -> float:
@@ -293,6 +331,13 @@ def machine() -> dict[str, Any]:
         "tensorflow": tensorflow.__version__,
         "numpy": numpy.__version__,
     }
+
+
+def memory_now(name: str) -> int:
+    """Reads a line of /proc/self/status, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    line = next(line for line in lines if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
 
 
 def _processor() -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from racing import Contender, Report, Timing, in_own_process, race, ratio
+from racing import Contender, Report, Timing, in_own_process, memory_now, race, ratio
 from rlload_contenders import EPOCH, FEEDING, STEPS, Functions, Session, TwoTowers
 from rlload_works import WORKS, reference, reference_of_towers
 
@@ -64,13 +64,6 @@ def extra_memory(name: str, method: str) -> float:
     for _ in range(4):
         load()
     return (memory_now("VmHWM") - before) / session.x.nbytes - 1
-
-
-def memory_now(name: str) -> int:
-    """Reads a line of /proc/self/status, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    line = next(line for line in lines if line.startswith(f"{name}:"))
-    return int(line.split()[1]) * 1024
 
 
 def note_targets(report: Report, name: str, epochs: list[Timing]) -> None:

@@ -8,7 +8,6 @@ The distance to that bound is the cost of the reduction.
 import contextlib
 import os
 import statistics
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from racing import (
     Timing,
     answer,
     ask,
-    block_of,
+    blocks_in,
     in_own_process,
     race,
     race_blocks,
@@ -75,14 +74,10 @@ def processes_cell(counts: list[int], rounds: int) -> list[Timing]:
             start = stack.enter_context(tasks())
             address = f"127.0.0.1:{find_free_ports(1)[0]}"
             ranks = [start(serve_rank, address, rank, count) for rank in range(count)]
-            for name in ("reducing", "alone"):
+            for name, block in blocks_in(ranks, ("reducing", "alone")).items():
                 ask(ranks, "make", name)
-                blocks[f"{count} {name}"] = partial(_block, ranks, name)
+                blocks[f"{count} {name}"] = block
         return race_blocks("weak scaling", blocks, peer=PEER, rounds=rounds)
-
-
-def _block(ranks: Sequence[Any], name: str, steps: int) -> float:
-    return max(ask(ranks, "run", name, steps))
 
 
 def serve_rank(pipe: Any, address: str, rank: int, size: int) -> None:
@@ -91,11 +86,8 @@ def serve_rank(pipe: Any, address: str, rank: int, size: int) -> None:
 
     group = tw_ranks.join(address, rank=rank, size=size)
     reducers = {"reducing": partial(tw_ranks.mean_across, group=group), "alone": None}
-
-    def make(name: str) -> Any:
-        return block_of(training_step(["/cpu:0"], CPU_SIZE, reducers[name])), list
-
-    answer(pipe, make)
+    cpu = ["/cpu:0"]
+    answer(pipe, lambda n: (training_step(cpu, CPU_SIZE, reducers[n]), list))
 
 
 def rows_of(kind: str, counts: list[int], timings: list[Timing]) -> list[Row]:

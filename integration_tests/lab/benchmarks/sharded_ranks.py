@@ -7,12 +7,12 @@ nothing else.
 
 import multiprocessing
 import time
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 from harness.ranks import Ranks
-from racing import Contender, Report, race
+from racing import Report, memory_now, race_by
 
 OPTIONS = {"works": "sharded_ranks.WORKS", "rounds": 15}
 
@@ -41,10 +41,8 @@ def main(options: Any, report: Report) -> None:
 
 
 def _started(engine: str) -> Ranks:
-    from harness.rank_programs import run_rank
-
     context = multiprocessing.get_context("spawn")
-    return Ranks(context, 2, run=run_rank, engine=ENGINES[engine])
+    return Ranks(context, 2, engine=ENGINES[engine])
 
 
 def _race(report: Report, work: str, engine: str, rounds: int) -> None:
@@ -56,13 +54,14 @@ def _race(report: Report, work: str, engine: str, rounds: int) -> None:
         ]
         np.testing.assert_allclose(*losses, rtol=1e-5)
 
-        def seconds(contender: Contender) -> float:
-            timed = ranks.call("sharded_ranks:epoch", work, contender.name)
+        def seconds(kind: str) -> float:
+            timed = ranks.call("sharded_ranks:epoch", work, kind)
             return max(own for own, _ in timed)
 
-        own = [Contender(kind, list, config=engine) for kind in (REPLICATED, SHARDED)]
+        timers = {kind: partial(seconds, kind) for kind in (REPLICATED, SHARDED)}
         title = f"{WORKS[work]}, {engine}"
-        timings = race(title, own, peer=REPLICATED, rounds=rounds, timer=seconds)
+        options = {"rounds": rounds, "config": engine}
+        timings = race_by(title, timers, peer=REPLICATED, **options)
     report.add(timings, REPLICATED)
     report.compare(timings, SHARDED, REPLICATED, OF_REPLICATED)
 
@@ -87,12 +86,17 @@ def epoch(group: Any, work: str, kind: str, steps: int = STEPS) -> tuple[float, 
     """Trains an epoch; returns its seconds, and the loss."""
     if kind not in _models:
         _models[kind] = _made(group, work, kind)
+    return timed_fit(group, _models[kind], steps * ROWS)
+
+
+def timed_fit(group: Any, model: Any, rows: int) -> tuple[float, float]:
+    """Trains an epoch of a rank's rows; returns its seconds, and the loss."""
     random = np.random.default_rng(group.rank)
-    x = random.normal(size=(steps * ROWS, 64)).astype("float32")
-    y = random.integers(0, 10, len(x))
+    x = random.normal(size=(rows, 64)).astype("float32")
+    y = random.integers(0, 10, rows)
     _meet(group)
     start = time.monotonic()
-    told = _models[kind].fit(x, y, ROWS, shuffle=False, verbose=0)
+    told = model.fit(x, y, ROWS, shuffle=False, verbose=0)
     _meet(group)
     return time.monotonic() - start, told.history["loss"][0]
 
@@ -111,9 +115,16 @@ def peaks(group: Any, kind: str) -> tuple[int, int]:
 
 
 def _peak() -> int:
-    status = Path("/proc/self/status").read_text()
-    line = next(own for own in status.splitlines() if own.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024 // 10**6
+    return memory_now("VmHWM") // 10**6
+
+
+def network(depth: int, width: int) -> Any:
+    """Makes a network of dense layers, of equal weights on all ranks."""
+    import keras
+
+    keras.utils.set_random_seed(1)
+    hidden = [keras.layers.Dense(width, "relu") for _ in range(depth)]
+    return keras.Sequential([keras.Input([64]), *hidden, keras.layers.Dense(10)])
 
 
 def _made(group: Any, work: str, kind: str) -> Any:
@@ -121,13 +132,7 @@ def _made(group: Any, work: str, kind: str) -> Any:
 
     from tw_keras import TowerModel
 
-    layers, (depth, width) = keras.layers, WIDTHS[work]
-
-    def make() -> Any:
-        keras.utils.set_random_seed(1)
-        hidden = [layers.Dense(width, "relu") for _ in range(depth)]
-        return keras.Sequential([keras.Input([64]), *hidden, layers.Dense(10)])
-
+    make = partial(network, *WIDTHS[work])
     model = TowerModel(make, ["/cpu:0"], group=group, variables=kind)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(1e-4), loss, jit_compile=False)

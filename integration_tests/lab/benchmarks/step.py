@@ -107,10 +107,6 @@ def keras_model(work: Work) -> Any:
     return model
 
 
-def keras_loss(model: Any, x: Any, y: Any) -> Any:
-    return tf.reduce_mean((model(x, training=True) - y) ** 2)
-
-
 def momentum() -> Any:
     return v1.train.MomentumOptimizer(RATE, 0.9)
 
@@ -171,7 +167,7 @@ def _model(work: Work, *, with_keras: bool) -> tuple[Any, Any, Any]:
     """Returns what makes a model, its loss and what makes its optimizer."""
     if with_keras:
         sgd = partial(keras.optimizers.SGD, RATE, momentum=0.9)
-        return partial(keras_model, work), keras_loss, sgd
+        return partial(keras_model, work), training.squared_error, sgd
     return partial(Module, work), module_loss, momentum
 
 
@@ -247,21 +243,10 @@ def run_cell(group: str, towers: int, rounds: int) -> list[Timing]:
     return race(title, found, peer=PEER, rounds=rounds)
 
 
-def run_adam(towers: int, rounds: int) -> list[Timing]:
-    """Races sharded towers with replicated ones, which apply Adam K times."""
-    kinds = (REPLICATED, "sharded")
-    return _race_kinds("mlp", kinds, adam, "Adam, graph", towers, rounds)
-
-
-def run_small(towers: int, rounds: int) -> list[Timing]:
-    """Races flat towers with replicated ones, on small variables in a session."""
-    kinds = (REPLICATED, "flat", "flat sharded")
-    return _race_kinds("small", kinds, momentum, "graph", towers, rounds)
-
-
-def _race_kinds(
+def run_kinds(
     name: str, kinds: tuple[str, ...], new: Any, what: str, towers: int, rounds: int
 ) -> list[Timing]:
+    """Races towers of some kinds, of which the first are replicated, in a session."""
     racing.use_devices(towers)
     work = WORKS[name]()
     found = [
@@ -326,8 +311,18 @@ def _applied(gradients: np.ndarray) -> list[np.ndarray]:
 
 # What runs, K -> at most, against whom, and who.
 AGAINST = {
-    "adam": (run_adam, SHARDED, REPLICATED, "sharded"),
-    "small": (run_small, {4: 0.7}, REPLICATED, "flat"),
+    # Replicated towers apply Adam K times.
+    "adam": (
+        partial(run_kinds, "mlp", (REPLICATED, "sharded"), adam, "Adam, graph"),
+        *(SHARDED, REPLICATED, "sharded"),
+    ),
+    "small": (
+        partial(
+            *(run_kinds, "small", (REPLICATED, "flat", "flat sharded")),
+            *(momentum, "graph"),
+        ),
+        *({4: 0.7}, REPLICATED, "flat"),
+    ),
     "apply": (run_apply, {4: 0.25}, AUTO, "flat"),
 }
 

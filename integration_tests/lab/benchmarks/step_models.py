@@ -5,11 +5,11 @@ memory, with batch normalisation per tower, as in MirroredStrategy. After two st
 must have the same variables.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import keras
+import networks
 import numpy as np
 import tensorflow as tf
 import training
@@ -23,44 +23,21 @@ KINDS = (REPLICATED, "flat", "sharded", "flat sharded")
 CHECKED_STEPS = 2
 
 
-def resnet() -> Any:
-    """ResNet-50 without its top, on images of 64 x 64."""
-    inputs = keras.Input((64, 64, 3))
-    base = keras.applications.ResNet50(
-        weights=None, include_top=False, input_tensor=inputs, pooling="avg"
-    )
-    return keras.Model(inputs, keras.layers.Dense(10)(base.output))
-
-
 def transformer() -> Any:
     """Six blocks of width 128 with four heads, over 32 tokens."""
-    tokens = x = keras.Input((32, 128))
-    for _ in range(6):
-        attended = keras.layers.MultiHeadAttention(4, 32)(x, x)
-        x = keras.layers.LayerNormalization()(x + attended)
-        hidden = keras.layers.Dense(512, activation="gelu")(x)
-        x = keras.layers.LayerNormalization()(x + keras.layers.Dense(128)(hidden))
-    pooled = keras.layers.GlobalAveragePooling1D()(x)
+    tokens = keras.Input((32, 128))
+    pooled = networks.attended(tokens, 6, 512)
     return keras.Model(tokens, keras.layers.Dense(10)(pooled))
 
 
 MODELS = {
-    "ResNet-50, 64 x 64, batch 8": (resnet, (8, 64, 64, 3)),
+    "ResNet-50, 64 x 64, batch 8": (partial(networks.resnet, 10), (8, 64, 64, 3)),
     "transformer of 6 blocks, batch 16": (transformer, (16, 32, 128)),
 }
 
 
 def new_optimizer() -> Any:
     return keras.optimizers.Adam(1e-4)
-
-
-def seeded(make: Callable[[], Any]) -> Any:
-    keras.utils.set_random_seed(0)
-    return make()
-
-
-def loss_of(model: Any, x: Any, y: Any) -> Any:
-    return tf.reduce_mean((model(x, training=True) - y) ** 2)
 
 
 def run_model(title: str, towers: int, rounds: int) -> list[Timing]:
@@ -70,7 +47,7 @@ def run_model(title: str, towers: int, rounds: int) -> list[Timing]:
     random = np.random.default_rng(0)
     x = random.standard_normal(shape).astype(np.float32)
     y = random.standard_normal((shape[0], 10)).astype(np.float32)
-    made = partial(seeded, make), loss_of, new_optimizer
+    made = partial(networks.seeded, make), training.squared_error, new_optimizer
     strategy = tf.distribute.MirroredStrategy(devices)
     step, model = training.mirrored_step(strategy, *made)
     peer = partial(step, *training.mirrored_shards(strategy, x, y))

@@ -55,10 +55,6 @@ def new_optimizer() -> Any:
     return keras.optimizers.SGD(0.05, momentum=0.9)
 
 
-def loss_of(model: Any, x: Any, y: Any) -> Any:
-    return tf.reduce_mean((model(x, training=True) - y) ** 2)
-
-
 Built = tuple[Callable[[], Any], Any]
 
 
@@ -106,7 +102,7 @@ def towers_step(kind: str, devices: list[str], x: np.ndarray, y: np.ndarray) -> 
     step, model = training.function_step(
         devices,
         partial(new_model, synchronized=kind != OWN_ROWS),
-        loss_of,
+        training.squared_error,
         new_optimizer,
         reduce=partial(tw_reduce.sum_balanced, devices=devices),
         map_towers=map_towers,
@@ -118,7 +114,9 @@ def mirrored_step(
     strategy: Any, x: np.ndarray, y: np.ndarray, *, synchronized: bool
 ) -> Built:
     make = partial(new_model, synchronized=synchronized)
-    step, model = training.mirrored_step(strategy, make, loss_of, new_optimizer)
+    step, model = training.mirrored_step(
+        strategy, make, training.squared_error, new_optimizer
+    )
     return partial(step, *training.mirrored_shards(strategy, x, y)), model
 
 

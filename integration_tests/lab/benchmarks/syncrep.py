@@ -8,13 +8,21 @@ parameters that gradient descent on the mean gradient has.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from harness.ports import find_free_ports
-from racing import WAIT_S, Block, Report, ask, paired_ratio, race_blocks, tasks
+from racing import (
+    WAIT_S,
+    Block,
+    Report,
+    ask,
+    blocks_in,
+    paired_ratio,
+    race_blocks,
+    tasks,
+)
 from syncrep_worker import (
     ASYNCHRONOUS,
     CHECKED_STEPS,
@@ -40,7 +48,7 @@ def main(options: Any, report: Report) -> None:
                 work.name, blocks, peer=work.peer, rounds=options.rounds
             )
         report.add(timings, work.peer)
-        for name, speed in work.targets:
+        for name, speed in work.targets.items():
             # Time for time: at most 1 / (times as fast).
             measured = paired_ratio(timings, name, peer_of(work, name))
             report.target(f"{work.name}: {name}", measured, round(1 / speed, 4))
@@ -65,12 +73,12 @@ def processes(work: Work) -> Iterator[dict[str, Block]]:
         pipes = {
             place: start_cluster(place) for place in dict.fromkeys(places.values())
         }
-        blocks = {}
+        blocks: dict[str, Block] = {}
         for name, place in places.items():
             workers = pipes[place]
             for pipe in workers:  # the chief's session first
                 ask([pipe], "make", name)
-            blocks[name] = partial(_block, workers, name)
+            blocks |= blocks_in(workers, [name])
         for name, block in blocks.items():
             block(CHECKED_STEPS)
             [seen] = ask(pipes[places[name]][:1], "read", name)
@@ -78,10 +86,6 @@ def processes(work: Work) -> Iterator[dict[str, Block]]:
                 want = checked_value(work, name)
                 np.testing.assert_allclose(seen, want, rtol=1e-2, err_msg=name)
         yield blocks
-
-
-def _block(workers: Sequence[Any], name: str, steps: int) -> float:
-    return max(ask(workers, "run", name, steps))
 
 
 def peer_of(work: Work, name: str) -> str:

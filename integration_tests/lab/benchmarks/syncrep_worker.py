@@ -5,8 +5,6 @@ change only the import, and with those of ``tw_launch``. The same model also run
 ``MultiWorkerMirroredStrategy``, without server and session.
 """
 
-import json
-import os
 import re
 import time
 import warnings
@@ -14,6 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from allreduce_rank import make_strategy
 from racing import WAIT_S, answer, block_of
 
 CHECKED_STEPS = 3
@@ -29,6 +28,9 @@ WHOLE = (PULLED, FLAT, BFLOAT16, PER_ROW, BOUNDED, UNBOUNDED)
 """Contenders that are built with all of the package: servers, getter, optimizer."""
 
 
+PEERS = (PEER, SAME_SERVERS, ASYNCHRONOUS, MULTI_WORKER)
+
+
 @dataclass(frozen=True)
 class Work:
     """A model: dense variables of one size, or an embedding table."""
@@ -36,52 +38,39 @@ class Work:
     name: str
     variables: int
     size: int
-    contenders: tuple[str, ...]
-    targets: tuple[tuple[str, float], ...]  # contender, times the peer's speed
+    targets: dict[str, float]  # contender -> times the peer's speed
+    contenders: tuple[str, ...] = (IMPORT, PULLED, FLAT, *PEERS)
     rows: int = 0
     peer: str = PEER
 
 
-PEERS = (PEER, SAME_SERVERS, ASYNCHRONOUS, MULTI_WORKER)
-ALL = (IMPORT, PULLED, FLAT, *PEERS)
+_OF_1K = "variables of 1,024 floats"
 WORKS = {
-    "10": Work("10 variables of 1,024 floats", 10, 1024, ALL, ((PULLED, 2.0),)),
-    "100": Work(
-        "100 variables of 1,024 floats",
-        100,
-        1024,
-        ALL,
-        ((PULLED, 7.0), (IMPORT, 2.3)),
-    ),
-    "400": Work(
-        "400 variables of 1,024 floats",
-        400,
-        1024,
-        ALL,
-        ((PULLED, 10.0), (IMPORT, 2.8)),
-    ),
-    "10k": Work("100 variables of 10,240 floats", 100, 10_240, ALL, ((PULLED, 3.0),)),
+    "10": Work(f"10 {_OF_1K}", 10, 1024, {PULLED: 2.0}),
+    "100": Work(f"100 {_OF_1K}", 100, 1024, {PULLED: 7.0, IMPORT: 2.3}),
+    "400": Work(f"400 {_OF_1K}", 400, 1024, {PULLED: 10.0, IMPORT: 2.8}),
+    "10k": Work("100 variables of 10,240 floats", 100, 10_240, {PULLED: 3.0}),
     "1m": Work(
         "10 variables of 1,048,576 floats",
         10,
         1 << 20,
+        {PULLED: 0.95, BFLOAT16: 1.2},
         (IMPORT, PULLED, BFLOAT16, *PEERS),
-        ((PULLED, 0.95), (BFLOAT16, 1.2)),
     ),
     "sparse": Work(
         "embedding of 100,000 rows, 64 wide, batches of 1,024 rows",
         1,
         64,
+        {PULLED: 1.1, PER_ROW: 1.1},
         (IMPORT, PULLED, PER_ROW, PEER, SAME_SERVERS, ASYNCHRONOUS),
-        ((PULLED, 1.1), (PER_ROW, 1.1)),
         rows=100_000,
     ),
     "bounded": Work(
-        "bounded waits, 10 variables of 1,024 floats",
+        f"bounded waits, 10 {_OF_1K}",
         10,
         1024,
+        {BOUNDED: 0.97},
         (UNBOUNDED, BOUNDED),
-        ((BOUNDED, 0.97),),
         peer=UNBOUNDED,
     ),
 }
@@ -122,16 +111,14 @@ def train(pipe: Any, cluster: Any, index: int, work: Work, ours: bool) -> None:
         made = Trained(server.target, cluster, index, work, name)
         return made.run, made.read
 
-    answer(pipe, make)
+    answer(pipe, make, block_of=lambda run: run)
 
 
 def mirror(pipe: Any, cluster: Any, index: int, work: Work) -> None:
     """A worker of MultiWorkerMirroredStrategy, which has no parameter server."""
-    task = {"type": "worker", "index": index}
-    os.environ["TF_CONFIG"] = json.dumps({"cluster": hosts(cluster), "task": task})
+    strategy = make_strategy(cluster["worker"], index)
     import tensorflow as tf
 
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
         found = [tf.Variable(tf.ones([work.size])) for _ in range(work.variables)]
 
@@ -146,7 +133,7 @@ def mirror(pipe: Any, cluster: Any, index: int, work: Work) -> None:
     def train_step() -> None:
         strategy.run(step)
 
-    answer(pipe, lambda name: (block_of(train_step), found[0].numpy))
+    answer(pipe, lambda _: (train_step, found[0].numpy))
 
 
 @dataclass(frozen=True)

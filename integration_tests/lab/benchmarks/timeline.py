@@ -44,7 +44,7 @@ def in_function() -> Callable[[Any], None]:
     step, _ = training.function_step(
         devices,
         make_model,
-        lambda model, x, y: tf.reduce_mean((model(x) - y) ** 2),
+        training.squared_error,
         partial(keras.optimizers.SGD, 1e-3, momentum=0.9),
         reduce=tw_reduce.all_reduce(devices),
     )

@@ -166,6 +166,11 @@ def session_step(
     return session, train_op, [[v for _, v in own] for own in grads]
 
 
+def squared_error(model: Any, x: Any, y: Any) -> Any:
+    """The loss of a Keras model."""
+    return tf.reduce_mean((model(x, training=True) - y) ** 2)
+
+
 def values_of(model: Any) -> list[np.ndarray]:
     """Reads what a model trains."""
     return [np.asarray(tf.convert_to_tensor(v)) for v in model.trainable_variables]
