@@ -8,15 +8,12 @@ are kept, and the others run. --device cpu only checks that the benchmark works.
 import importlib.util
 import json
 import os
-import signal
-import subprocess
 import sys
-import threading
 import time
-from collections import deque
 from pathlib import Path
 from typing import Any
 
+from harness.processes import Program
 from racing import OUT, Report, in_own_process
 
 OPTIONS = {
@@ -38,7 +35,7 @@ OPTIONS = {
 }
 PROGRAM = str(Path(__file__).with_name("gpu_parts.py"))
 PART_S, DOCTOR_S = 200.0, 90.0
-LAST_LINES = 30
+LAST_LINES, LOOK_EVERY_S = 30, 0.2
 LATE = "not begun: no time was left; run it by --parts"
 
 
@@ -70,40 +67,18 @@ def command_of(name: str, options: Any, device: str, left_s: float) -> list[str]
 
 def run_part(command: list[str], log: Path, device: str, at_most_s: float) -> Any:
     """Runs a part, shows what it prints, and returns its status and its last lines."""
-    lines: deque[str] = deque(maxlen=LAST_LINES)
-    with (
-        log.open("w", encoding="utf-8") as kept,
-        subprocess.Popen(
-            command,
-            env={**os.environ, "TOWERS_BENCH_DEVICE": device},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # so that all its processes can be killed
-        ) as process,
-    ):
-
-        def kill() -> None:
-            os.killpg(process.pid, signal.SIGKILL)
-
-        timer = threading.Timer(at_most_s, kill)
-        timer.start()
-        try:
-            for line in process.stdout or ():
-                print(line, end="", flush=True)
-                print(line, end="", flush=True, file=kept)
-                lines.append(line.rstrip("\n"))
-            status = process.wait()
-        except BaseException:
-            kill()
-            raise
-        finally:
-            hung = not timer.is_alive()
-            timer.cancel()
-    if hung:
+    env = {**os.environ, "TOWERS_BENCH_DEVICE": device}
+    until, status = time.monotonic() + at_most_s, None
+    with Program(command, log=log, env=env) as process:
+        while status is None and time.monotonic() < until:
+            time.sleep(LOOK_EVERY_S)
+            status = process.poll()
+            for line in process.new_lines():
+                print(line, flush=True)
+        lines = process.out.splitlines()[-LAST_LINES:]
+    if status is None:
         status = f"did not end within {at_most_s:.0f} s"
-    return {"status": status, "lines": list(lines) if status else []}
+    return {"status": status, "lines": lines if status else []}
 
 
 def main(options: Any, report: Report) -> None:
