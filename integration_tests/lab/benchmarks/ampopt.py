@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from racing import Contender, Report, Timing, checked, race, ratio
+from racing import Contender, Report, checked, race, ratio
 from training import cpus, packed_sum
 
 import tw_ampopt
@@ -242,10 +242,8 @@ def _repeat(step: Callable[[], Any], calls: int) -> None:
         step()
 
 
-def race_graph(
-    size: Size, num_towers: int, multiplier: int | None, rounds: int
-) -> list[Timing]:
-    """Races in session graphs; with accumulation, a run is a whole group."""
+def graph_cell(size: Size, num_towers: int, multiplier: int | None) -> list[Made]:
+    """Makes contenders in session graphs; with accumulation, a run is a whole group."""
     calls = multiplier or 1
     made = [
         plain_graph(size, num_towers, calls),
@@ -254,12 +252,17 @@ def race_graph(
     if num_towers == 1 and multiplier is None:
         made.append(tensorflow_graph(size, calls))
     check(made[1:], made[0])
-    made_of = f"{size}, {num_towers} tower{'s' * (num_towers > 1)}"
-    return _race(f"graph, {made_of}, {_how(multiplier)}", made, PLAIN, rounds)
+    return made
 
 
-def race_function(size: Size, multiplier: int | None, rounds: int) -> list[Timing]:
-    """Races Keras 3 optimizers in ``tf.function``."""
+def weights_cell(size: Size, num_towers: int, multiplier: int | None) -> list[Made]:
+    """Makes ours with and without weights, in session graphs."""
+    options = (size, num_towers, multiplier or 1, multiplier)
+    return [our_graph(*options), our_graph(*options, weighs=True)]
+
+
+def function_cell(size: Size, _: int, multiplier: int | None) -> list[Made]:
+    """Makes Keras 3 optimizers in ``tf.function``."""
     calls = multiplier or 1
     made = [
         their_keras(size, calls, multiplier, scaled=True),
@@ -267,18 +270,10 @@ def race_function(size: Size, multiplier: int | None, rounds: int) -> list[Timin
         their_keras(size, calls, scaled=False),
     ]
     check(made[:2], made[2])
-    work = f"tf.function, Keras Adam, {size}, {_how(multiplier)}"
-    return _race(work, made, made[0].contender.name, rounds)
+    return made
 
 
-def race_weights(
-    size: Size, num_towers: int, multiplier: int | None, rounds: int
-) -> list[Timing]:
-    """Races steps with and without weights, in session graphs."""
-    options = (size, num_towers, multiplier or 1, multiplier)
-    made = [our_graph(*options), our_graph(*options, weighs=True)]
-    made_of = f"{size}, {num_towers} tower{'s' * (num_towers > 1)}"
-    return _race(f"weights, {made_of}, {_how(multiplier)}", made, OURS, rounds)
+CELLS = {"graph": graph_cell, "weights": weights_cell, "function": function_cell}
 
 
 def check(made: list[Made], plain: Made) -> None:
@@ -291,52 +286,45 @@ def check(made: list[Made], plain: Made) -> None:
         checked(name, run, one.read, want, steps=CHECKED_UPDATES, **within)
 
 
-def _race(work: str, made: list[Made], peer: str, rounds: int) -> list[Timing]:
+def main(options: Any, report: Report) -> None:
+    """Races every cell, or those that the options name, with its first contender."""
+    tw_core.use_logical_cpus(max(options.towers))
+    multipliers = [None if count == 1 else count for count in options.groups]
+    if options.only in (None, "count"):
+        _report_counts(report)
+    for name, multiplier, kind in product(options.sizes, multipliers, CELLS):
+        if options.only in (None, kind):
+            for towers in options.towers if kind != "function" else [1]:
+                _race(report, kind, SIZES[name], towers, multiplier, options.rounds)
+
+
+def _race(
+    report: Report,
+    kind: str,
+    size: Size,
+    towers: int,
+    multiplier: int | None,
+    rounds: int,
+) -> None:
+    made = CELLS[kind](size, towers, multiplier)
     start = time.perf_counter()
     for one in made:
         one.contender.run()
     # A turn runs everybody twice; large cells have fewer of them.
     affordable = int(RACE_S / (2 * (time.perf_counter() - start)))
     rounds = max(min(FEWEST_ROUNDS, rounds), min(affordable, rounds))
-    return race(work, [m.contender for m in made], peer=peer, rounds=rounds)
-
-
-def main(options: Any, report: Report) -> None:
-    """Races every cell, or those that the options name."""
-    tw_core.use_logical_cpus(max(options.towers))
-    multipliers = [None if count == 1 else count for count in options.groups]
-    if options.only in (None, "count"):
-        _report_counts(report)
-    for name, multiplier in product(options.sizes, multipliers):
-        if options.only in (None, "graph"):
-            for towers in options.towers:
-                _report_graph(report, SIZES[name], towers, multiplier, options.rounds)
-        if options.only in (None, "weights"):
-            for towers in options.towers:
-                work = race_weights(SIZES[name], towers, multiplier, options.rounds)
-                report.add(work, OURS)
-        if options.only in (None, "function"):
-            _report_function(report, SIZES[name], multiplier, options.rounds)
-
-
-def _report_graph(
-    report: Report, size: Size, towers: int, multiplier: int | None, rounds: int
-) -> None:
-    timings = race_graph(size, towers, multiplier, rounds)
-    report.add(timings, PLAIN)
-    measured = ratio(timings, OURS)
-    if multiplier is None:
-        report.target(timings[0].work, measured, 1.35)
-    elif size.floats == SIZES["20x1K"].floats:
-        report.target(timings[0].work, measured, 1.0)
-
-
-def _report_function(
-    report: Report, size: Size, multiplier: int | None, rounds: int
-) -> None:
-    timings = race_function(size, multiplier, rounds)
-    report.add(timings, timings[0].name)
-    report.target(timings[0].work, ratio(timings, OURS), 1.0)
+    made_of = f"{kind}, {size}, {towers} tower{'s' * (towers > 1)}"
+    if kind == "function":
+        made_of = f"tf.function, Keras Adam, {size}"
+    groups = f"groups of {multiplier}" if multiplier else "no accumulation"
+    peer, contenders = made[0].contender.name, [one.contender for one in made]
+    timings = race(f"{made_of}, {groups}", contenders, peer=peer, rounds=rounds)
+    report.add(timings, peer)
+    is_small = size.floats == SIZES["20x1K"].floats
+    if kind == "function" or (kind == "graph" and multiplier and is_small):
+        report.target(timings[0].work, ratio(timings, OURS), 1.0)
+    elif kind == "graph" and not multiplier:
+        report.target(timings[0].work, ratio(timings, OURS), 1.35)
 
 
 def _report_counts(report: Report) -> None:
@@ -344,7 +332,3 @@ def _report_counts(report: Report) -> None:
     print(f"\ngraph operations, function bodies counted: {counts}")
     measured = counts[OURS] / counts[PLAIN]
     report.target("graph operations, Adam, 600 variables, group of 8", measured, 1.25)
-
-
-def _how(multiplier: int | None) -> str:
-    return "no accumulation" if multiplier is None else f"groups of {multiplier}"

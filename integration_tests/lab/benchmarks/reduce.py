@@ -76,40 +76,28 @@ def our_reducers(devices: list[str]) -> dict[str, Callable[[Lists], Lists]]:
 
 def peers(devices: list[str]) -> dict[str, Callable[[Lists], Lists]]:
     """TensorFlow's and tensorpack's."""
+    copies = tf.distribute.HierarchicalCopyAllReduce()
     return {
-        ONE_DEVICE: cross_device_ops(tf.distribute.ReductionToOneDevice()),
-        "HierarchicalCopyAllReduce": cross_device_ops(
-            tf.distribute.HierarchicalCopyAllReduce()
-        ),
+        ONE_DEVICE: partial(batch_reduce, tf.distribute.ReductionToOneDevice()),
+        "HierarchicalCopyAllReduce": partial(batch_reduce, copies),
         **tensorpack_reducers(devices),
     }
 
 
-def cross_device_ops(ops: tf.distribute.CrossDeviceOps) -> Callable[[Lists], Lists]:
+def batch_reduce(ops: tf.distribute.CrossDeviceOps, grads: Lists) -> Lists:
     """TensorFlow's own reductions, on the values that its strategies give them."""
-    return partial(_batch_reduce, ops)
-
-
-def _batch_reduce(ops: tf.distribute.CrossDeviceOps, grads: Lists) -> Lists:
     values = importlib.import_module("tensorflow.python.distribute.values")
     pairs = [(values.PerReplica(column),) * 2 for column in zip(*grads, strict=True)]
     reduced = ops.batch_reduce(tf.distribute.ReduceOp.SUM, pairs)
     return [[mirrored.values[k] for mirrored in reduced] for k in range(len(grads))]
 
 
-def tensorpack_utils() -> ModuleType | None:
-    """Imports tensorpack's functions, or says why their rows are missing."""
-    try:
-        return importlib.import_module("tensorpack.graph_builder.utils")
-    except Exception as error:  # whatever an old package does on a new TensorFlow
-        print(f"tensorpack's rows are skipped: it cannot be imported ({error!r}).")
-        return None
-
-
 def tensorpack_reducers(devices: list[str]) -> dict[str, Callable[[Lists], Lists]]:
     """tensorpack's replicated modes that run on CPUs, with its default average."""
-    utils = tensorpack_utils()
-    if utils is None:
+    try:
+        utils = importlib.import_module("tensorpack.graph_builder.utils")
+    except Exception as error:  # whatever an old package does on a new TensorFlow
+        print(f"tensorpack's rows are skipped: it cannot be imported ({error!r}).")
         return {}
     found = {"tensorpack round robin, x 1/K": partial(_naive, utils, devices)}
     if len(devices) == 8:

@@ -185,16 +185,22 @@ class Functions:
         self.work, (self.x, self.y), self.want = work, work.columns(), want
 
     def built(self) -> list[Contender]:
-        makers = [
-            self.epoch,
-            self.range_and_slice,
-            self.range_and_slice_inside,
-            self.from_tensors,
-        ]
-        return [make() for make in makers]
+        makers = {
+            EPOCH: self.epoch,
+            "tf.data range and slice": self.range_and_slice,
+            "tf.data range and slice, one call": self.range_and_slice_inside,
+            "tf.data from memory, prefetched": self.from_tensors,
+        }
+        found = []
+        for name, make in makers.items():
+            model = Weights(self.work.weights())
+            read = partial(values_of, model)
+            run = make(model)
+            found.append(checked(name, run, read, self.want, config="tf.function"))
+        return found
 
-    def epoch(self) -> Contender:
-        work, model = self.work, Weights(self.work.weights())
+    def epoch(self, model: Weights) -> Callable[[], Any]:
+        work = self.work
         specs = {"x": tf.TensorSpec([None, *work.shape], work.dtype)}
         specs["y"] = tf.TensorSpec([None])
         batch = tw_rlload.DeviceBatch(
@@ -207,50 +213,37 @@ class Functions:
             [v1.train.GradientDescentOptimizer(RATE)],
         )
         batch.load({"x": self.x, "y": self.y})
+        return lambda: function.run_epochs(1)
 
-        def run() -> None:
-            function.run_epochs(1)
-
-        return self.checked(EPOCH, run, model)
-
-    def range_and_slice(self) -> Contender:
+    def range_and_slice(self, model: Weights) -> Callable[[], Any]:
         """A dataset of numbers, in Python, and a call a step that slices."""
-        work, model = self.work, Weights(self.work.weights())
-        sliced = tf.function(self.sliced_step_of(model))
-        starts = tf.data.Dataset.range(0, work.rows, work.step)
+        return self.over_starts(tf.function(self.sliced_step_of(model)))
 
-        def run() -> None:
-            for start in starts:
-                sliced(start)
-
-        return self.checked("tf.data range and slice", run, model)
-
-    def range_and_slice_inside(self) -> Contender:
+    def range_and_slice_inside(self, model: Weights) -> Callable[[], Any]:
         """The same with the loop over the dataset inside of one function."""
-        work, model = self.work, Weights(self.work.weights())
-        sliced = self.sliced_step_of(model)
-        starts = tf.data.Dataset.range(0, work.rows, work.step)
+        return tf.function(self.over_starts(self.sliced_step_of(model)))
 
-        @tf.function
+    def over_starts(self, step: Callable[[Any], None]) -> Callable[[], None]:
+        starts = tf.data.Dataset.range(0, self.work.rows, self.work.step)
+
         def epoch() -> None:
             for start in starts:
-                sliced(start)
+                step(start)
 
-        return self.checked("tf.data range and slice, one call", epoch, model)
+        return epoch
 
-    def from_tensors(self) -> Contender:
+    def from_tensors(self, model: Weights) -> Callable[[], Any]:
         """A dataset of whole minibatches, in Python."""
-        work, model = self.work, Weights(self.work.weights())
         step = tf.function(self.step_of(model))
-        x = self.x.reshape(-1, work.step, *work.shape)
-        rows = tf.data.Dataset.from_tensor_slices((x, self.y.reshape(-1, work.step)))
-        rows = rows.prefetch(tf.data.AUTOTUNE)
+        x = self.x.reshape(-1, self.work.step, *self.work.shape)
+        y = self.y.reshape(-1, self.work.step)
+        rows = tf.data.Dataset.from_tensor_slices((x, y)).prefetch(tf.data.AUTOTUNE)
 
         def run() -> None:
             for x, y in rows:
                 step(x, y)
 
-        return self.checked("tf.data from memory, prefetched", run, model)
+        return run
 
     def sliced_step_of(self, model: Weights) -> Callable[[Any], None]:
         step, size = self.step_of(model), self.work.step
@@ -267,10 +260,6 @@ class Functions:
             optimizer.apply_gradients(zip(grads, model.all, strict=True))
 
         return step
-
-    def checked(self, name: str, run: Callable[[], None], model: Weights) -> Contender:
-        read = partial(values_of, model)
-        return checked(name, run, read, self.want, config="tf.function")
 
 
 class TwoTowers:
