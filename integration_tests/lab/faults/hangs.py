@@ -362,10 +362,8 @@ def hang_processes(rng: random.Random, context: Any) -> Hang:
                     what += r"|agreement on 'the sum of gradients'"
                 after_s = found["at_s"] - began
                 hang.told.append(Told(found["report"], after_s, what))
-                if how != "SIGSTOP" and number != at:
-                    hang.told.append(Told("", 0.0))
-                    hang.where += f": collective {number}, not {at}"
-                    break
+                is_there = how == "SIGSTOP" or number == at
+                assert is_there, f"{where}: collective {number}, not {at}"
     finally:
         ranks.end()
     return hang
@@ -451,16 +449,11 @@ def hang_servers(rng: random.Random, context: Any) -> Hang:
             steps.add(facts.get("step"))
             # A chief that makes no call runs rounds all the same: it is but a replica.
             fitting = RAISED["worker" if how == "no call" else victim]
-            if (word, kind) != ("raised", fitting):
-                hang.where += f": {kind}: {message}"
-                hang.told.append(Told("", 0.0))
-                return hang
+            assert (word, kind) == ("raised", fitting), f"{where}: {kind}: {message}"
         if victim != "ps":
             (step,) = steps
             hang.what = rf"the end of round \d+ \(step {step}\)"
-            if how == "no call" and step != at:
-                hang.where += f": step {step}, not {at}"
-                hang.told.append(Told("", 0.0))
+            assert how != "no call" or step == at, f"{where}: step {step}, not {at}"
     finally:
         tasks.kill()
     return hang

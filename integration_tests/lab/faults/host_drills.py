@@ -125,6 +125,16 @@ def start_a_chief_elsewhere(hosts: Hosts) -> None:
     assert "cannot reach this task, worker 0, at node2:6000" in told, told
 
 
+def train_ranks(
+    hosts: Hosts, size: int, timeout_s: float, stall_s: float
+) -> list[Program]:
+    """Starts ranks; returns them when they train."""
+    ranks = start_ranks(hosts, size, timeout_s, stall_s)
+    for rank in ranks:
+        rank.wait_for("(?m)^step 20$")
+    return ranks
+
+
 def start_ranks(
     hosts: Hosts, size: int, timeout_s: float, stall_s: float
 ) -> list[Program]:
@@ -148,9 +158,7 @@ def hear_ends(ranks: list[Program], within_s: float) -> list[str]:
 
 def bear_an_outage(hosts: Hosts, *, cut_s: float, timeout_s: float) -> None:
     """A host loses its network for less than ``timeout_s``: the run goes on."""
-    ranks = start_ranks(hosts, 2, timeout_s, 60.0)
-    for rank in ranks:
-        rank.wait_for("(?m)^step 20$")
+    ranks = train_ranks(hosts, 2, timeout_s, 60.0)
     hosts.drop(1, 0)
     time.sleep(cut_s)
     hosts.heal()
@@ -163,9 +171,7 @@ def bear_an_outage(hosts: Hosts, *, cut_s: float, timeout_s: float) -> None:
 
 def name_a_cut_off_rank(hosts: Hosts) -> None:
     """A host loses its network for good: it says that it may be itself."""
-    ranks = start_ranks(hosts, 3, 5.0, 60.0)
-    for rank in ranks:
-        rank.wait_for("(?m)^step 20$")
+    ranks = train_ranks(hosts, 3, 5.0, 60.0)
     hosts.drop(1, 0, 2)
     ends = hear_ends(ranks, 5.0 + GRACE_S)
     for rank in (0, 2):
@@ -178,9 +184,7 @@ def name_a_cut_off_rank(hosts: Hosts) -> None:
 def name_a_pair(hosts: Hosts) -> None:
     """Two ranks that reach rank 0 do not reach each other: both are named."""
     stall_s = 12.0
-    ranks = start_ranks(hosts, 3, 5.0, stall_s)
-    for rank in ranks:
-        rank.wait_for("(?m)^step 20$")
+    ranks = train_ranks(hosts, 3, 5.0, stall_s)
     hosts.drop(1, 2)
     _assert_pair(hear_ends(ranks, stall_s + GRACE_S), "timed out")
     for rank in ranks:
@@ -206,9 +210,7 @@ def _assert_pair(ends: list[str], why: str) -> None:
 
 def warn_of_a_slow_pair(hosts: Hosts) -> None:
     """What rank 1 sends rank 2 is slow: warnings name these two, and nobody ends."""
-    ranks = start_ranks(hosts, 3, 4.0, 600.0)
-    for rank in ranks:
-        rank.wait_for("(?m)^step 20$")
+    ranks = train_ranks(hosts, 3, 4.0, 600.0)
     hosts.slow_down(2, sender=1, bytes_per_s=20_000)
     for rank in ranks:
         told = rank.wait_for("reports a stall: (.*)", within_s=4.0 + 10.0).group(1)
