@@ -63,6 +63,7 @@ def main(
                     print(output, flush=True)
     print(", ".join(f"{count} {how}" for how, count in Counter(found.values()).items()))
     wrong = judge(found, known, good=good, is_all=not options.only)
+    wrong += [] if found else ["no test was found"]
     for line in wrong:
         print(line)
     return 1 if wrong else 0
@@ -98,7 +99,6 @@ def judge(
             f"listed, but not found: {name}"
             for name in sorted(set(known) - set(found) if is_all else ())
         ),
-        *(["no test was found"] if not found else []),
     ]
 
 

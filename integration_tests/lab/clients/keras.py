@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
+from harness.foreign_tests import judge
 from harness.processes import Program
 
 DEADLINE_S = 1800  # of a file
@@ -115,11 +116,19 @@ def main() -> int:
             outcomes, output = run(path, words=options.k, plain=options.plain)
             name = str(path.relative_to(folder))
             excepted = {**EXCEPTED, **(OF_RANKS if ranks > 1 else {})}
-            excepted = {} if options.plain else excepted
-            found = judge(name, outcomes, excepted, is_whole=not options.k)
+            known = {
+                test: why
+                for test, why in excepted.items()
+                if test.startswith(name) and not options.plain
+            }
+            ended = {
+                f"{name}::{test}": "passed" if good else "failed"
+                for test, (good, _) in outcomes.items()
+            }
+            found = judge(ended, known, good=["passed"], is_all=not options.k)
             passed = [has_towers for good, has_towers in outcomes.values() if good]
-            failed = [test for test, (good, _) in outcomes.items() if not good]
-            num_excepted = sum(f"{name}::{test}" in excepted for test in failed)
+            failed = [test for test, how in ended.items() if how == "failed"]
+            num_excepted = len(known.keys() & {*failed})
             counts = f"{len(passed):5} ({sum(passed):3}){num_excepted:5}"
             title = name if ranks == 1 else f"{name}, {ranks} ranks"
             print(f"{title:45}{counts}{len(failed) - num_excepted:5}", flush=True)
@@ -315,23 +324,6 @@ def read(report: Path) -> Outcomes:
             made is not None and made.attrib["value"] != "0",
         )
     return outcomes
-
-
-def judge(
-    name: str,
-    outcomes: dict[str, tuple[bool, bool]],
-    excepted: dict[str, str],
-    *,
-    is_whole: bool,
-) -> list[str]:
-    """Returns what is not as it should be, of a file or of the tests chosen from it."""
-    good = {f"{name}::{test}": passed for test, (passed, _) in outcomes.items()}
-    own = [test for test in excepted if test.startswith(name)]
-    return [
-        *(f"{test} failed" for test in good if not good[test] and test not in own),
-        *(f"{test} passed: {excepted[test]}?" for test in own if good.get(test)),
-        *(f"{test} did not run" for test in own if is_whole and test not in good),
-    ]
 
 
 if __name__ == "__main__":
