@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from programs.rank_memory_fits import SENT, largest
 
 import tw_ampopt
 import tw_builders
@@ -16,7 +17,7 @@ from tw_keras import TowerModel
 from tw_reduce import ReducerState, compression, mean
 from tw_rlload import DeviceBatch, EpochFunction
 
-STEPS, ROWS, RATE, SENT = 6, 3, 0.5, 200  # rows of a tower
+STEPS, ROWS, RATE = 6, 3, 0.5  # rows of a tower
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(STEPS, 2 * ROWS, 80)).astype(np.float32)
 Y = RANDOM.normal(size=(STEPS, 2 * ROWS, 64)).astype(np.float32)
@@ -54,13 +55,6 @@ class Work:
 
         rows = self.parts(x), self.parts(y)
         return map_towers(of_tower, self.towers, variables, *rows)
-
-
-def largest(full):
-    kept = np.zeros(full.size, np.float32)
-    places = np.argsort(-np.abs(full).ravel(), kind="stable")[:SENT]
-    kept[places] = full.ravel()[places]
-    return kept.reshape(full.shape)
 
 
 @cache

@@ -32,7 +32,6 @@ STEPPED = {
     "b": START["b"] - RATE * 2 * START["b"] * START["c"],
     "c": START["c"] - RATE * (np.sum(START["b"] ** 2) + 2 * START["c"]),
 }
-READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 
 
 def sgd():

@@ -10,11 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 import tw_ampopt
-import tw_core
 from programs.rank_batches import own_batches
 from programs.rank_groups import Counted
 from programs.rank_local import linear
-from programs.rank_training import X, dense, made
+from programs.rank_training import X, dense, made, over_towers
 from tw_core.testing import CPUS
 from tw_keras import LocalSteps, TowerModel
 from tw_reduce import compression
@@ -73,21 +72,6 @@ CASES: dict[str, dict[str, Any]] = {
         "is_each": True,
     },
 }
-
-
-def over_towers(model: Any, steps: Any, **options: Any) -> Any:
-    lists: Any = [own.trainable_variables for own in model.towers]
-    if lists[0][0] is lists[-1][0]:
-        lists = lists[0]
-    return tw_ampopt.TowerOptimizer(
-        lists,
-        towers=tw_core.towers(model.devices),
-        tf_optimizer=tf.compat.v1.train.MomentumOptimizer,
-        learning_rate=0.05,
-        momentum=0.9,
-        accumulation_steps=steps,
-        **options,
-    )
 
 
 def train(group: Any, name: str, towers: int) -> Any:

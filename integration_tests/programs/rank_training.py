@@ -14,6 +14,7 @@ import tensorflow as tf
 from harness.recording import Recording
 
 import tw_ampopt
+import tw_core
 from programs.keras_gallery import programs
 from tw_core.testing import CPUS
 from tw_keras import TowerModel, on_rank_0
@@ -502,7 +503,7 @@ def run(model: Any, case: Any, folder: str, place: Any = None) -> tuple[Any, Any
     for n in range(case.get("fits", 1)):
         optimizer = case.get("optimizer", lambda: optimizers.Adam(0.01))()
         if case.get("over_towers") and isinstance(model, TowerModel):
-            optimizer = over_towers(model)
+            optimizer = over_towers(model, loss_scale=tw_ampopt.DynamicLossScale())
         if n == 0 or "between" in case:
             model.compile(
                 optimizer, **case.get("compile", compiling(metrics=["mae"]))()
@@ -522,13 +523,19 @@ def run(model: Any, case: Any, folder: str, place: Any = None) -> tuple[Any, Any
     return history, model.get_weights(), found
 
 
-def over_towers(model: Any) -> Any:
+def over_towers(model: Any, steps: Any = None, **options: Any) -> Any:
+    """Makes an optimizer of all towers' variables, which accumulates over steps."""
+    lists: Any = [own.trainable_variables for own in model.towers]
+    if lists[0][0] is lists[-1][0]:
+        lists = lists[0]
     return tw_ampopt.TowerOptimizer(
-        [tower.trainable_variables for tower in model.towers],
+        lists,
+        towers=tw_core.towers(model.devices),
         tf_optimizer=tf.compat.v1.train.MomentumOptimizer,
         learning_rate=0.05,
         momentum=0.9,
-        loss_scale=tw_ampopt.DynamicLossScale(),
+        accumulation_steps=steps,
+        **options,
     )
 
 
