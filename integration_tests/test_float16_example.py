@@ -1,22 +1,15 @@
 """The float16 example learns, and shows what loss scaling is for."""
 
 import sys
-from pathlib import Path
 
 import pytest
-
-EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
+from harness import docs_blocks
 
 
 @pytest.fixture(scope="module")
 def example():
-    sys.path.insert(0, str(EXAMPLES))
-    try:
-        import float16_digits
-
-        yield float16_digits
-    finally:
-        sys.path.remove(str(EXAMPLES))
+    with docs_blocks.example("float16_digits") as found:
+        yield found
 
 
 @pytest.mark.parametrize("num_towers", [1, 2])

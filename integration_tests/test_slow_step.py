@@ -3,14 +3,13 @@
 A ``fit`` over towers that is right is accused of nothing, however it trains.
 """
 
-import importlib.util
 import json
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness.docs_blocks import example
 
 import tw_builders
 import tw_core
@@ -22,17 +21,11 @@ from tw_doctor import explained
 from tw_doctor._timeline.parts import cargo_of
 from tw_keras import TowerModel
 
-ROOT = Path(__file__).parents[1]
-
 
 @pytest.fixture(scope="module")
 def slow_step():
-    path = ROOT / "docs" / "examples" / "slow_step.py"
-    spec = importlib.util.spec_from_file_location("slow_step", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.LARGE, module.NUM_SMALL, module.LATE_S = 256, 40, 0.02
-    with pytest.MonkeyPatch.context() as patch:
+    with example("slow_step") as module, pytest.MonkeyPatch.context() as patch:
+        module.LARGE, module.NUM_SMALL, module.LATE_S = 256, 40, 0.02
         # The devices that all tests of this process share.
         patch.setattr(tw_core, "use_logical_cpus", lambda count: CPUS[:count])
         yield module

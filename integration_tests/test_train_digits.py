@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import docs_blocks
 from harness.processes import Program
 
 import tw_core
@@ -20,21 +21,15 @@ from tw_core.testing import CPUS
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
-SCRIPT = EXAMPLES / "train_digits.py"
+SCRIPT = docs_blocks.EXAMPLES / "train_digits.py"
 DEADLINE_S = 180
 BUILDERS = ["replicated", "sharded", "parameter-server"]
 
 
 @pytest.fixture(scope="module")
 def example():
-    sys.path.insert(0, str(EXAMPLES))
-    try:
-        import train_digits
-
-        yield train_digits
-    finally:
-        sys.path.remove(str(EXAMPLES))
+    with docs_blocks.example("train_digits") as found:
+        yield found
 
 
 def train(example, out, **changes):

@@ -1,13 +1,18 @@
 """The code blocks of the READMEs and of the pages under docs/."""
 
+import contextlib
+import importlib
 import re
 import shlex
 import sys
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs" / "examples"
 READMES = (ROOT / "README.md", *sorted(ROOT.glob("packages/*/README.md")))
 PAGES = tuple(
     path
@@ -22,6 +27,16 @@ _FENCE = re.compile(
 )
 _FILE = re.compile(r"\A# (\w+\.py)\n")
 _LAUNCH = re.compile(r"^ *tw-launch (.*?) ?-- python (\w+\.py)$", re.MULTILINE)
+
+
+@contextlib.contextmanager
+def example(name: str) -> Iterator[Any]:
+    """Imports a program of the examples, beside which others are found meanwhile."""
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        yield importlib.import_module(name)
+    finally:
+        sys.path.remove(str(EXAMPLES))
 
 
 @dataclass(frozen=True)
