@@ -19,6 +19,7 @@ from tw_reduce.reducers import CollectiveKeys
 
 COUNTS = (1, 2, 3, 4, 8)
 MODES = ("cpu", "gpu", "collective")  # for any number of towers
+WAYS = ("shared", "sharded")  # in which towers have one optimizer
 WAIT_S = 60.0
 SGD = keras.optimizers.SGD
 OPTIMIZERS: dict[str, MakeOptimizer] = {
@@ -214,8 +215,7 @@ def function_rows() -> list[Row]:
     ]
     return [
         *found,
-        *(shared_function_row(average=a) for a in (True, False)),
-        *(sharded_function_row(average=a) for a in (True, False)),
+        *(owned_row(w, average=a) for w in WAYS for a in (True, False)),
     ]
 
 
@@ -233,16 +233,11 @@ def function_row(
     )
 
 
-def shared_function_row(*, average: bool, family: str = "v1") -> Row:
-    name = f"apply_shared_gradients(average={average})"
-    run = partial(in_function, "shared", average, OPTIMIZERS[family])
-    return Row(name, "", run, family, average=average, is_replicated=False)
-
-
-def sharded_function_row(*, average: bool, family: str = "v1") -> Row:
-    name = f"apply_sharded_gradients(average={average})"
-    run = partial(in_function, "sharded", average, OPTIMIZERS[family])
-    return Row(name, "", run, family, average=average)
+def owned_row(way: str, *, average: bool, family: str = "v1") -> Row:
+    """Variables that all towers share, or that are sharded."""
+    name = f"apply_{way}_gradients(average={average})"
+    run = partial(in_function, way, average, OPTIMIZERS[family])
+    return Row(name, "", run, family, average=average, is_replicated=way != "shared")
 
 
 def flat_rows() -> list[Row]:
@@ -255,12 +250,12 @@ def flat_rows() -> list[Row]:
         for family in ("v1", "Keras 3")
         for row in (
             function_row(name, make, average=True, family=family),
-            sharded_function_row(average=True, family=family),
+            owned_row("sharded", average=True, family=family),
         )
     ]
     return [
         *map(flat_builder, [*built, sharded_rows()[0]]),
-        *map(flat_function, [*called, shared_function_row(average=True)]),
+        *map(flat_function, [*called, owned_row("shared", average=True)]),
     ]
 
 
@@ -295,6 +290,5 @@ def other_optimizers() -> list[Row]:
             found.append(replace(row, run=run, optimizer=family))
     for family in ("Keras 3", "tw_ampopt, Keras 3"):
         found.append(function_row(name, make, average=True, family=family))
-        found.append(shared_function_row(average=True, family=family))
-        found.append(sharded_function_row(average=True, family=family))
+        found += [owned_row(way, average=True, family=family) for way in WAYS]
     return [replace(row, counts=(1, 2, 3)) for row in found]

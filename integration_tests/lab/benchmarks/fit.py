@@ -37,18 +37,6 @@ NO_INPUT = "replicated, without input"
 layers = keras.layers
 
 
-def small() -> keras.Model:
-    """Two layers of 64."""
-    hidden = [layers.Dense(64, "relu") for _ in range(2)]
-    return keras.Sequential([keras.Input([64]), *hidden, layers.Dense(10)])
-
-
-def wide() -> keras.Model:
-    """Six layers of 512."""
-    hidden = [layers.Dense(512, "relu") for _ in range(6)]
-    return keras.Sequential([keras.Input([64]), *hidden, layers.Dense(10)])
-
-
 def convolutional() -> keras.Model:
     """Two convolutions on images of 8 x 8."""
     return keras.Sequential(
@@ -63,7 +51,11 @@ def convolutional() -> keras.Model:
     )
 
 
-WORKS = {"small": small, "wide": wide, "convolutional": convolutional}
+WORKS = {
+    "small": partial(networks.dense, 2, 64, 64, 10),
+    "wide": partial(networks.dense, 6, 512, 64, 10),
+    "convolutional": convolutional,
+}
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:

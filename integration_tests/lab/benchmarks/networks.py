@@ -19,10 +19,12 @@ ROWS, STEPS, LATER = 4, 10, 3
 layers = keras.layers
 
 
-def dense() -> keras.Model:
-    """Two layers of 64."""
-    hidden = [layers.Dense(64, "relu") for _ in range(2)]
-    return keras.Sequential([keras.Input([32]), *hidden, layers.Dense(1)])
+def dense(
+    depth: int = 2, width: int = 64, inputs: int = 32, outputs: int = 1
+) -> keras.Model:
+    """Layers of one width."""
+    hidden = [layers.Dense(width, "relu") for _ in range(depth)]
+    return keras.Sequential([keras.Input([inputs]), *hidden, layers.Dense(outputs)])
 
 
 def convolutional() -> keras.Model:

@@ -120,11 +120,9 @@ def _peak() -> int:
 
 def network(depth: int, width: int) -> Any:
     """Makes a network of dense layers, of equal weights on all ranks."""
-    import keras
+    import networks
 
-    keras.utils.set_random_seed(1)
-    hidden = [keras.layers.Dense(width, "relu") for _ in range(depth)]
-    return keras.Sequential([keras.Input([64]), *hidden, keras.layers.Dense(10)])
+    return networks.seeded(partial(networks.dense, depth, width, 64, 10))
 
 
 def _made(group: Any, work: str, kind: str) -> Any:
