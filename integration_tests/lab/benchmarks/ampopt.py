@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from racing import Contender, Report, checked, race, ratio
+from racing import Contender, Report, checked, race
 from training import cpus, packed_sum
 
 import tw_ampopt
@@ -322,9 +322,9 @@ def _race(
     report.add(timings, peer)
     is_small = size.floats == SIZES["20x1K"].floats
     if kind == "function" or (kind == "graph" and multiplier and is_small):
-        report.target(timings[0].work, ratio(timings, OURS), 1.0)
+        report.compare(timings, OURS, peer, 1.0)
     elif kind == "graph" and not multiplier:
-        report.target(timings[0].work, ratio(timings, OURS), 1.35)
+        report.compare(timings, OURS, peer, 1.35)
 
 
 def _report_counts(report: Report) -> None:

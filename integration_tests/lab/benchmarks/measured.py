@@ -123,13 +123,12 @@ def main(options: Any, report: Report) -> None:
                 if any(part in profile.name for part in options.lists):
                     for copies in (False, True):
                         cell = Cell(profile, copies, towers, options.rounds, file)
-                        _note(report, cell, *in_own_process(run_cell, cell))
+                        _note(report, *in_own_process(run_cell, cell))
 
 
-def _note(report: Report, cell: Cell, timings: list[Timing], why: str) -> None:
+def _note(report: Report, timings: list[Timing], why: str) -> None:
     report.add(timings, MEASURED)
     print(f"  measured: {why}")
     rivals = [own for own in timings if own.name != MEASURED]
     best = max(rivals, key=lambda own: paired_ratio(timings, MEASURED, own.name))
-    ratio = paired_ratio(timings, MEASURED, best.name)
-    report.target(f"{cell.title()}: measured / best ({best.name})", ratio, AT_MOST)
+    report.compare(timings, MEASURED, best.name, AT_MOST)

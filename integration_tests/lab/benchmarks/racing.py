@@ -209,11 +209,6 @@ def in_own_process(cell: Callable[..., _T], *args: Any) -> _T:
         return pool.submit(cell, *args).result()
 
 
-def ratio(timings: Sequence[Timing], name: str) -> float:
-    """Returns the ratio of the row ``name``."""
-    return next(timing.ratio for timing in timings if timing.name == name)
-
-
 @contextlib.contextmanager
 def tasks() -> Iterator[Callable[..., Any]]:
     """Gives ``start(program, *arguments)``, which returns a new process.

@@ -16,7 +16,7 @@ import numpy as np
 import racing
 import tensorflow as tf
 from profiles import PROFILES
-from racing import Contender, Report, Timing, paired_ratio, race
+from racing import Contender, Report, Timing, race
 from reduce_inputs import Arrays, Fetched, Lists, Variables
 
 import tw_core
@@ -270,8 +270,7 @@ def note_targets(report: Report, cell: Cell, timings: list[Timing]) -> None:
     ]
     if rivals:
         best = min(rivals, key=lambda timing: timing.median_s).name
-        measured = paired_ratio(timings, OURS, best)
-        report.target(f"{cell.title()}: {OURS} / best ({best})", measured, 1.05)
+        report.compare(timings, OURS, best, 1.05)
     for ours, theirs, at_most in targets(cell):
         if {ours, theirs} <= names:
             report.compare(timings, ours, theirs, at_most)

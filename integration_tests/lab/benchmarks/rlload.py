@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from racing import Contender, Report, Timing, in_own_process, memory_now, race, ratio
+from racing import Contender, Report, Timing, in_own_process, memory_now, race
 from rlload_contenders import EPOCH, FEEDING, STEPS, Functions, Session, TwoTowers
 from rlload_works import WORKS, reference, reference_of_towers
 
@@ -68,28 +68,19 @@ def extra_memory(name: str, method: str) -> float:
 
 def note_targets(report: Report, name: str, epochs: list[Timing]) -> None:
     """Compares with what was aimed at."""
-    ours, steps = f"{EPOCH} (session)", f"{STEPS} (session)"
-    peers = {timing.name: timing.ratio for timing in epochs}
-    report.target(
-        f"{name}: {EPOCH}, time to {FEEDING}",
-        peers[ours] / peers[f"{FEEDING} (session)"],
-        1 / 1.5,
-    )
-    original = peers["the original's step per call (session)"]
-    report.target(
-        f"{name}: {STEPS}, time to the original's", peers[steps] / original, 1
-    )
+    report.compare(epochs, f"{EPOCH} (session)", f"{FEEDING} (session)", 1 / 1.5)
+    original = "the original's step per call (session)"
+    report.compare(epochs, f"{STEPS} (session)", original, 1)
     if WORKS[name].is_vectors:
+        ours, function = f"{EPOCH} (tf.function)", "(tf.function)"
         for peer in ("tf.data range and slice", "tf.data range and slice, one call"):
-            measured = peers[f"{EPOCH} (tf.function)"] / peers[f"{peer} (tf.function)"]
-            report.target(f"{name}: {EPOCH}, time to {peer}", measured, 1 / 2)
+            report.compare(epochs, ours, f"{peer} {function}", 1 / 2)
 
 
 def note_loads(report: Report, name: str, rounds: int) -> None:
     """Times loads, and compares them and their memory with what was aimed at."""
     loads = report.race("memory copy", race_loads, name, rounds)
-    copied = ratio(loads, "load_data")
-    report.target("load, time to a warm memory copy", copied, 1.5)
+    report.compare(loads, "load_data", "memory copy", 1.5)
     theirs = in_own_process(extra_memory, name, "load_original")
     print(f"  extra memory of the original's load: {theirs:.3f} batches")
     ours = in_own_process(extra_memory, name, "load")
@@ -106,7 +97,6 @@ def main(options: Any, report: Report) -> None:
         towers = in_own_process(race_towers, name, options.rounds)
         report.add(towers, towers[-1].name)
         if len(towers) > 1:
-            work = f"{name}: {STEPS} on two towers, time to RLlib's"
-            report.target(work, towers[0].ratio, 1)
+            report.compare(towers, towers[0].name, towers[-1].name, 1)
     if "images" in options.works:
         note_loads(report, "images", options.rounds)

@@ -19,7 +19,6 @@ from racing import (
     Report,
     ask,
     blocks_in,
-    paired_ratio,
     race_blocks,
     tasks,
 )
@@ -50,8 +49,7 @@ def main(options: Any, report: Report) -> None:
         report.add(timings, work.peer)
         for name, speed in work.targets.items():
             # Time for time: at most 1 / (times as fast).
-            measured = paired_ratio(timings, name, peer_of(work, name))
-            report.target(f"{work.name}: {name}", measured, round(1 / speed, 4))
+            report.compare(timings, name, peer_of(work, name), round(1 / speed, 4))
 
 
 @contextlib.contextmanager
