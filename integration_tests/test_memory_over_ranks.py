@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from harness.ranks import Ranks
 from programs import rank_memory
 
 pytestmark = pytest.mark.slow
@@ -10,19 +9,15 @@ pytestmark = pytest.mark.slow
 STEPS = 5
 
 
-GROUPS = {"two": (2, ""), "mpi": (2, "mpi"), "three": (3, "")}
+over_groups = pytest.mark.parametrize(
+    ("size", "engine"), [(2, ""), (2, "mpi"), (3, "")], ids=["two", "mpi", "three"]
+)
 
 
-@pytest.fixture(scope="module", params=GROUPS)
-def ranks(request, processes):
-    size, engine = GROUPS[request.param]
-    with Ranks(processes, size, towers=2, engine=engine) as group:
-        yield group.joined()
-
-
+@over_groups
 @pytest.mark.parametrize("num_towers", [1, 2])
-def test_ranks_reduce_as_one_process_with_all_towers(ranks, num_towers):
-    results = ranks.call("rank_memory:reduced", num_towers, STEPS)
+def test_ranks_reduce_as_one_process_with_all_towers(groups, size, engine, num_towers):
+    results = groups(size, engine).call("rank_memory:reduced", num_towers, STEPS)
     towers = len(results) * num_towers
     alone = rank_memory.reduced(None, towers, STEPS)
     every = [
@@ -44,8 +39,10 @@ def test_ranks_reduce_as_one_process_with_all_towers(ranks, num_towers):
                     np.testing.assert_array_equal(got, same, err_msg=name)
 
 
-def test_one_ranks_infinity_leaves_the_memory_of_all(ranks):
-    for is_same, are_finite, were_finite in ranks.call("rank_memory:overflowing"):
+@over_groups
+def test_one_ranks_infinity_leaves_the_memory_of_all(groups, size, engine):
+    results = groups(size, engine).call("rank_memory:overflowing")
+    for is_same, are_finite, were_finite in results:
         assert is_same
         assert all(were_finite)
         assert not all(are_finite)

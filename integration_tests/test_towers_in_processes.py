@@ -6,19 +6,12 @@ loss scaling, and epochs in one call.
 
 import numpy as np
 import pytest
-from harness.ranks import Ranks
 from programs.digits_towers import PROGRAMS, accuracy, batch
 from programs.rank_towers import make_optimizer
 
 pytestmark = pytest.mark.slow
 
 STEPS = 20
-
-
-@pytest.fixture(scope="module")
-def ranks(processes):
-    with Ranks(processes, 2, towers=8) as group:
-        yield group.joined()
 
 
 def alone(mode, is_scaled, steps=STEPS, towers=4):
@@ -31,9 +24,9 @@ def alone(mode, is_scaled, steps=STEPS, towers=4):
 @pytest.mark.parametrize("mode", PROGRAMS)
 @pytest.mark.parametrize("towers", [1, 2])
 @pytest.mark.parametrize("is_scaled", [False, True], ids=["plain", "scaled"])
-def test_a_builders_steps_are_those_of_one_process(ranks, mode, towers, is_scaled):
+def test_a_builders_steps_are_those_of_one_process(groups, mode, towers, is_scaled):
     wanted = alone(mode, is_scaled)
-    results = ranks.call("rank_towers:train_digits", mode, towers, STEPS, is_scaled)
+    results = groups(2).call("rank_towers:train_digits", mode, towers, STEPS, is_scaled)
     copies = [copy for variables, _ in results for copy in variables]
     assert len(copies) == 2 * towers
     for copy in copies:
@@ -44,8 +37,8 @@ def test_a_builders_steps_are_those_of_one_process(ranks, mode, towers, is_scale
 
 
 @pytest.mark.parametrize("mode", PROGRAMS)
-def test_one_ranks_infinity_makes_all_skip_and_all_scales_stay_the_same(ranks, mode):
-    results = ranks.call("rank_towers:train_digits", mode, 2, 6, True, (2, 4))
+def test_one_ranks_infinity_makes_all_skip_and_all_scales_stay_the_same(groups, mode):
+    results = groups(2).call("rank_towers:train_digits", mode, 2, 6, True, (2, 4))
     for _, told in results:
         assert [(s["updates"], s["skipped_updates"]) for s in told] == [(4, 2)] * 2
         assert {float(s["loss_scaling_log2"]) for s in told} == {13.0}  # from 15
@@ -55,8 +48,8 @@ def test_one_ranks_infinity_makes_all_skip_and_all_scales_stay_the_same(ranks, m
             np.testing.assert_equal(copy, first)
 
 
-def test_sums_between_processes_run_inside_an_epochs_loop(ranks):
-    results = ranks.call("rank_towers:train_epochs", 2, 3)
+def test_sums_between_processes_run_inside_an_epochs_loop(groups):
+    results = groups(2).call("rank_towers:train_epochs", 2, 3)
     copies = [copy for variables in results for copy in variables]
     for copy in copies:
         np.testing.assert_equal(copy, copies[0])
