@@ -157,6 +157,7 @@ def test_losses_that_are_added_make_the_update_of_one_device(run_eagerly):
         np.testing.assert_allclose(own, plain, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_callbacks_change_a_rate_that_is_a_variable_and_files_are_the_models(tmp_path):
     devices = CPUS[:2]
     rate = tf.Variable(0.05)

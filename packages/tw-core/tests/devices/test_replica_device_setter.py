@@ -1,5 +1,6 @@
 """Variables on parameter servers, the rest on a worker; compared with TensorFlow's."""
 
+import pytest
 import tensorflow as tf
 
 from tw_core import replica_device_setter
