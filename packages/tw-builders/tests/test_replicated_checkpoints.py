@@ -92,7 +92,7 @@ def test_one_tower_needs_no_sync_op():
     assert Run("adam", num_towers=1).sync is None
 
 
-@pytest.mark.slow
+@pytest.mark.slow(by_day=["momentum"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_hook_syncs_a_monitored_session_that_goes_on_as_if_never_stopped(
     tmp_path, optimizer

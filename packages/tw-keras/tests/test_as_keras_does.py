@@ -297,15 +297,7 @@ def trained(model, case):
     return [*model.get_weights(), *(np.array(history[k]) for k in sorted(history))]
 
 
-BY_NIGHT = {  # what other cases hold by day, or what takes long
-    *("a loss that reads a variable, compiled by XLA", "an attribute set"),
-    *("towers without rows of characters", "optimizers in a container"),
-    *("averages that replace weights at times, sharded", "a table of positions"),
-    "a loss of weights beside a mean over rows",
-}
-
-
-@pytest.mark.slow
+@pytest.mark.slow(by_day=["a table of positions", "frozen"])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
 def test_a_program_does_what_it_does_on_one_device(name):

@@ -181,7 +181,7 @@ def trained(model, optimizer, x=WORDS, y=Y, batch_size=12, **options):
     return [model.fit(x, y, **given).history, model.get_weights()]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(by_day=["accumulating-once"])
 @pytest.mark.parametrize(
     ("step", "way", "optimizer", "num_towers"),
     [pytest.param(*case, id="-".join(case[:2])) for case in CASES],

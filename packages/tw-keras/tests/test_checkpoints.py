@@ -27,8 +27,6 @@ KINDS = {
     "flat-2": {"flat_below_bytes": 1_000},
     "flat_sharded-3": {"flat_below_bytes": 400, "variables": "sharded"},
 }
-BY_DAY = ["flat_sharded-3-sharded-3", "sharded-3-server-2"]
-BY_DAY += ["plain-flat_sharded-3", "server-2-replicated-2"]
 
 
 pytestmark = pytest.mark.usefixtures("in_float64")

@@ -79,7 +79,7 @@ def trained(case, num_towers=None, *, jit_compile="auto", **options):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(by_day=["Adam amsgrad-2", "Adam use_ema-sharded"])
 @pytest.mark.parametrize(
     ("case", "num_towers", "variables"),
     [

@@ -273,7 +273,7 @@ def by_hand(model, batch_size=10, epochs=2):
     return towers[0].get_weights()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(by_day=["2-batches of one"])
 @pytest.mark.parametrize("name", OF_FEW_ROWS)
 @pytest.mark.parametrize("num_towers", [2, 3])
 def test_towers_without_rows_count_for_nothing(num_towers, name):

@@ -87,7 +87,7 @@ def hang(towers, step):
     return caught.value
 
 
-@pytest.mark.slow
+@pytest.mark.slow(by_day=["0-function"])
 @both_modes
 @pytest.mark.parametrize("victim", range(3))
 def test_the_tower_that_does_not_come_is_named_and_those_that_wait_for_it(mode, victim):

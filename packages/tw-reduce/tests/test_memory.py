@@ -303,7 +303,7 @@ def test_of_any_number_of_elements_the_largest_are_sent(dtype, jit_compile):
             check_largest(tf.cast(got, tf.float64).numpy(), want, k, fewest=k // 2)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(by_day=True)
 def test_other_dtypes_and_shapes_known_in_the_run_conserve_too():
     dtypes = {tf.float16: 2e-2, tf.bfloat16: 2e-1, tf.float64: 1e-6}
     bounds = {dtype.name: bound for dtype, bound in dtypes.items()}

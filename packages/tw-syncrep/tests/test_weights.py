@@ -33,7 +33,7 @@ def means_of(counts, replica, dtype):
 
 
 # Powers of two, of a power of two of rows: every mean is exact.
-@pytest.mark.slow
+@pytest.mark.slow(by_day=["counts2-float32-None"])
 @pytest.mark.parametrize(
     ("dtype", "compression"),
     [
