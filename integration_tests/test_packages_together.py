@@ -217,6 +217,7 @@ LEARNT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "name", "family"), LEARNT)
 def test_rlload_with_siblings_ends_where_the_plain_optimizer_does(mode, name, family):
     options = {"reducer": REDUCERS[name](TOWERS)} if name else {"is_flat": True}

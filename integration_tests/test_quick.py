@@ -79,7 +79,8 @@ class TestsByNight:
 
 def run(pytester, *words):
     pytester.makeconftest("from quick import *")
-    return pytester.runpytest_inprocess("-p", "no:xdist", "--strict-markers", *words)
+    own = ("--rootdir", pytester.path, "-p", "no:xdist", "--strict-markers")
+    return pytester.runpytest_inprocess(*own, *words)
 
 
 @pytest.mark.parametrize(

@@ -177,12 +177,14 @@ def test_a_compiled_update_is_no_forward_pass(variables):
     check_no_variables_taken(steps)
 
 
+@pytest.mark.slow
 def test_several_batches_in_a_call_are_told_apart():
     steps = record_fit(make_model, 2, steps_per_execution=3)
     check_parts(steps, range(2))
     check_no_variables_taken(steps)
 
 
+@pytest.mark.slow
 def test_of_eager_steps_nothing_is_said_to_be_explained():
     steps = record_fit(make_model, 2, run_eagerly=True)
     assert "0.0% explained" in str(steps.summary())

@@ -216,6 +216,7 @@ assert "/device:CPU:0" in told(), told()
 """
 
 
+@pytest.mark.slow
 def test_a_report_and_what_it_needs_neither_import_nor_start_tensorflow():
     done = subprocess.run(
         [sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120

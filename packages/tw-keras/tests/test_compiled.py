@@ -138,6 +138,7 @@ def used_operations(graph):
     return [op.type for op in found if op.type != "Placeholder"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "variables"), [("scaled", "replicated"), ("adam", "sharded")]
 )

@@ -82,6 +82,7 @@ def missing_by(living):
     return [sorted(member.wait_for_missing(60.0)) for member in living]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["silent", "closed"])
 def test_ranks_that_are_lost_together_are_named_together(channel, monkeypatch, how):
     if how == "closed":

@@ -224,6 +224,7 @@ def test_a_coordinator_elsewhere_is_refused(make_ranks):
     assert said in raised.value.text
 
 
+@pytest.mark.slow
 def test_names_that_are_not_known_yet_are_waited_for(make_ranks):
     [port] = find_free_ports(1)
     ranks = make_ranks(2, address=f"localhost:{port}", resolves_in_s=1.0).joined()

@@ -225,6 +225,7 @@ def test_a_process_that_was_replaced_ends_by_itself(number, elastic):
     assert replaced == [number]
 
 
+@pytest.mark.slow
 def test_only_who_has_not_arrived_for_this_round_is_evicted():
     replicas = opened()
     round_number, incarnation = position = replicas.position()

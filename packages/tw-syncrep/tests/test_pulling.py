@@ -66,6 +66,7 @@ def gate(server):
         return tf.queue.FIFOQueue(-1, [tf.int32], [[]], shared_name="gate")
 
 
+@pytest.mark.slow
 def test_a_slow_replica_pulls_the_state_after_a_round_while_the_next_changes_it():
     container = new_container()
 

@@ -127,6 +127,7 @@ def test_others_go_on_without_a_replica_that_leaves_and_end_with_the_chief(
     third.expect("closed")
 
 
+@pytest.mark.slow
 def test_all_end_when_a_replica_leaves_if_so_chosen(make_cluster):
     tasks = make_cluster()
     tasks.train({**SPEC, "options": {**OPTIONS, "when_replica_leaves": "end"}})
