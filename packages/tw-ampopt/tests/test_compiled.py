@@ -80,7 +80,7 @@ class Run:
         return tf.train.Checkpoint(model=self.lists[0], optimizer=self.optimizer)
 
 
-@pytest.mark.slow(by_day=["dropping"])
+@pytest.mark.slow(by_day=["alone"])
 @pytest.mark.parametrize("case", CASES)
 def test_compiled_steps_leave_the_state_of_uncompiled_ones(case, tmp_path):
     number, weighs, options = CASES[case]
