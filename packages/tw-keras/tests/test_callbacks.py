@@ -424,7 +424,11 @@ def test_an_error_of_a_running_step_names_its_line(inline):
     x[-1] = 1000  # in tower 1
     model = TowerModel(make, CPUS[:2], inline=inline)
     model.compile("sgd", "mse")
-    with pytest.raises(tf.errors.OpError) as caught:
-        model.fit(x, x[:, :1], batch_size=8, verbose=0)
-    told = "".join(traceback.format_exception(caught.value))
+    for _ in range(5):
+        with pytest.raises(tf.errors.OpError) as caught:
+            model.fit(x, x[:, :1], batch_size=8, verbose=0)
+        told = "".join(traceback.format_exception(caught.value))
+        # TensorFlow leaves the lines out if a call was cancelled before it began.
+        if "<stack traces unavailable>" not in told:
+            break
     assert re.search(rf'{Path(__file__).name}", line \d+, in call\b', told)
