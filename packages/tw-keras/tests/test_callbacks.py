@@ -414,6 +414,7 @@ class Refusing(keras.layers.Layer):
             return tf.identity(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inline", [True, False])
 def test_an_error_of_a_running_step_names_its_line(inline):
     def make():
