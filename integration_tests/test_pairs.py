@@ -1,0 +1,81 @@
+"""Any two options of ``TowerModel`` train as one device, or are refused by name."""
+
+from functools import cache
+from itertools import combinations
+
+import numpy as np
+import pytest
+from programs import rank_pairs
+
+SAME = 1e-11
+PAIRS = [p for p in combinations(rank_pairs.OPTIONS, 2) if not rank_pairs.are_apart(p)]
+ALL = [(name,) for name in rank_pairs.OPTIONS] + PAIRS
+OVER = {  # Ranks alone can take steps alone.
+    "towers": [names for names in ALL if "local steps" not in names],
+    "ranks": ALL,
+}
+REDUCES = "TowerModel: reducer is not called with variables="
+# What is refused, and the beginning of the error.
+REFUSED = {
+    ("memory", "shards"): REDUCES,
+    ("memory", "parameter server"): REDUCES,
+    ("shards", "own reducer"): REDUCES,
+    ("parameter server", "own reducer"): REDUCES,
+    ("memory", "local steps"): "TowerModel: with local_steps ranks send weights",
+    ("memory", "eager"): "TowerModel: a reducer with memory keeps state for each",
+    ("local steps", "steps per execution"): "TowerModel: local_steps must be a multi",
+}
+# Each rank clips its own gradients.
+OWN_NUMBERS = [{"local steps", "clipping"}]
+# Ranks' losses are logged as if their weights were their rows.
+WRONG = {("ranks", names) for names in ALL if "weights" in names} - {
+    ("ranks", ("local steps", "weights"))
+}
+
+
+@cache
+def on_one_device(names):
+    return rank_pairs.trained(None, names, 0)
+
+
+def outcome(groups, over, names):
+    """Returns "=" for one device's numbers, what differs, or how it is refused."""
+    if over == "ranks":
+        results = groups(2).call("rank_pairs:trained", names, 2)
+    else:
+        results = [rank_pairs.trained(None, names, 3)]
+    refused = {result for result in results if isinstance(result, str)}
+    if refused:
+        assert len(refused) == 1
+        return refused.pop()
+    (want,), logs = on_one_device(names)
+    if any(own <= set(names) for own in OWN_NUMBERS):
+        want = results[0][0][0]
+    worst = 0.0
+    for copies, history in results:
+        for got in copies:
+            apart = (np.abs(a - b).max() for a, b in zip(got, want, strict=True))
+            worst = max(worst, *apart)
+        if "local steps" not in names:  # whose ranks have other losses within a step
+            worst = max(worst, np.abs(np.array(history) - np.array(logs)).max())
+    return "=" if worst < SAME else f"differs by {worst:.2g}"
+
+
+CASES = [
+    pytest.param(
+        over,
+        names,
+        id=f"{over}-{'+'.join(names)}",
+        marks=[pytest.mark.xfail] * ((over, names) in WRONG),
+    )
+    for over, of in OVER.items()
+    for names in of
+]
+
+
+@pytest.mark.slow(by_day=["towers-accumulation+clipping", "ranks-clipping+shards"])
+@pytest.mark.parametrize(("over", "names"), CASES)
+def test_options_train_as_one_device_or_are_refused(groups, over, names):
+    got = outcome(groups, over, names)
+    wanted = REFUSED.get(names, "=")
+    assert got == "=" if wanted == "=" else got.startswith(wanted)
