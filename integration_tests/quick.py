@@ -7,7 +7,7 @@ one case of it: what a change must not break although it takes long, and the sho
 cases of a long test.
 
 Of the other tests, those cases run by day that hold each value of each parameter: a
-test of three parameters with five values each has 125 cases, of which five do. What is
+test of three parameters with five values each has 125 cases, of which five run. What is
 one parametrization, as of ``("name", "want")``, counts as one parameter: its cases were
 chosen by hand.
 

@@ -39,11 +39,6 @@ def note_all(seconds: float, path: Path = ROOT / FILE) -> None:
     write(path, {_ALL: seconds})
 
 
-def of_all(path: Path = ROOT / FILE) -> float:
-    """Returns how long everything took when it was measured; 0 if it was not."""
-    return read(path).get(_ALL, 0.0)
-
-
 def find_slow(root: Path) -> Iterator[str]:
     """Finds tests above the limit that are not marked, and lines without a test."""
     for test, seconds in read(root / FILE).items():
