@@ -10,7 +10,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tw_core.flat_variables import flat_variable_of
 from tw_core.internal import is_variable, tf_variable
 from tw_keras import _batches
 from tw_keras._checks import layers_of, metrics_of, optimizers_of
@@ -27,9 +26,7 @@ def unlisted_of(model: Any) -> list[Any]:
     Searches wherever Keras or ``tf.Module`` would track them: attributes of layers,
     modules and TensorFlow's random generators, and lists and dicts in these.
     """
-    flat = [flat_variable_of(own) for own in model.variables]
-    listed = [*model.variables, *(own for own in flat if own is not None)]
-    seen = {id(tf_variable(own)) for own in listed}
+    seen = {id(tf_variable(own)) for own in model.variables}
     found: list[Any] = []
     stack: list[Any] = [model]
     while stack:
@@ -104,7 +101,7 @@ def has_metrics_built(model: Any, data: Any) -> bool:
     return all(getattr(own, "built", True) for own in stateful)
 
 
-def build_layers(data: Any, model: Any, method: str | None) -> None:
+def build_layers(data: Any, model: Any, method: str) -> None:
     """Creates a model's variables from a batch's specs, as its step would.
 
     Calls the model, and traces the step ``method`` if layers are left, such as a
@@ -118,7 +115,7 @@ def build_layers(data: Any, model: Any, method: str | None) -> None:
         failed = _trace_any(partial(_call, model, is_own=is_own), batches)
         if failed is not None and not is_own:
             raise failed
-    if method is not None and (failed is not None or unbuilt_of(model)):
+    if failed is not None or unbuilt_of(model):
         _trace_any(partial(_step, model, method), batches)
     model.built = True
 

@@ -66,13 +66,8 @@ def check_replicated(variables: str) -> None:
         )
 
 
-def check_remembers(flat_below_bytes: int, local_steps: Any) -> None:
-    """Refuses a reducer with memory with flat variables or local steps."""
-    if flat_below_bytes:
-        raise ValueError(
-            "TowerModel: a reducer with memory keeps state per variable, not per pack; "
-            "use flat_below_bytes=0."
-        )
+def check_remembers(local_steps: Any) -> None:
+    """Refuses a reducer with memory with local steps."""
     if local_steps is not None:
         raise ValueError(
             "TowerModel: with local_steps ranks send weights, not gradients, so a "
@@ -192,16 +187,6 @@ def check_optimizers(
         raise ValueError(
             f"TowerModel: {type(over_towers[0].wrapped).__name__} updates all towers' "
             "variables itself; use variables='replicated' or 'parameter_server'."
-        )
-
-
-def check_one(optimizers: Sequence[Any]) -> None:
-    """Refuses optimizers that cannot update the flat variables of a whole model."""
-    if len(optimizers) != 1 or isinstance(optimizers[0], WrappedOptimizer):
-        raise ValueError(
-            "TowerModel: flat variables need one optimizer of Keras, that of compile; "
-            f"got {[type(own).__name__ for own in optimizers]}. Use "
-            "flat_below_bytes=0."
         )
 
 

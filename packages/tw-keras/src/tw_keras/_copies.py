@@ -17,7 +17,6 @@ from tw_keras._over_ranks.agreement import take_of_rank_0
 from tw_keras._over_ranks.ranks import Ranks
 from tw_keras._over_ranks.sharded import ShardedStates
 from tw_keras._updates.accumulation import Accumulation
-from tw_keras._updates.flat import FlatTraining
 from tw_keras._updates.memory import Memory
 from tw_keras._updates.replicated import OptimizerStates
 from tw_keras._updates.sharded import build_for_owners
@@ -39,7 +38,6 @@ class Copies:
         towers: Sequence[Tower],
         variables: str,
         *,
-        flat_below_bytes: int,
         reducer: Reducer | None,
         weigh: Weigh | None,
         adds: bool,
@@ -81,15 +79,9 @@ class Copies:
         over = self.ranks_in_steps
         if variables == "sharded" and over is not None and over.group.size > 1:
             self.sharded = ShardedStates(over.in_steps, towers)
-        self.flat: FlatTraining | None = None
+        made = [_make(make_model, device) for device in self._homes()]
         # [K]; one model K times where towers share variables
-        self.models: Sequence[Any]
-        if flat_below_bytes:
-            self.flat = FlatTraining(make_model, towers, flat_below_bytes)
-            self.models = list(map(_checked_model, self.flat.models))
-        else:
-            made = [_make(make_model, device) for device in self._homes()]
-            self.models = made * (len(towers) // len(made))
+        self.models = made * (len(towers) // len(made))
         if self.outer is not None:  # so that it is saved with tower 0
             setattr(self.main, _checks.OUTER, self.outer)
         if all(model.built for model in self.models):
@@ -119,11 +111,6 @@ class Copies:
         return self.models[0]
 
     @property
-    def trained(self) -> Sequence[Any]:
-        """The [K] models with their trained variables, which may be flat."""
-        return self.models if self.flat is None else self.flat.flats
-
-    @property
     def distinct(self) -> list[Any]:
         """The models, each once."""
         return list(dict.fromkeys(self.models))
@@ -131,14 +118,13 @@ class Copies:
     @property
     def is_plain(self) -> bool:
         """Whether a lone tower trains exactly as its plain model would."""
-        optimizers = _checks.optimizers_of(self.main)
         is_alone = len(self.towers) == 1 and self.ranks is None
-        given = (self.flat, self.reducer, self.memory)
-        is_given = any(own is not None for own in given)
         return (
-            (is_alone and not is_given)
+            is_alone
+            and self.reducer is None
+            and self.memory is None
             and self.variables != "parameter_server"  # maybe on another device
-            and not any(isinstance(own, WrappedOptimizer) for own in optimizers)
+            and not any(isinstance(own, WrappedOptimizer) for own in self.optimizers)
         )
 
     def compiles(self, asked: bool | str) -> bool:
@@ -161,17 +147,15 @@ class Copies:
         return bool(self.main._resolve_auto_jit_compile() if asked == "auto" else asked)
 
     @property
-    def appliers(self) -> list[Any]:
-        """The optimizers that apply updates: tower 0's, or that of flat variables."""
-        if self.flat is not None and self.flat.optimizer is not None:
-            return [self.flat.optimizer]
+    def optimizers(self) -> list[Any]:
+        """Tower 0's optimizers, which update all towers."""
         return _checks.optimizers_of(self.main)
 
     def of_towers(self, variables: Sequence[Any]) -> list[list[Any]]:
         """Returns [K] lists: each tower's counterparts of tower 0's ``variables``."""
         lists = [
             [*model.variables, *more]
-            for model, more in zip(self.trained, self.unlisted(), strict=True)
+            for model, more in zip(self.models, self.unlisted(), strict=True)
         ]
         columns = zip(*lists, strict=True)
         own = {id(column[0]): column for column in columns}
@@ -200,7 +184,7 @@ class Copies:
 
     def adopt_optimizers(self) -> None:
         """Makes all towers use tower 0's optimizers."""
-        optimizers = _checks.optimizers_of(self.main)
+        optimizers = self.optimizers
         for model in self.distinct[1:]:
             _share_optimizers(self.main, model)
         reduces = self.reducer is not None and self.ranks_in_steps is None
@@ -212,9 +196,6 @@ class Copies:
         )
         if self.sharded is not None:
             self.sharded.keep(optimizers)
-        if self.flat is not None:
-            _checks.check_one(optimizers)
-            self.flat.use(optimizers[0], sharded=self.variables == "sharded")
 
     @contextmanager
     def without_wrapped(self) -> Iterator[None]:
@@ -262,7 +243,7 @@ class Copies:
             self._give_own_seeds()
         if self.variables == "replicated":
             self._make_optimizers_equal()
-        elif self.flat is None:
+        else:
             optimizer = getattr(self.main, "optimizer", None)
             if optimizer is not None and optimizer.built:
                 self.build_optimizer(optimizer, self.main.trainable_variables)
@@ -302,7 +283,7 @@ class Copies:
         if self.sharded is not None:
             self.sharded.sums.settle(over_ranks=over_ranks)
         if ranks is not None:
-            for own in self.appliers:
+            for own in self.optimizers:
                 if isinstance(own, WrappedOptimizer) and own.accumulates:
                     own.wrapped.average_accumulated(ranks.group)
         sum_ranks = None if ranks is None else ranks.group.sum
@@ -317,7 +298,7 @@ class Copies:
     def _averaged_state(self) -> list[list[Any]]:
         """Returns [K][M] variables of the optimizers; [1][M] if towers share them."""
         states = []
-        for own in self.appliers:
+        for own in self.optimizers:
             if own.built and not isinstance(own, WrappedOptimizer):
                 states.append(self.states.known(own) or [own])
         return [
@@ -344,7 +325,7 @@ class Copies:
     def kept_equal(self) -> list[Any]:
         """Lists tower 0's variables whose copies are equal after every step."""
         more = [v for v in self._unlisted_state() if v.trainable]
-        return [*self.trained[0].trainable_variables, *more]
+        return [*self.main.trainable_variables, *more]
 
     def shared_state(self) -> list[Any]:
         """Lists shared variables, which tower 0 assigns; not states of generators."""
@@ -355,14 +336,10 @@ class Copies:
 
     def beside_models(self) -> list[tuple[Any, ...]]:
         """Returns [K] tuples of objects, apart from its model, that a tower may use."""
-        flats = () if self.flat is None else self.flat.flats
-        states = [own for own in map(self.states.known, self.appliers) if own]
+        states = [own for own in map(self.states.known, self.optimizers) if own]
         seeds, unlisted = _building.global_seeds(), self.unlisted()
         return [
-            (
-                *(flats[k : k + 1], [own[k] for own in states]),
-                *(seeds, unlisted[k], self.states_by_row[k]),
-            )
+            ([own[k] for own in states], seeds, unlisted[k], self.states_by_row[k])
             for k in range(len(self.towers))
         ]
 
@@ -373,7 +350,7 @@ class Copies:
         """Copies tower 0's variables, except seeds and shared constants."""
         lists = [
             [v for v in (*model.variables, *more) if not _building.is_random(v)]
-            for model, more in zip(self.trained, self.unlisted(), strict=True)
+            for model, more in zip(self.models, self.unlisted(), strict=True)
         ]
         constant = {
             id(column[0])
@@ -402,9 +379,9 @@ class Copies:
         self.build_outer()
         if sharded is not None and loaded:
             sharded.scatter_loaded()
-        variables = [*self.trained[0].variables, *self._unlisted_state()]
+        variables = [*self.main.variables, *self._unlisted_state()]
         variables += [] if self.outer is None else self.outer.variables
-        for optimizer in self.appliers:
+        for optimizer in self.optimizers:
             if sharded is not None:
                 variables += sharded.state(optimizer)
             elif isinstance(optimizer, WrappedOptimizer):
@@ -480,7 +457,7 @@ class Copies:
         main, own = self.main, getattr(self.main, "optimizer", None)
         if own is None or own.built or not main.trainable_variables:
             return is_new
-        if self.flat is None and not _building.has_own_step(main):
+        if not _building.has_own_step(main):
             self.build_optimizer(own, main.trainable_variables)
         return is_new
 
@@ -489,11 +466,8 @@ class Copies:
 
         A later step may call layers that the first has not.
         """
-        # Flat variables are known when models are made; other layers are refused.
-        traced = None if self.flat is not None else method
         lacks_layers = not self._is_built or (
-            traced not in (None, *self._built_for)
-            and bool(_building.unbuilt_of(self.main))
+            method not in self._built_for and bool(_building.unbuilt_of(self.main))
         )
         lacks_metrics = method != "predict_step" and not (
             self._is_built and _building.has_metrics_built(self.main, data)
@@ -506,7 +480,7 @@ class Copies:
             ):
                 with tf.device(home), naming(tower):
                     if lacks_layers:
-                        _building.build_layers(data, model, traced)
+                        _building.build_layers(data, model, method)
             main, own = self.main, self.towers[0]
             if lacks_metrics and not _building.has_metrics_built(main, data):
                 with tf.device(own.device), naming(own):
@@ -517,12 +491,12 @@ class Copies:
         return lacks_layers
 
     def _make_optimizers_equal(self) -> None:
-        for own in self.appliers:
+        for own in self.optimizers:
             if isinstance(own, WrappedOptimizer):
                 own.copy_to_replicas()
             elif own.built and own is getattr(self.main, "optimizer", None):
                 self.states.of(own, self.main.trainable_variables)
-        self.states.make_equal(self.appliers)
+        self.states.make_equal(self.optimizers)
 
 
 @contextmanager
@@ -543,10 +517,7 @@ def _like(states: Sequence[Any], tower: Tower) -> list[tf.Variable]:
 
 def _make(make_model: Callable[[], Any], device: str) -> Any:
     with tf.device(device):
-        return _checked_model(make_model())
-
-
-def _checked_model(model: Any) -> Any:
+        model = make_model()
     if not isinstance(model, keras.Model):
         raise TypeError(
             "TowerModel: make_model must return a keras.Model; got "

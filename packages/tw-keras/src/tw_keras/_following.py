@@ -39,7 +39,7 @@ class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
             first = self._copies.take_from_rank_0(self.model._initial_epoch or 0)
             self.model._initial_epoch = first or None
             if self._copies.memory is not None:
-                self._copies.memory.take_of_rank_0(self._copies.appliers)
+                self._copies.memory.take_of_rank_0(self._copies.optimizers)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Discards gathered state, and prepares the ranks for an epoch."""
@@ -54,7 +54,7 @@ class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
     def on_train_end(self, logs: Any = None) -> None:
         """Gathers the reducer's memory on rank 0, as the model may be saved now."""
         if self._copies.memory is not None:
-            self._copies.memory.gather(self._copies.appliers)
+            self._copies.memory.gather(self._copies.optimizers)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Learns whether a callback on any rank asks to stop."""

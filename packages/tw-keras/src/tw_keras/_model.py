@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tw_core import Tower
 from tw_core import towers as make_towers
-from tw_core.internal import check_flag, check_function, check_whole_number
+from tw_core.internal import check_flag, check_function
 from tw_core.ranks import RankGroup
 from tw_keras import _building, _checks, _following
 from tw_keras._as_tower_0 import AsTower0
@@ -67,7 +67,6 @@ class TowerModel(AsTower0):
         devices: Sequence[int | str | Tower],
         *,
         variables: str = "replicated",
-        flat_below_bytes: int = 0,
         reducer: Reducer | None = None,
         weights: Weigh | None = None,
         loss_reduction: str | None = None,
@@ -90,9 +89,6 @@ class TowerModel(AsTower0):
             and the others copy it (with a ``group``, one tower of one rank; several may
             each update rows of a large variable); ``"parameter_server"``: all towers
             share one model, whose variables are on the host.
-          flat_below_bytes: trainable variables of fewer bytes are packed into one flat
-            variable per dtype and tower, updated as a whole
-            (``tw_core.flat_variables``); 0 for none. Not for shared variables.
           reducer: adds gradients of replicated variables over towers; also called for
             one tower. One with memory, as in ``tw_reduce.compression``, compresses the
             gradients that towers send to each other or, with a ``group``, that ranks
@@ -127,10 +123,9 @@ class TowerModel(AsTower0):
         Raises:
           ValueError: unknown ``variables``, ``loss_reduction``, ``data`` or ``uneven``;
             ``data="shared"``, ``uneven="stop"`` or ``local_steps`` without a ``group``;
-            flat variables that are sharded over a ``group``; a reducer that averages,
-            or with variables that are not replicated; no device; copies that share
-            variables or differ; or a call inside the scope of a ``tf.distribute``
-            strategy.
+            a reducer that averages, or with variables that are not replicated; no
+            device; copies that share variables or differ; or a call inside the scope of
+            a ``tf.distribute`` strategy.
           TypeError: ``make_model`` is not a function, needs arguments, or does not
             return a Keras model.
           RuntimeError: in a graph or a ``tf.function``.
@@ -150,18 +145,6 @@ class TowerModel(AsTower0):
         )
         if inline is not None:
             check_flag(inline=inline)
-        check_whole_number(flat_below_bytes=flat_below_bytes, at_least=0)
-        over_ranks = group is not None and local_steps is None
-        if flat_below_bytes and variables == "sharded" and over_ranks:
-            raise ValueError(
-                "TowerModel: sharded variables cannot be flat with a group; use "
-                "flat_below_bytes=0."
-            )
-        if flat_below_bytes and variables == "parameter_server":
-            raise ValueError(
-                "TowerModel: variables that towers share cannot be flat; with "
-                "variables='parameter_server' use flat_below_bytes=0."
-            )
         _checks.check_outside()
         super().__init__(name=name)
         towers = make_towers(devices)
@@ -169,19 +152,16 @@ class TowerModel(AsTower0):
             check_adds(reducer=reducer)
             _checks.check_replicated(variables)
             if is_stateful(reducer):
-                _checks.check_remembers(flat_below_bytes, local_steps)
+                _checks.check_remembers(local_steps)
         if weights is not None:
             check_function(weights=weights)
-        alone = check_local_steps(
-            local_steps, group=group, is_flat=bool(flat_below_bytes)
-        )
+        alone = check_local_steps(local_steps, group=group)
         ranks = _ranks_of(group, data, uneven, alone)
         # Keras would track, save and count models in a list, but not those in here.
         self._own = Copies(
             make_model,
             towers,
             variables,
-            flat_below_bytes=flat_below_bytes,
             reducer=reducer,
             weigh=weights,
             adds=loss_reduction == "sum",
@@ -387,9 +367,9 @@ class TowerModel(AsTower0):
         """Lets towers accumulate gradients, unless callbacks may read optimizers."""
         own = self._own
         at_once = _following.look_between_batches(callbacks)
-        over_towers = [o for o in own.appliers if getattr(o, "accumulates", False)]
+        over_towers = [o for o in own.optimizers if getattr(o, "accumulates", False)]
         if self._ranks is not None and (
-            over_towers or any(map(accumulates, own.appliers))
+            over_towers or any(map(accumulates, own.optimizers))
         ):
             at_once = self._ranks.is_any(at_once)
         own.accumulation.at_once.assign(at_once)
@@ -517,7 +497,7 @@ class TowerModel(AsTower0):
             if self._own.sharded is not None and self._own.sharded.gathers:
                 self._own.sharded.gather()
             if self._own.memory is not None and self._saves:
-                self._own.memory.gather(self._own.appliers)
+                self._own.memory.gather(self._own.optimizers)
         if self._ranks is not None:
             method = "test_step" if self._evaluates else "train_step"
             logs = self._merged_logs(self._ranks, method, logs)
@@ -546,7 +526,7 @@ class TowerModel(AsTower0):
             own.main.load_weights(*args, **kwargs)
         if own.memory is not None:
             filepath = args[0] if args else kwargs["filepath"]
-            own.memory.load(filepath, own.appliers, own.main.weights)
+            own.memory.load(filepath, own.optimizers, own.main.weights)
         self.copy_to_replicas()
 
     def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
@@ -586,7 +566,7 @@ class TowerModel(AsTower0):
                 write(path, *args, **kwargs)
             if self._own.memory is not None:
                 weights = self._own.main.weights
-                self._own.memory.save(path, self._own.appliers, weights)
+                self._own.memory.save(path, self._own.optimizers, weights)
         if sharded is not None and not self._fits:
             sharded.forget_whole()
         if ranks is not None and not self._fits:

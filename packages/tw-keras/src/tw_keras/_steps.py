@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -37,7 +37,7 @@ class Steps:
             return self._step(method, data)
 
     def _step(self, method: str, data: Any) -> Any:
-        own, flat, ranks = self._own, self._own.flat, self._own.ranks
+        own, ranks = self._own, self._own.ranks
         trains, is_alone = method == "train_step", tf.executing_eagerly()
         synchronized = [] if is_alone else own.synchronized(trains=trains)
         sizes, parts, lent = self._cut(method, self._held(method, data))
@@ -71,11 +71,7 @@ class Steps:
         meetings = Meetings(step)
         # Padding rows do not count in the moments of all rows.
         counted = _batches.have_rows(sizes) if synchronized else None
-        with (
-            meetings.held(),
-            flat.training() if flat else nullcontext(),
-            self._naming_rows(data, sizes),
-        ):
+        with meetings.held(), self._naming_rows(data, sizes):
             logs = self._run(method, parts, meetings, counted)
         if is_alone and trains:
             own.make_equal()
@@ -173,7 +169,7 @@ class Steps:
 
         Uses tower 0's variables and restores their values: nothing is updated.
         """
-        last, main, flat = self.last.take(), self._own.main, self._own.flat
+        last, main = self.last.take(), self._own.main
         if last is None:
             return
         method, data = last
@@ -189,7 +185,7 @@ class Steps:
             return [None] * len(brought)
 
         try:
-            with meetings.held(), flat.training() if flat else nullcontext():
+            with meetings.held():
                 for part, tower in zip(parts, self._own.towers, strict=True):
                     with (
                         naming(tower),

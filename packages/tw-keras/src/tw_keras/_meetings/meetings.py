@@ -147,13 +147,9 @@ class Meetings:
         if self._copies.variables == "replicated" or self._copies.sharded is not None:
             return {}
         grads, variables, _ = brought
-        owners = owned(self._copies.of_towers(variables), self._applier(n))
+        owners = owned(self._copies.of_towers(variables), self._optimizers[n])
         pairs = zip(grads, owners, strict=True)
         return {id(g): tf_variable(own).device for parts, own in pairs for g in parts}
-
-    def _applier(self, n: int) -> Any:
-        flat = self._copies.flat
-        return (flat and flat.optimizer) or self._optimizers[n]
 
     def _update(self, n: int, brought: Sequence[Brought]) -> None:
         ranks = self._step.ranks
@@ -184,12 +180,14 @@ class Meetings:
             self._optimizers[n], brought[0].variables
         ):
             due = accumulate(
-                *(self._step, n, self._applier(n), brought, weights), averages=averages
+                *(self._step, n, self._optimizers[n], brought, weights),
+                averages=averages,
             )
             self.apply_reduced(n, due)
         elif remembers:
             sums = reduce_remembering(
-                *(self._step, n, self._applier(n), brought, weights), averages=averages
+                *(self._step, n, self._optimizers[n], brought, weights),
+                averages=averages,
             )
             self.apply_reduced(n, sums)
         elif ranks is None:
@@ -286,7 +284,7 @@ class Meetings:
         optimizer = self._optimizers[n]
         is_wrapped = isinstance(optimizer, WrappedOptimizer)
         is_elsewhere = self._copies.variables == "sharded"
-        if is_wrapped or is_elsewhere or self._applier(n) is not optimizer:
+        if is_wrapped or is_elsewhere:
             self.apply_reduced(n, brought, weights)
         elif self._step.reducer is not None:  # one that was given
             self._apply_to(n, brought, None, averages=averages)
@@ -341,7 +339,7 @@ class Meetings:
 
         Returns the reduced gradients for ``apply_exchanged``.
         """
-        optimizer = self._applier(exchange.place)
+        optimizer = self._optimizers[exchange.place]
         if isinstance(exchange, OverTowersExchange):
             return [[tell_of_none(self._step, exchange)]]
         if isinstance(exchange, AccumulatedShardsExchange):
@@ -379,7 +377,7 @@ class Meetings:
         is_reduced: bool = False,
         group: Any = None,
     ) -> None:
-        copies, optimizer = self._copies, self._applier(n)
+        copies, optimizer = self._copies, self._optimizers[n]
         update = Update(
             *(copies.towers, optimizer, copies.states.of, weights),
             average=averages,

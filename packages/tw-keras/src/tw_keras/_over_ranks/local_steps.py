@@ -136,7 +136,7 @@ class Alone:
         return told.is_last, told.stops
 
 
-def check_local_steps(local_steps: Any, *, group: Any, is_flat: bool) -> Any:
+def check_local_steps(local_steps: Any, *, group: Any) -> Any:
     """Returns the settings of local steps, or None; refuses invalid ones."""
     if local_steps is None:
         return None
@@ -146,10 +146,5 @@ def check_local_steps(local_steps: Any, *, group: Any, is_flat: bool) -> Any:
         raise ValueError(
             "TowerModel: local_steps needs a group of ranks; pass group, or leave "
             "local_steps out."
-        )
-    if is_flat and local_steps.outer is not None:
-        raise ValueError(
-            "TowerModel: an outer optimizer saves state per variable, not per pack; "
-            "with LocalSteps(outer=...) use flat_below_bytes=0."
         )
     return local_steps
