@@ -80,7 +80,6 @@ def test_steps_of_ones_own_are_averaged(groups):
     ("what", "says"),
     [
         ("no group", "local_steps needs a group of ranks"),
-        ("flat", "use flat_below_bytes=0"),
         ("calls", "multiple of steps_per_execution; got 4 and 3"),
         ("saves", r"BackupAndRestore\(save_freq=3\) would save rank 0's weights"),
         ("unlike", "local_steps=4 on rank 0, 2 on rank 1"),

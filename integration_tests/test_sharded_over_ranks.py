@@ -81,7 +81,6 @@ def test_files_are_those_of_one_device(groups, shape, optimizer, tmp_path):
     ("kind", "says"),
     [
         *[("MultiOptimizer", "holds several optimizers")] * ("MultiOptimizer" in CASES),
-        ("flat", "use flat_below_bytes=0"),
         ("frequency", "ModelCheckpoint saves between batches.*got 2"),
         ("swap", "SwapEMAWeights reads the optimizer's variables itself"),
     ],

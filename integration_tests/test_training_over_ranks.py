@@ -22,7 +22,7 @@ from programs import (
 pytestmark = pytest.mark.slow
 
 OVER_MPI = (
-    *("Adam", "sparse gradients", "flat", "two optimizers", "accumulated"),
+    *("Adam", "sparse gradients", "two optimizers", "accumulated"),
     *("sparse gradients in shards", "two optimizers in shards"),
     "accumulated in shards",
 )

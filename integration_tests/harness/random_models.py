@@ -65,8 +65,6 @@ class Drawn:
         used = {kind for name in self.inputs for kind in self.kinds[name]}
         if used & {"counted", "normalised"} and "server" in self.options["variables"]:
             self.options = {}  # XLA writes no variables of another device.
-        elif self.options["variables"] == "replicated" and "w" not in self.inputs:
-            self.options["flat_below_bytes"] = int(self.choices.integers(20, 2_000))
         self.has_several_steps = self.one_of([False, False, True])
         self.batch_size = int(self.choices.integers(3, 12))
         self.activation = self.one_of(["tanh", "gelu", "softplus"])

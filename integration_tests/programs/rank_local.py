@@ -287,9 +287,6 @@ def refused(group: Any, what: str) -> None:
     options: dict[str, Any] = {"group": group, "local_steps": 4}
     if what == "no group":
         options["group"] = None
-    elif what == "flat":
-        local = LocalSteps(4, optimizers.SGD(0.7))
-        options |= {"local_steps": local, "flat_below_bytes": 100}
     elif what == "unlike" and group.rank == 1:
         options["local_steps"] = 2
     model = TowerModel(linear, ["/cpu:0"], **options)

@@ -19,8 +19,8 @@ def layers() -> keras.Model:
     return keras.Sequential([keras.Input([4]), hidden, *last])
 
 
-def made(group: Any, optimizer: str, towers: int, **options: Any) -> Any:
-    options = SHARDED | options if group is not None else {}
+def made(group: Any, optimizer: str, towers: int) -> Any:
+    options = SHARDED if group is not None else {}
     model = rank_training.made(group, layers, towers, **options)
     # Compiled, Keras's own fit begins with momenta of 0 in place of the weights.
     is_eager = optimizer.startswith("ScheduleFree") and group is None
@@ -82,8 +82,6 @@ def refused(group: Any, kind: str) -> None:
     """Does what ranks with shards cannot do."""
     if kind == "MultiOptimizer":
         made(group, kind, 1)
-    elif kind == "flat":
-        made(group, "Adam", 1, flat_below_bytes=100)
     model = made(group, "Adam", 1)
     own = keras.callbacks
     callbacks = {

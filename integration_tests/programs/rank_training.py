@@ -373,7 +373,6 @@ OWN: dict[str, dict[str, Any]] = {
     "sparse gradients": {"make": OfWords, "x": WORDS},
     "sharded": {"towers": {"variables": "sharded"}},
     "shared variables": {"towers": {"variables": "parameter_server"}},
-    "flat": {"towers": {"flat_below_bytes": 1_000}},
     "losses added": {
         "make": lambda: dense(kernel_regularizer="l2"),
         "compile": compiling(keras.losses.MeanSquaredError("sum")),

@@ -67,7 +67,7 @@ CASES = {
     "averages": ("mlp", 3, averaging, {}),
     "sharded": ("mlp", 3, lambda: adam(global_clipnorm=0.1), {}),
     "shared": ("mlp", 4, lambda: adam(clipvalue=1e-3), {}),
-    "sparse, flat": ("embedding", 3, adam, {"flat_below_bytes": 1_000}),
+    "sparse": ("embedding", 3, adam, {}),
     "sparse, sharded": ("embedding", 2, adam, {}),
     "sparse, shared": ("embedding", 2, adam, {}),
     "scaled": ("mlp", 2, scaling, {}),

@@ -198,34 +198,6 @@ def test_a_step_that_applies_in_a_body_trains_as_on_one_device(
         check_near(tower.one.get_weights(), many.towers[0].one.get_weights())
 
 
-class Flat(keras.Sequential):
-    """Differentiates by its own variables, and applies every second time."""
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(x, y, self(x, training=True))
-        variables = self.trainable_variables
-        grads = tape.gradient(loss, variables)
-        tf.cond(
-            self.optimizer.iterations < 4,
-            lambda: self.optimizer.apply(grads, variables),
-            lambda: None,
-        )
-        return {"loss": loss}
-
-
-def test_flat_variables_are_updated_in_a_branch():
-    def make():
-        keras.utils.set_random_seed(1)
-        inputs = keras.Input([3], dtype="float32")
-        return Flat([inputs, layers.Dense(3, "tanh"), layers.Dense(1)])
-
-    many = TowerModel(make, CPUS[:2], flat_below_bytes=10_000)
-    one = make()
-    check_near(*(trained(m, "Adam", x=WORDS / 9, loss="mse") for m in (many, one)))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("step", ["in a method", "in turns"])
 def test_layers_are_synchronised_in_bodies(step):

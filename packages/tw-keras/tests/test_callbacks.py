@@ -61,8 +61,6 @@ KINDS = {
     "replicated": {},
     "sharded": {"variables": "sharded"},
     "parameter server": {"variables": "parameter_server"},
-    "flat": {"flat_below_bytes": 1_000},
-    "flat, sharded": {"flat_below_bytes": 1_000, "variables": "sharded"},
 }
 each_kind = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 
@@ -237,41 +235,6 @@ def test_arguments_are_checked():
         TowerModel(mlp, CPUS[:1]).compile("sgd", "mse", jit_compile="yes")
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
         refused(ValueError, "cannot be made in the scope of a tf.distribute")
-
-
-def test_flat_variables_need_one_elementwise_optimizer():
-    refused(ValueError, "flat_below_bytes=0", flat_below_bytes=9, variables=SHARED)
-    refused(TypeError, "flat_below_bytes", flat_below_bytes="all")
-    model = TowerModel(mlp, CPUS[:2], flat_below_bytes=1_000)
-    with pytest.raises(ValueError, match="Lamb scales each variable's update"):
-        model.compile(keras.optimizers.Lamb(), cross_entropy())
-    used = keras.optimizers.SGD(0.1)
-    used.build([keras.Variable(1.0)])
-    with pytest.raises(ValueError, match="is already built, and its slots are not fl"):
-        model.compile(used, cross_entropy())
-
-    class Keeping(keras.optimizers.SGD):
-        """Keeps a slot where nothing says whose it is."""
-
-        def build(self, variables):
-            super().build(variables)
-            own = self.add_variable_from_reference(variables[0], "kept")
-            self.kept = {"first": own}
-
-    with pytest.raises(TypeError, match=r"Keeping keeps .* neither as an attribute"):
-        model.compile(Keeping(0.1), cross_entropy())
-
-    class Two(keras.Sequential):
-        def compile(self, optimizer, other):
-            super().compile(optimizer)
-            self.other = other
-
-    def make():
-        return Two([keras.Input([6]), keras.layers.Dense(3)])
-
-    players = TowerModel(make, CPUS[:2], flat_below_bytes=1_000)
-    with pytest.raises(ValueError, match="flat variables need one optimizer of Keras"):
-        players.compile(keras.optimizers.SGD(), keras.optimizers.Adam())
 
 
 SHARED = "parameter_server"

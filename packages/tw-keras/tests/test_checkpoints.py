@@ -24,8 +24,6 @@ KINDS = {
     "sharded-2": {"variables": "sharded"},
     "sharded-3": {"variables": "sharded"},
     "server-2": {"variables": "parameter_server"},
-    "flat-2": {"flat_below_bytes": 1_000},
-    "flat_sharded-3": {"flat_below_bytes": 400, "variables": "sharded"},
 }
 
 
@@ -210,7 +208,7 @@ def test_variables_are_excluded_from_weight_decay_in_all_towers(kind):
         np.testing.assert_allclose(own, want, 1e-9, 1e-9)
 
 
-@pytest.mark.slow(by_day=["server-2-plain", "flat_sharded-3-plain", "plain-sharded-3"])
+@pytest.mark.slow(by_day=["server-2-plain", "sharded-3-plain", "plain-sharded-3"])
 @pytest.mark.parametrize(
     ("source", "target"),
     [

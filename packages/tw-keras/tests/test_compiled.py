@@ -51,11 +51,10 @@ CELLS = [
     ("adam", 2, {}),
     ("scaled", 3, {"variables": "sharded"}),
     ("accumulating", 2, {"variables": "parameter_server"}),
-    ("momentum", 2, {"flat_below_bytes": 1_000}),
+    ("momentum", 2, {}),
     ("scaled", 4, {}),
     ("accumulating", 2, {}),
     ("momentum", 4, {"variables": "sharded"}),
-    ("adam", 1, {"flat_below_bytes": 1_000}),
 ]
 
 

@@ -14,7 +14,6 @@ OPTIONS = {
     "replicated": {},
     "sharded": {"variables": "sharded"},
     "shared": {"variables": "parameter_server"},
-    "flat": {"flat_below_bytes": 1_000},
 }
 
 

@@ -72,28 +72,6 @@ def averaging():
     return keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True, ema_momentum=0.5)
 
 
-FLAT = {
-    "mlp": ["replicated"],
-    "embedding": ["sharded"],
-    "normalised": ["replicated", "sharded"],
-    "two outputs": ["sharded"],
-}
-
-
-@pytest.mark.slow(by_day=["mlp-replicated", "embedding-sharded"])
-@pytest.mark.parametrize(
-    ("name", "variables"), [(name, kind) for name in FLAT for kind in FLAT[name]]
-)
-def test_flat_variables_change_no_result(name, variables):
-    one, many, *histories = trained_pair(
-        name, 3, averaging, variables=variables, flat_below_bytes=1_000
-    )
-    check_same(*histories)
-    assert len(many._own.flat.models) == 3
-    for tower in many.towers:
-        check_same_weights(one, tower)
-
-
 @pytest.mark.slow
 def test_towers_follow_callbacks_of_evaluate_and_predict():
     one, many = pair("mlp", 2, averaging)
@@ -171,7 +149,7 @@ UNKNOWN = [
     ("replicated", 1, {"inline": True}),
     ("replicated", 2, {"inline": False}),
     ("replicated", 4, {}),
-    ("sharded", 3, {"flat_below_bytes": 1_000}),
+    ("sharded", 3, {}),
     ("parameter_server", 3, {}),
 ]
 

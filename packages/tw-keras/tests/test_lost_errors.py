@@ -87,8 +87,7 @@ CALLS = {
     "test_on_batch": lambda m: m.test_on_batch(BAD[8:], BAD[8:, :1]),
     "predict_on_batch": lambda m: m.predict_on_batch(BAD[8:]),
 }
-CELLS = [("fit", {"variables": "sharded"}), ("fit", {"flat_below_bytes": 20})]
-CELLS += [("fit", {"variables": "parameter_server"})]
+CELLS = [("fit", {"variables": own}) for own in ("sharded", "parameter_server")]
 CELLS += [(name, {}) for name in CALLS]
 
 

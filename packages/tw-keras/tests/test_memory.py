@@ -214,7 +214,5 @@ def test_a_reducer_that_looks_at_variables_gets_them_unscaled():
 def test_what_has_no_memory_of_all_towers_is_refused():
     with pytest.raises(ValueError, match="use run_eagerly=False"):
         fit(made(TOP, run_eagerly=True), 1)
-    with pytest.raises(ValueError, match="use flat_below_bytes=0"):
-        TowerModel(make, CPUS[:2], reducer=TOP, flat_below_bytes=1 << 16)
     with pytest.raises(ValueError, match="variables='replicated'"):
         TowerModel(make, CPUS[:2], reducer=TOP, variables="sharded")
