@@ -152,7 +152,7 @@ EXEMPT = {
         "apply_pairs check_any_gradient check_weights.average check_weights.num_towers "
         "create_slots follow_variables cut_flat is_small join_flat map_flat "
         "pack_tensors packed_below plan_packing unpack_tensors "
-        "PackPlan.packed_shapes FlatModel FlatModel.__call__ FlatModel.view_slots "
+        "PackPlan.packed_shapes FlatModel FlatModel.__call__ "
         "FlatVariables.is_missing FlatVariables.keep_alone flat_variable_of "
         "slots_like_parts"
     ),

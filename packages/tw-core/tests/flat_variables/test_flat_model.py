@@ -182,26 +182,6 @@ def test_a_run_resumes_from_a_checkpoint_with_the_optimizer_as_it_is(tmp_path):
     assert go_on_too() == go_on()
 
 
-def test_slots_are_viewed_part_by_part():
-    flat = flatten(Mixed, below_bytes=BELOW)
-    slots = [
-        tf.Variable(tf.reshape(tf.range(tf.size(v), dtype=v.dtype), v.shape))
-        for v in flat.trainable_variables
-    ]
-    views = flat.view_slots(slots)
-    own = flat.plain_variables
-    assert [view.shape for view in views] == [v.shape for v in own]
-    for n, layout in enumerate(flat.flat_variables.layouts):
-        parts = [v for v in views if getattr(v, "flat", None) is not None]
-        parts = [v for v in parts if v.flat.variable is slots[n]]
-        whole = np.concatenate([tf.reshape(v, [-1]) for v in parts])
-        assert sorted(whole) == list(range(len(whole)))
-        parts[0].assign(parts[0] - 1)
-        assert slots[n].numpy().min() == -1 and len(layout.parts) == len(parts)
-    alone = [v for v in views if any(v is slot for slot in slots)]
-    assert len(alone) == 2  # the large ones
-
-
 def test_views_act_as_variables():
     flat = flatten(Mixed, below_bytes=BELOW)
     model = flat.model

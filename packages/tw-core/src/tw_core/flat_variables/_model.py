@@ -1,6 +1,6 @@
 """A model that was made with flat variables, for eager code and ``tf.function``."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
@@ -8,15 +8,8 @@ import tensorflow as tf
 
 from tw_core._checks import check_function
 from tw_core._modes import builds_session_graph, traces_function
-from tw_core._variable_kinds import tf_variable
-from tw_core.flat_variables._flat_variable import FlatVariable
-from tw_core.flat_variables._flat_variables import (
-    FlatVariables,
-    flat_variable_of,
-    view_of,
-)
+from tw_core.flat_variables._flat_variables import FlatVariables, view_of
 from tw_core.flat_variables._layout import DEFAULT_BELOW_BYTES, Group
-from tw_core.flat_variables._view import VariableView
 
 _Model = TypeVar("_Model")
 
@@ -82,30 +75,6 @@ class FlatModel(Generic[_Model]):
             *self._flat.variables,
             *(v for v in others if (view := view_of(v)) is None or not view.is_part),
         ]
-
-    def view_slots(self, slots: Sequence[tf.Variable]) -> list[tf.Variable]:
-        """Views an optimizer's slots as those of the model's own variables.
-
-        For code that saves an optimizer's state variable by variable.
-
-        Args:
-          slots: [N], one for each of ``trainable_variables``, of its shape.
-
-        Returns:
-          One for each of ``plain_variables``: a view of its part of a slot; or the
-          slot, if the variable is not packed.
-        """
-        number = {id(tf_variable(v)): n for n, v in enumerate(self.trainable_variables)}
-        found: list[tf.Variable] = []
-        for variable in self.plain_variables:
-            view = view_of(variable)
-            if view is None or view.flat is None:
-                found.append(slots[number[id(tf_variable(variable))]])
-            else:
-                slot = slots[number[id(view.flat.variable)]]
-                flat = flat_variable_of(slot) or FlatVariable(slot, view.flat.layout)
-                found.append(VariableView.of_part(flat, view.number))
-        return found
 
 
 def flatten(

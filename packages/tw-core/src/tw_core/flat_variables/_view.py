@@ -40,17 +40,6 @@ class VariableView(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[m
         self.name, self.device = str(own.name), str(own.device)
         self.shape, self.dtype = own.shape, own.dtype
 
-    @classmethod
-    def of_part(cls, flat: "FlatVariable", number: int) -> "VariableView":
-        """Returns a view of one part of an optimizer's slot, outside of graphs."""
-        view = cls.__new__(cls)
-        part = flat.layout.parts[number]
-        view._own = view._value = None
-        view.flat, view.number = flat, number
-        view.name, view.device = f"{part.name}:0", flat.device
-        view.shape, view.dtype = tf.TensorShape(part.shape), flat.dtype
-        return view
-
     def bind(self, flat: "FlatVariable", number: int) -> None:
         """Makes this part ``number`` of a flat variable."""
         self.flat, self.number = flat, number
