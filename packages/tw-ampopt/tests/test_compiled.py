@@ -179,6 +179,18 @@ def test_flat_variables_are_updated_as_their_parts_are():
             np.testing.assert_allclose(v.numpy(), 1 - 0.001 * 1.5, 2e-6)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "master_copies"), [(tf.float32, False), (tf.float16, True)]
+)
+def test_flat_variables_need_an_elementwise_optimizer(dtype, master_copies):
+    flat = FlatVariables()
+    with flat.scope():
+        tf.Variable(tf.ones([3], dtype))
+    options = {"tf_optimizer": "keras.optimizers.Lamb", "master_copies": master_copies}
+    with pytest.raises(ValueError, match="Lamb is not known to update each element"):
+        TowerOptimizer([flat.variables], **options)
+
+
 def test_what_cannot_be_compiled_is_refused():
     run = Run(1, options=DYNAMIC)
     grads = [tf.ones(s) for s in SHAPES]

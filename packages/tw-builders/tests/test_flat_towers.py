@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 import tensorflow as tf
-from session_builders import SYNCHRONOUS, pairs_of
+from session_builders import SYNCHRONOUS, new_session, pairs_of
 
 from tw_builders import AsyncMultiGPUBuilder, SyncMultiGPUShardedBuilder
 from tw_core import get_current_tower_context, placement, session_config
@@ -182,6 +182,37 @@ def test_a_group_leaves_variables_with_sparse_gradients_alone(builder):
         kinds = [type(grad) for grad, _ in reduced]
     assert kinds[0] is tf.IndexedSlices and tf.IndexedSlices not in kinds[1:]
     assert {*asked} == {"rows", "scale", "offset"}
+
+
+class Doubling(v1.train.GradientDescentOptimizer):
+    """Treats each element by itself, which only its class can say."""
+
+    def _resource_apply_dense(self, grad, handle):
+        return super()._resource_apply_dense(2.0 * grad, handle)
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_ones_own_optimizer_is_refused_until_it_says_that_it_is_elementwise(builder):
+    def pairs():
+        made = [v1.get_variable(name, initializer=[3.0, 5.0]) for name in "ab"]
+        return pairs_of(tf.reduce_sum(made[0] * made[1]), made)
+
+    def trained(make, below):
+        with tf.Graph().as_default():
+            made = BUILDERS[builder](CPUS[:2], below)
+            built = made.build(made.call_for_each_tower(pairs), make)
+            train_op = built[0] if isinstance(built, tuple) else built
+            session = new_session()
+            session.run(train_op)
+            return session.run(v1.trainable_variables()[:2])
+
+    says = "Doubling is not known .*set elementwise = True in its class.*flat/float32"
+    with pytest.raises(ValueError, match=says):
+        trained(partial(Doubling, 0.1), BELOW)
+    marked = type("Marked", (Doubling,), {"elementwise": True})
+    np.testing.assert_allclose(
+        trained(partial(marked, 0.1), BELOW), trained(partial(Doubling, 0.1), 0)
+    )
 
 
 def test_a_group_that_chooses_nothing_is_refused():

@@ -9,6 +9,10 @@ import tensorflow as tf
 
 import tw_horovod as hvd
 import tw_horovod.keras as hvd_keras
+from tw_core.flat_variables import FlatVariables, flatten, pack_gradients
+from tw_core.internal import apply_pairs, create_slots
+
+v1 = tf.compat.v1
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -101,3 +105,23 @@ def test_what_is_refused_is_named():
         with pytest.raises(kinds) as said:
             exec(statement, dict(NAMES))
         assert re.search(says, str(said.value)), f"{statement}: {said.value}"
+
+
+class Own(v1.train.GradientDescentOptimizer):
+    """Is not known to update each element by itself."""
+
+
+def test_flat_variables_need_an_elementwise_optimizer():
+    with tf.Graph().as_default():
+        with FlatVariables().scope():
+            variable = v1.get_variable("w", [3])
+        pairs = pack_gradients([(tf.ones([3]), variable)])
+        with pytest.raises(ValueError, match="Own is not known to update each elem"):
+            hvd.DistributedOptimizer(Own(0.1)).apply_gradients(pairs)
+        known = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.1))
+        apply_pairs(known, pairs)
+    flat = flatten(lambda: keras.Sequential([keras.Input([1]), keras.layers.Dense(1)]))
+    variables = flat.trainable_variables
+    with pytest.raises(ValueError, match="Lamb is not known to update each element"):
+        create_slots(hvd.DistributedOptimizer(keras.optimizers.Lamb()), variables)
+    create_slots(hvd.DistributedOptimizer(keras.optimizers.Adam()), variables)

@@ -9,6 +9,7 @@ import tensorflow as tf
 from harness.replica_threads import run_replicas
 from syncrep_given import make, sgd, steps, vector
 
+from tw_core.flat_variables import FlatVariables, pack_gradients
 from tw_syncrep import SyncReplicasOptimizer
 
 v1 = tf.compat.v1
@@ -114,6 +115,23 @@ def test_a_step_that_fails_on_the_server_is_raised_by_the_chief():
     run_replicas(
         1, lambda task: make(task, grads, inner=Failing(1.0), aggregate=1), drive
     )
+
+
+def test_flat_variables_need_an_elementwise_optimizer():
+    class Own(v1.train.GradientDescentOptimizer):
+        pass
+
+    def apply(inner):
+        with tf.Graph().as_default():
+            v1.train.get_or_create_global_step()
+            with FlatVariables().scope():
+                variable = vector()
+            pairs = pack_gradients([(tf.ones([3]), variable)])
+            SyncReplicasOptimizer(inner, 1, replica_index=0).apply_gradients(pairs)
+
+    with pytest.raises(ValueError, match="Own is not known to update each element"):
+        apply(Own(1.0))
+    apply(v1.train.GradientDescentOptimizer(1.0))
 
 
 @pytest.mark.slow

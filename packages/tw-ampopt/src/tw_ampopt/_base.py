@@ -18,6 +18,7 @@ from tw_core.internal import without_autograph
 class BaseOptimizer:
     """The common part of ``Optimizer`` and ``TowerOptimizer``."""
 
+    elementwise = True  # if the wrapped optimizer is
     _settings: Settings
     _shared: SharedState
     report_mem_usage: bool

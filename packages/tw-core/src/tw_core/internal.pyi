@@ -30,6 +30,7 @@ from ._modes import orders_effects as orders_effects
 from ._modes import traces_function as traces_function
 from ._modes import without_autograph as without_autograph
 from ._optimizers.kinds import OptimizerKind as OptimizerKind
+from ._optimizers.kinds import check_elementwise as check_elementwise
 from ._optimizers.kinds import check_optimizer as check_optimizer
 from ._optimizers.kinds import kind_of as kind_of
 from ._optimizers.kinds import updates_elementwise as updates_elementwise

@@ -6,12 +6,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 from tw_core import map_towers, towers
 from tw_core.flat_variables import FlatVariables, flatten, pack_gradients
 from tw_core.internal import apply_pairs, create_slots
 from tw_core.testing import CPUS
 
+v1 = tf.compat.v1.train
 ROWS = np.random.default_rng(3).standard_normal((12, 8, 8, 3)).astype(np.float32)
 GOALS = np.random.default_rng(4).standard_normal((12, 3)).astype(np.float32)
 BELOW = 4_096
@@ -42,21 +44,21 @@ def make_keras_model():
 class Mixed(tf.Module):
     """Variables of two dtypes, in lists and dicts, large and small, some frozen."""
 
-    def __init__(self):
+    def __init__(self, dtype=tf.float64):
         super().__init__()
         rng = np.random.default_rng(6)
         self.kernel = tf.Variable(0.1 * rng.standard_normal((192, 5)), dtype=tf.float32)
         self.wide = tf.Variable(0.1 * rng.standard_normal((5, 300)), dtype=tf.float32)
         self.more = [
-            tf.Variable(0.1 * rng.standard_normal((300, 2)), dtype=tf.float64),
-            tf.Variable(rng.standard_normal(2), dtype=tf.float64),
+            tf.Variable(0.1 * rng.standard_normal((300, 2)), dtype=dtype),
+            tf.Variable(rng.standard_normal(2), dtype=dtype),
         ]
         self.scales = {"one": tf.Variable(0.5), "two": tf.Variable([1.5, 0.5, 0.25])}
         self.steps = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def __call__(self, x):
         hidden = tf.tanh(tf.reshape(x, [-1, 192]) @ self.kernel * self.scales["one"])
-        hidden = tf.cast(tf.tanh(hidden @ self.wide), tf.float64)
+        hidden = tf.cast(tf.tanh(hidden @ self.wide), self.more[0].dtype)
         out = tf.cast(hidden @ self.more[0] + self.more[1], tf.float32)
         return tf.concat([out, out[:, :1]], axis=1) * self.scales["two"]
 
@@ -248,24 +250,105 @@ def test_what_is_frozen_in_the_function_stays_alone():
         _ = flat.trainable_variables
 
 
-def without_decay_of_biases():
-    optimizer = keras.optimizers.AdamW()
-    optimizer.exclude_from_weight_decay(var_names=["bias"])
+class Halving(keras.optimizers.SGD):
+    """Treats each element by itself, and says so."""
+
+    elementwise = True
+
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(0.5 * gradient, variable, learning_rate)
+
+
+class Whole(keras.optimizers.SGD):
+    """Divides each variable's gradient by its norm, which the class does not say."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        gradient = gradient / tf.norm(gradient)
+        super().update_step(gradient, variable, learning_rate)
+
+
+def of_library(module):
+    """Returns a library's optimizer classes by name."""
+    return {
+        name: kind
+        for name, kind in vars(module).items()
+        if isinstance(kind, type) and hasattr(kind, "apply_gradients")
+    }
+
+
+def made(kind):
+    """Makes an optimizer with arguments that it cannot do without."""
+    given = {"AdagradDAOptimizer": {"global_step": tf.Variable(0, dtype=tf.int64)}}
+    given["MomentumOptimizer"] = {"momentum": 0.9}
+    inner = {"keras": keras.optimizers, "tf_keras": tf_keras.optimizers}
+    if "LossScale" in kind.__name__:
+        return kind(inner[kind.__module__.partition(".")[0]].Adam(0.01))
+    return kind(learning_rate=0.01, **given.get(kind.__name__, {}))
+
+
+LIBRARIES = {
+    "keras": (keras.optimizers, "Adafactor Lamb MultiOptimizer Muon Optimizer"),
+    "tf_keras": (tf_keras.optimizers, "Adafactor Nadam Optimizer"),
+    "legacy": (tf_keras.optimizers.legacy, "Nadam Optimizer"),
+    "tf_keras scaling": (tf_keras.mixed_precision, ""),
+    "v1": (tf.compat.v1.train, "Optimizer SyncReplicasOptimizer"),
+}
+KNOWN = [
+    (library, name)
+    for library, (module, others) in LIBRARIES.items()
+    for name in of_library(module)
+    if name not in others.split()
+]
+
+
+@pytest.mark.slow(by_day=["keras-Nadam", "v1-AdagradDAOptimizer"])
+@pytest.mark.parametrize(("library", "name"), KNOWN)
+def test_every_known_optimizer_trains_as_on_a_model_without(library, name):
+    kind = of_library(LIBRARIES[library][0])[name]
+    make = partial(Mixed, tf.float32)  # TensorFlow's Proximal ones take no other
+    plain, flat = make(), flatten(make, below_bytes=BELOW)
+    expected, found = (train(model, made(kind)) for model in (plain, flat))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    for one, other in zip(values(flat.model), values(plain), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_an_optimizer_that_says_that_it_is_elementwise_trains_too():
+    flat, plain = flatten(Mixed, below_bytes=BELOW), Mixed()
+    for _ in range(2):
+        found, expected = (train(model, Halving(0.1)) for model in (flat, plain))
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def without_decay(optimizer, **excluded):
+    optimizer.exclude_from_weight_decay(**excluded)
     return optimizer
+
+
+IN_NAME = {"var_names": ["bias"]}
+BY_NAME = "excludes variables from weight decay by name"
 
 
 @pytest.mark.parametrize(
     ("optimizer", "says"),
     [
-        (keras.optimizers.Lamb(), "holds several"),
-        (keras.optimizers.Adafactor(), "holds several"),
-        (keras.optimizers.Adam(clipnorm=1.0), "holds several"),
-        (keras.optimizers.LossScaleOptimizer(keras.optimizers.Lamb()), "holds several"),
-        (without_decay_of_biases(), "excludes variables from weight decay by name"),
+        (keras.optimizers.Lamb(), "Lamb is not known to update each element"),
+        (keras.optimizers.Adafactor(), "Adafactor is not known"),
+        (tf_keras.optimizers.Nadam(), "Nadam is not known"),
+        (
+            keras.optimizers.Adam(clipnorm=1.0),
+            r"by its norm \(clipnorm\), and .* several",
+        ),
+        (keras.optimizers.LossScaleOptimizer(keras.optimizers.Lamb()), "Lamb is not"),
+        (Whole(), "Whole is not known .*set elementwise = True in its class"),
+        (Halving(clipnorm=1.0), "by its norm"),
+        (without_decay(keras.optimizers.AdamW(), **IN_NAME), BY_NAME),
+        (without_decay(tf_keras.optimizers.AdamW(), **IN_NAME), BY_NAME),
+        (type("Adam", (v1.AdamOptimizer,), {})(), "Adam is not known"),
     ],
     ids=lambda optimizer: type(optimizer).__name__,
 )
-def test_optimizers_that_look_at_whole_variables_are_refused(optimizer, says):
+def test_optimizers_that_may_look_at_whole_variables_are_refused(optimizer, says):
     flat = flatten(Mixed, below_bytes=BELOW)
     with pytest.raises(ValueError, match=says):
         create_slots(optimizer, flat.trainable_variables)

@@ -63,6 +63,8 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     2.0
     """
 
+    elementwise = True  # if ``opt`` is
+
     def __init__(
         self,
         opt: Any,

@@ -35,6 +35,8 @@ class SimpleAdam:
         variable -= a * sqrt(1 - beta2**t) / (1 - beta1**t) * m / (sqrt(v) + epsilon)
     """
 
+    elementwise = True
+
     def __init__(
         self,
         name: str = "Adam",

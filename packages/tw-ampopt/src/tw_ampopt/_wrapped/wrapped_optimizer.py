@@ -17,6 +17,7 @@ from tw_ampopt._variables import are_local, identity, make_state, present
 from tw_core.internal import (
     OptimizerKind,
     apply_pairs,
+    check_elementwise,
     create_slots,
     kind_of,
     map_values,
@@ -179,6 +180,7 @@ class MasterWeights:
 
     def build(self, variables: Sequence[Any]) -> None:
         """Makes masters and slots."""
+        check_elementwise(self.inner, variables)  # A master of a flat one is not flat.
         self._wrapped.build([self._master_of(variable) for variable in variables])
 
     def apply(self, grads: Sequence[Any], variables: Sequence[Any]) -> Any:

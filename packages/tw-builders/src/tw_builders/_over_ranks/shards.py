@@ -275,7 +275,7 @@ def _planned(
     shapes: Sequence[tuple[int, ...]],
     optimizer: Any,
 ) -> tuple[Shard, ...]:
-    may_cut = all(map(updates_elementwise, with_inner(optimizer)))
+    may_cut = updates_elementwise(optimizer)
     sizes = [tf_variable(own).dtype.size for own in variables]
     plan = plan_shards(
         *(shapes, sizes),

@@ -1,5 +1,6 @@
 """The families of optimizers, and the variables that each can update."""
 
+import sys
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
@@ -167,20 +168,21 @@ def check_optimizer(optimizer: Any) -> None:
         raise TypeError(f"{type(optimizer).__name__}, {advice}")
 
 
-# By class name, since several libraries have their own.
-_WHOLE_VARIABLE = {
-    "adafactor": "factors each variable's squares by rows and columns",
-    "lamb": "scales each variable's update by its norm",
-    "lars": "scales each variable's update by its norm",
-    "muon": "treats each variable as a matrix",
-    "novograd": "keeps one square per variable",
-    "shampoo": "treats each variable as a matrix",
-    "yogi_lamb": "scales each variable's update by its norm",
+# The classes that update each element by that element of gradient and state alone.
+# Nadam of tf_keras moves its schedule on once per variable.
+_OF_KERAS = ["Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lion"]
+_OF_KERAS += ["LossScaleOptimizer", "RMSprop", "SGD"]
+_OF_V1 = ["Adadelta", "Adagrad", "AdagradDA", "Adam", "Ftrl", "GradientDescent"]
+_OF_V1 += ["Momentum", "ProximalAdagrad", "ProximalGradientDescent", "RMSProp"]
+_ELEMENTWISE = {
+    "keras": {*_OF_KERAS, "Nadam", "ScheduleFreeAdamW"},
+    "tf_keras": {*_OF_KERAS, "LossScaleOptimizerV3"},
+    "tensorflow": {f"{name}Optimizer" for name in _OF_V1},
 }
 
 
 def check_elementwise(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Refuses flat variables for an optimizer that treats each variable as a whole."""
+    """Refuses flat variables for an optimizer that may treat a variable as a whole."""
     flat = [own.name for own in flat_among(variables)]
     if not flat:
         return
@@ -194,26 +196,36 @@ def check_elementwise(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def _why_not_elementwise(optimizer: Any, *, by_name: bool = True) -> str | None:
-    bases = [base.__name__.lower() for base in type(optimizer).__mro__]
-    for name in (base.removesuffix("optimizer") for base in bases):
-        if name in _WHOLE_VARIABLE:
-            return _WHOLE_VARIABLE[name]
-    if getattr(optimizer, "clipnorm", None) is not None:
+    if getattr(optimizer, "clipnorm", None):
         return "clips each variable's gradient by its norm (clipnorm)"
-    names = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
-    if by_name and any(getattr(optimizer, own, None) for own in names):
+    if by_name and any(getattr(optimizer, own, None) for own in _EXCLUDED):
         return "excludes variables from weight decay by name"
+    if not (_is_known(type(optimizer)) or getattr(optimizer, "elementwise", False)):
+        return (
+            "is not known to update each element of a variable by itself (if it does, "
+            "set elementwise = True in its class)"
+        )
     return None
 
 
-def updates_elementwise(optimizer: Any) -> bool:
-    """Returns whether an optimizer is known to update each element independently.
+_EXCLUDED = (
+    "_exclude_from_weight_decay",
+    "_exclude_from_weight_decay_names",
+    "_exclude_from_weight_decay_pattern",
+)
 
-    False for a class of your own, which may use whole variables.
-    """
-    own = type(optimizer)
-    is_known = own.__module__.partition(".")[0] in ("keras", "tensorflow", "tf_keras")
-    return is_known and _why_not_elementwise(optimizer, by_name=False) is None
+
+def _is_known(kind: type) -> bool:
+    """Returns whether a class, not one derived from it, is known to be elementwise."""
+    package, name = kind.__module__.partition(".")[0], kind.__name__
+    home = sys.modules.get(kind.__module__)
+    return name in _ELEMENTWISE.get(package, ()) and getattr(home, name, None) is kind
+
+
+def updates_elementwise(optimizer: Any) -> bool:
+    """Returns whether an optimizer is known to update each element independently."""
+    wrapped = _with_wrapped(optimizer)
+    return all(_why_not_elementwise(own, by_name=False) is None for own in wrapped)
 
 
 def _with_wrapped(optimizer: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from tw_core.internal import map_values, without_autograph
+from tw_core.internal import map_values, updates_elementwise, without_autograph
 from tw_horovod._gradients.reducer import GradientReducer, check_dense
 from tw_horovod._keras import IS_KERAS_2, keras
 from tw_horovod._operations.exchanges import scaled
@@ -49,6 +49,7 @@ def copy_reducing(optimizer: Any, name: str | None, reducer: GradientReducer) ->
         raise ValueError(f"{_CALLER}: {optimizer!r} reduces gradients already.")
     own: Any = type(optimizer)
     members = {"__module__": own.__module__, "_reducer": reducer}
+    members["elementwise"] = updates_elementwise(optimizer)
     reducing = _OfKeras2 if IS_KERAS_2 else _OfKeras3
     cls: Any = type(own.__name__, (reducing, own), members)
     config = optimizer.get_config()

@@ -12,7 +12,11 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.flat_variables import slots_like_parts
-from tw_core.internal import builds_session_graph, without_autograph
+from tw_core.internal import (
+    builds_session_graph,
+    check_elementwise,
+    without_autograph,
+)
 from tw_horovod._gradients.keras_optimizers import copy_reducing
 from tw_horovod._gradients.reducer import (
     GradientReducer,
@@ -101,6 +105,8 @@ def DistributedOptimizer(
 class _DistributedOptimizer(v1.train.Optimizer):  # type: ignore[misc,name-defined]
     """A wrapped optimizer whose ``compute_gradients`` reduces over all ranks."""
 
+    elementwise = True  # if the wrapped one is
+
     def __init__(
         self, optimizer: Any, name: str, use_locking: bool, reducer: GradientReducer
     ) -> None:
@@ -133,12 +139,14 @@ class _DistributedOptimizer(v1.train.Optimizer):  # type: ignore[misc,name-defin
     ) -> Any:
         """Applies gradients in the last of several passes; counts every pass."""
         pairs = list(grads_and_vars)
+        variables = [variable for _, variable in pairs]
+        check_elementwise(self._optimizer, variables)
         leaves = [
             leaf for grad, _ in pairs if grad is not None for leaf in _parts(grad)
         ]
 
         def apply() -> Any:
-            with slots_like_parts([variable for _, variable in pairs]):
+            with slots_like_parts(variables):
                 return self._optimizer.apply_gradients(
                     pairs, global_step=global_step, name=name
                 )

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.flat_variables import slots_like_parts
-from tw_core.internal import with_unique_rows
+from tw_core.internal import check_elementwise, with_unique_rows
 from tw_syncrep._parameters.placement import detached_scope, exact_device_scope
 from tw_syncrep._protocol.graph import SyncGraph, make_state
 from tw_syncrep._protocol.lifecycle import build_lifecycle_ops
@@ -82,6 +82,7 @@ def _apply_with(
     average: Callable[[], Any] | None,
 ) -> Apply:
     """Returns a function that applies a round's means with ``opt``, then averages."""
+    check_elementwise(opt, variables)
 
     def apply(means: dict[int, Any]) -> Any:
         # TensorFlow's own class sums duplicate indices itself; others may not.
