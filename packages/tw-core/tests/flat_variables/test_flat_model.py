@@ -355,6 +355,99 @@ def test_optimizers_that_may_look_at_whole_variables_are_refused(optimizer, says
     create_slots(optimizer, Mixed().trainable_variables)
 
 
+class TwoHeads(tf.Module):
+    """Has a head that the loss may leave out."""
+
+    def __init__(self, *names):
+        super().__init__()
+        self.body = tf.Variable([[1.0, -2.0]], name="body")
+        names = names or ("head0", "head1")
+        self.heads = [tf.Variable([2.0, 3.0], name=name) for name in names]
+        self.called = tf.function(self.score, autograph=False)
+
+    def score(self, x, n):
+        return tf.reduce_sum(x @ self.body * self.heads[n])
+
+    def __call__(self, x, n=0):
+        return self.score(x, n)
+
+
+def step_of(model, optimizer, *, kind):
+    def step():
+        with tf.GradientTape() as tape:
+            loss = model(tf.ones([2, 1]))
+        variables = model.trainable_variables
+        pairs = zip(tape.gradient(loss, variables), variables, strict=True)
+        apply_pairs(optimizer, [(g, v) for g, v in pairs if g is not None])
+
+    create_slots(optimizer, model.trainable_variables)
+    return step if kind == "eager" else tf.function(step, autograph=False)
+
+
+@pytest.mark.parametrize("kind", ["eager", "function"])
+def test_a_variable_without_a_gradient_is_refused_by_name(kind):
+    def adamw():
+        return keras.optimizers.AdamW(0.1, weight_decay=0.5)
+
+    with pytest.raises(ValueError, match=r"head1 has no gradient, .*flat/float32"):
+        step_of(flatten(TwoHeads), adamw(), kind=kind)()
+    plain = TwoHeads()
+    flat = flatten(TwoHeads, group=lambda name: None if name == "head1" else "")
+    for model in (plain, flat):
+        step_of(model, adamw(), kind=kind)()
+    for own, one in zip(flat.model.variables, plain.variables, strict=True):
+        np.testing.assert_allclose(own, one, rtol=1e-6)
+    np.testing.assert_array_equal(flat.model.heads[1], [2.0, 3.0])  # not decayed
+
+
+@pytest.mark.parametrize("trace", ["each", "once"])
+def test_a_variable_without_a_gradient_is_refused_in_towers(trace):
+    ours = towers(CPUS[:2])
+    models = [flatten(TwoHeads) for _ in ours]
+
+    def gradients(tower, model):
+        with tf.GradientTape() as tape:
+            loss = model(tf.ones([2, 1]), 1)
+        return tape.gradient(loss, model.trainable_variables)
+
+    step = partial(map_towers, gradients, ours, models, trace=trace)
+    with pytest.raises(ValueError, match="head0 has no gradient"):
+        tf.function(step, autograph=False)()
+
+
+def test_each_of_several_gradients_must_reach_all_variables():
+    flat, x = flatten(TwoHeads), tf.ones([2, 1])
+    with tf.GradientTape(persistent=True) as tape, flat.reading():
+        losses = [flat.model(x, n) for n in range(2)]
+        total = tf.add_n(losses)
+    whole = tape.gradient(total, flat.trainable_variables)
+    assert len(whole) == 1 and whole[0].shape == [6]
+    for n, loss in enumerate(losses):
+        with pytest.raises(ValueError, match=f"head{1 - n} has no gradient"):
+            tape.gradient(loss, flat.trainable_variables)
+
+
+def test_one_of_two_variables_of_a_name_may_be_without_a_gradient():
+    step = step_of(flatten(partial(TwoHeads, "a", "a")), v1.AdamOptimizer(), kind="")
+    with pytest.raises(ValueError, match="FlatModel: a has no gradient"):
+        step()
+
+
+def test_a_function_in_an_eager_call_is_refused_which_would_keep_old_values():
+    flat, x = flatten(TwoHeads), tf.ones([2, 1])
+    with flat.reading(), pytest.raises(RuntimeError, match="body is read in a tf"):
+        flat.model.called(x, 0)
+
+    @tf.function(autograph=False)
+    def step():
+        with flat.reading():
+            return flat.model.called(x, 0)
+
+    for scale in (1.0, 2.0):
+        flat.model.body.assign([[scale, scale]])
+        assert float(step()) == 10.0 * scale
+
+
 def test_models_that_cannot_be_flat_are_refused():
     made, unit_norm = Mixed(), keras.constraints.UnitNorm()
     constrained = keras.layers.Dense(2, kernel_constraint=unit_norm)

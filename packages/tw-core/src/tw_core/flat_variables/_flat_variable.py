@@ -4,6 +4,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -39,16 +40,41 @@ class FlatVariable(tf.Variable):  # type: ignore[misc]
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Serves all parts from one read, whose gradient is one tensor."""
-        before = self._parts
-        parts = cut_flat(self.variable.read_value(), self.layout.shapes)
-        self._steps.parts = [
-            _refusing_sparse(value, part.name) if part.shape else value
-            for value, part in zip(parts, self.layout.parts, strict=True)
-        ]
+        before, self._steps.parts = self._parts, self._read_parts()
         try:
             yield
         finally:
             self._steps.parts = before
+
+    def _read_parts(self) -> list[tf.Tensor]:
+        """Reads all parts; refuses their gradient where some parts have none."""
+        names, reached = [part.name for part in self.layout.parts], set[int]()
+
+        def of_whole(upstream: tf.Tensor) -> list[tf.Tensor]:
+            # TensorFlow calls this last, with zeros for parts that have no gradient.
+            missing = [name for n, name in enumerate(names) if n not in reached]
+            reached.clear()
+            if missing:
+                raise ValueError(
+                    f"FlatModel: {', '.join(missing)} has no gradient, and an "
+                    f"optimizer updates {self.name} as a whole; leave it out of the "
+                    "flat variables with group=lambda name: None if ... else '', or "
+                    "compute all that the loss uses in one reading()."
+                )
+            return [upstream]
+
+        def of_part(n: int, upstream: Any) -> list[tf.Tensor]:
+            if isinstance(upstream, tf.IndexedSlices):
+                raise ValueError(f"FlatModel: {describe_sparse([names[n]])}")
+            reached.add(n)
+            return [upstream]
+
+        value = tf.convert_to_tensor(self.variable)
+        [whole] = with_gradient([value], [value], of_whole)
+        return [
+            with_gradient([part], [part], partial(of_part, n))[0]
+            for n, part in enumerate(cut_flat(whole, self.layout.shapes))
+        ]
 
     @property
     def _parts(self) -> list[tf.Tensor] | None:
@@ -56,9 +82,15 @@ class FlatVariable(tf.Variable):  # type: ignore[misc]
 
     def read_part(self, number: int) -> tf.Tensor:
         """Returns one part, in its own shape."""
-        if self._parts is not None and not _is_lifted_out_of(self._parts[number]):
-            return self._parts[number]
-        part = self.layout.parts[number]
+        part, known = self.layout.parts[number], self._parts
+        if known is not None and not _is_lifted_out_of(known[number]):
+            if not (tf.executing_eagerly() or tf.is_symbolic_tensor(known[number])):
+                raise RuntimeError(
+                    f"FlatModel: {part.name} is read in a tf.function that an eager "
+                    "call of the model calls, and that would keep this value; call the "
+                    "FlatModel in a tf.function."
+                )
+            return known[number]
         with tf.device(self.variable.device):
             flat = self.variable.read_value()
             return tf.reshape(flat[part.start : part.end], part.shape)
@@ -160,17 +192,6 @@ def describe_sparse(names: Sequence[str]) -> str:
         "differently from a dense one; leave it out of the flat variables with "
         "group=lambda name: None if ... else ''."
     )
-
-
-def _refusing_sparse(value: tf.Tensor, name: str) -> tf.Tensor:
-    """Returns ``value``, refusing sparse gradients of it."""
-
-    def gradient(upstream: Any) -> list[Any]:
-        if isinstance(upstream, tf.IndexedSlices):
-            raise ValueError(f"FlatModel: {describe_sparse([name])}")
-        return [upstream]
-
-    return with_gradient([value], [value], gradient)[0]
 
 
 def _is_lifted_out_of(tensor: tf.Tensor) -> bool:

@@ -98,6 +98,10 @@ class FlatVariables:
 
         Their gradient is then one tensor per variable in ``variables``. Does nothing in
         a session graph, where each view is read once anyway.
+
+        Raises:
+          ValueError: from a gradient, if some views have none, or a sparse one.
+          RuntimeError: inside, if eager code calls a ``tf.function`` that reads views.
         """
         with ExitStack() as scopes:
             if not builds_session_graph():

@@ -18,8 +18,9 @@ class FlatModel(Generic[_Model]):
     """A model whose small variables are packed into flat ones.
 
     Towers call this in place of the model, and take gradients with respect to its
-    ``trainable_variables``. For everything else use the model itself: its variables
-    keep their names and shapes, and have the current values.
+    ``trainable_variables``; a gradient that does not reach all of their parts raises a
+    ``ValueError``. For everything else use the model itself: its variables keep their
+    names and shapes, and have the current values.
 
     Attributes:
       model: the model itself.
