@@ -22,6 +22,7 @@ from tw_core.internal import (
     follow_variables,
     keep_repeated_rows,
     kind_of,
+    updates_elementwise,
 )
 from tw_core.testing import CPUS, SparseRows
 
@@ -467,3 +468,16 @@ def test_repeated_rows_are_added_unless_they_are_kept(kept):
     # Squared one by one 3^2 + 4^2, and added first (3 + 4)^2.
     want = -7 / 5 if kept else -1.0
     np.testing.assert_allclose(variable.numpy()[:, 0], [0, want, 0], rtol=1e-6)
+
+
+def test_known_optimizers_may_update_a_variable_by_its_rows():
+    excluding = keras.optimizers.AdamW()
+    excluding.exclude_from_weight_decay(var_names=["bias"])  # names rows, too
+    marked = type("Marked", (keras.optimizers.Lamb,), {"elementwise": True})
+    scaling = keras.optimizers.LossScaleOptimizer
+    for optimizer in (excluding, marked(), scaling(excluding), v1.AdamOptimizer()):
+        assert updates_elementwise(optimizer)
+    derived = type("Adam", (keras.optimizers.Adam,), {})
+    whole = keras.optimizers.SGD(clipnorm=1.0)
+    for optimizer in (derived(), whole, scaling(whole), scaling(marked(clipnorm=1.0))):
+        assert not updates_elementwise(optimizer)
