@@ -27,10 +27,6 @@ REFUSED = {
 }
 # Each rank clips its own gradients.
 OWN_NUMBERS = [{"local steps", "clipping"}]
-# Ranks' losses are logged as if their weights were their rows.
-WRONG = {("ranks", names) for names in ALL if "weights" in names} - {
-    ("ranks", ("local steps", "weights"))
-}
 
 
 @cache
@@ -62,12 +58,7 @@ def outcome(groups, over, names):
 
 
 CASES = [
-    pytest.param(
-        over,
-        names,
-        id=f"{over}-{'+'.join(names)}",
-        marks=[pytest.mark.xfail] * ((over, names) in WRONG),
-    )
+    pytest.param(over, names, id=f"{over}-{'+'.join(names)}")
     for over, of in OVER.items()
     for names in of
 ]

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import tensorflow as tf
 
+from tw_core.internal import weigh
 from tw_keras._batches import join
 from tw_keras._copies import Copies
 from tw_reduce import Reducer, mean, sum_on_device
@@ -97,7 +98,16 @@ class Step:
         # If a tower is known to have no rows, Keras's loss is an empty vector.
         values = [own if own.shape.rank == 0 else tf.reduce_sum(own) for own in values]
         merged = reducer([[value] for value in values])[0][0]
-        if self.share is None or averages:
+        # Ranks' results are averaged by rows later.
+        if self.share is not None and not averages:
+            return tf.math.divide_no_nan(merged, tf.cast(self.share(), merged.dtype))
+        is_by_rows = self.copies.weigh is None or not self.average
+        if is_by_rows or self.ranks is None or not self.trains:
             return merged
-        # Ranks' results are averaged by rows later, so a sum is divided by its share.
-        return tf.math.divide_no_nan(merged, tf.cast(self.share(), merged.dtype))
+        return weigh(merged, self._weight_per_row)
+
+    @cached_property
+    def _weight_per_row(self) -> tf.Tensor:
+        """This rank's share of the weights, as a multiple of its share of the rows."""
+        share = self.share() if self.share else 1.0
+        return tf.math.divide_no_nan(tf.add_n(self.parts()), share)
