@@ -102,6 +102,24 @@ def test_an_optimizer_trains_towers_as_one_device(case, num_towers, variables):
         check_near(tower, many[2][0], 0.0)
 
 
+def with_an_unused_layer():
+    x = keras.Input([2])
+    model = keras.Model(x, layers.Dense(2)(x))
+    model.unused = layers.Dense(2)
+    model.unused.build([None, 2])
+    return model
+
+
+def test_averages_of_weights_keep_a_layer_that_has_no_gradient():
+    found = []
+    for model in (seeded(with_an_unused_layer)(), towers_of(with_an_unused_layer, 2)):
+        sgd = keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=2)
+        model.compile(sgd, "mse")
+        model.fit(Y, Y, batch_size=10, epochs=2, shuffle=False, verbose=0)
+        found.append(model.get_weights())
+    check_near(found[1], found[0])
+
+
 def every_word(cases):
     """Chooses cases such that each optimizer and each option is in one.
 

@@ -87,9 +87,7 @@ def apply_replicated(update: Update, brought: Sequence[Brought]) -> None:
     reduced = [list(own.grads) for own in kept]
     reducer = update.reducer
     if not update.is_reduced and reducer is not None:
-        summing = reducer
-        if update.average:
-            summing = mean(reducer, weights=update.weights)
+        summing = mean(reducer, weights=update.weights) if update.average else reducer
         if is_elementwise(reducer):
             reduced = [list(own) for own in summing(reduced)]
         else:  # Such a reducer gets unscaled gradients.
@@ -98,8 +96,9 @@ def apply_replicated(update: Update, brought: Sequence[Brought]) -> None:
             sums = summing(unscaled)
             reduced = [[scale(total, loss_scale) for total in own] for own in sums]
     variables = [list(own.variables) for own in kept]
+    every = [own.variables for own in brought]  # Averages are of all.
 
-    def apply(optimizer: Any, grads: list[Any], variables: list[Any]) -> None:
+    def apply(optimizer: Any, grads: list[Any], variables: list[Any], *_: Any) -> None:
         # After the data's end an inlined call still runs what does not read it.
         with _batches.after([values_of(grad) for grad in grads]):
             apply_pairs(optimizer, list(zip(grads, variables, strict=True)))
@@ -114,7 +113,7 @@ def apply_replicated(update: Update, brought: Sequence[Brought]) -> None:
         _follow_learning_rate(optimizer, states)
         call_once(
             apply,
-            list(zip(states, reduced, variables, strict=True)),
+            list(zip(states, reduced, variables, every, strict=True)),
             [tower.scope for tower in update.towers],
             jit_compile=update.compiled_by_xla,
         )
