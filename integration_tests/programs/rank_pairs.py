@@ -1,30 +1,37 @@
 """Options of ``TowerModel.fit`` that may meet, for ``test_pairs``: a program for all.
 
 An option changes a plan, whose result is what towers train, or plain Keras on one
-device with the same optimizer, losses and data.
+device with the same optimizer, losses and data. Some options change no number; these
+leave a sign, so that one that is ignored is seen.
 """
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import keras
 import numpy as np
 import tensorflow as tf
 from harness.casts import float64
 
+from tw_core.internal import compiles_with_xla, tf_variable
 from tw_core.testing import CPUS
 from tw_keras import TowerModel
 from tw_reduce import sum_on_device
 from tw_reduce.compression import error_feedback
 
 RANDOM = np.random.default_rng(0)
-STEPS, ROWS = 4, 10  # of a batch, which four towers do not divide evenly
+STEPS, ROWS, EPOCHS = 4, 10, 2  # 10 rows, which no towers here divide evenly
 X = RANDOM.normal(size=(STEPS * ROWS, 3))
 IDS = RANDOM.integers(0, 5, size=(STEPS * ROWS, 2))  # rows 5 and 6 are never used
 Y = RANDOM.normal(size=(STEPS * ROWS, 2))
+ZERO = 18  # a row of the second batch, of the last tower, whose gradient may be NaN
 TRIES = 0.5 + RANDOM.random(STEPS * ROWS)  # weights of rows
+HAPPENED = Counter[str]()  # in a fit: the signs of options
 optimizers = keras.optimizers
 
 
@@ -35,19 +42,96 @@ class Plan:
     model: dict[str, Any] = field(default_factory=dict)  # of TowerModel
     compile: dict[str, Any] = field(default_factory=dict)
     optimizer: dict[str, Any] = field(default_factory=dict)
+    callbacks: list[Any] = field(default_factory=list)
     wraps: list[Callable[[Any], Any]] = field(default_factory=list)
     momentum: float = 0.9
     weighs: bool = False
+    remembers: bool = False
+    has_nan: bool = False
 
-    def made_optimizer(self) -> Any:
-        own = optimizers.SGD(0.1, momentum=self.momentum, **self.optimizer)
+    def made_optimizer(self, *, for_towers: bool) -> Any:
+        kind = Remembering if self.remembers and not for_towers else optimizers.SGD
+        own = kind(0.1, momentum=self.momentum, **self.optimizer)
         for wrap in self.wraps:
             own = wrap(own)
         return own
 
 
+class Remembering(optimizers.SGD):
+    """Error feedback by ``half`` on one device, where Keras would clip gradients."""
+
+    def build(self, variables: Sequence[Any]) -> None:
+        super().build(variables)
+        if not hasattr(self, "errors"):
+            self.errors = self.add_optimizer_variables(variables, "error")
+
+    def _backend_apply_gradients(self, grads: Any, variables: Any) -> None:
+        self._used = variables  # without those that have no gradient
+        super()._backend_apply_gradients(grads, variables)
+
+    def _clip_gradients(self, grads: Sequence[Any]) -> Any:
+        return super()._clip_gradients(list(map(self._sent, grads, self._used)))
+
+    def _sent(self, grad: Any, variable: Any) -> Any:
+        if isinstance(grad, tf.IndexedSlices) or grad.shape.rank < 2:
+            return grad
+        error = self.errors[self._get_variable_index(variable)]
+        sent = (grad + error) / 2
+        error.assign(sent)
+        return sent
+
+
+def half(tensor: tf.Tensor) -> Any:
+    """Compresses to half of a tensor, so that the memory is as large as what is sent.
+
+    The halves of all towers add up to half of the sum, so that the number of towers
+    makes no difference.
+    """
+    return [tensor / 2], tf.identity
+
+
+@contextmanager
+def noting_exchanges(group: Any) -> Iterator[None]:
+    """Notes when ranks add gradients."""
+    with ExitStack() as stack:
+        for name in () if group is None else ("sum", "reduce_scatter"):
+            method = _noting(getattr(group, name))
+            stack.enter_context(patch.object(group, name, method))
+        yield
+
+
+def _noting(exchange: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any, **named: Any) -> Any:
+        names = named.get("names") or [named.get("name", "")]
+        HAPPENED["exchange"] += any("update" in own for own in names)
+        return exchange(*arguments, **named)
+
+    return call
+
+
+def sum_first(grads: Any) -> Any:
+    HAPPENED["own reducer"] += 1
+    return sum_on_device(grads, device="/cpu:0")
+
+
+def tanh(rows: Any) -> Any:
+    HAPPENED["eager"] += tf.executing_eagerly()
+    HAPPENED["XLA"] += compiles_with_xla()
+    return tf.tanh(rows)
+
+
+def root(rows: Any) -> Any:
+    """Has a gradient of NaN where the argument is zero."""
+    return tf.sqrt(tf.abs(rows))
+
+
 def _accumulation(plan: Plan) -> None:
     plan.optimizer["gradient_accumulation_steps"] = 2
+
+
+def _memory(plan: Plan) -> None:
+    plan.model["reducer"] = error_feedback(half, min_elements=1)
+    plan.remembers = True
 
 
 def _clipping(plan: Plan) -> None:
@@ -64,6 +148,8 @@ def _average(plan: Plan) -> None:
 
 
 def _loss_scale(plan: Plan) -> None:
+    """All skip the step in which one has NaN."""
+    plan.has_nan = True
     scale = partial(optimizers.LossScaleOptimizer, initial_scale=8.0)
     plan.wraps.append(partial(scale, dynamic_growth_steps=3))
 
@@ -74,25 +160,20 @@ def _local_steps(plan: Plan) -> None:
     plan.momentum = 0.0
 
 
+def _steps_per_execution(plan: Plan) -> None:
+    plan.compile["steps_per_execution"] = 2
+    # Of Keras's own class: for a user's, gradients are reduced in every step.
+    counter = keras.callbacks.Callback()
+    counter.on_train_batch_end = lambda *_, **__: HAPPENED.update(["step"])
+    plan.callbacks.append(counter)
+
+
 def _weights(plan: Plan) -> None:
     plan.weighs = True
 
 
 def _in(what: str, **values: Any) -> Callable[[Plan], None]:
     return lambda plan: getattr(plan, what).update(values)
-
-
-def _memory(plan: Plan) -> None:
-    plan.model["reducer"] = error_feedback(sends_all, min_elements=1)
-
-
-def sends_all(tensor: tf.Tensor) -> Any:
-    """Compresses to the tensor itself, so that nothing is rounded."""
-    return [tensor], tf.identity
-
-
-def sum_first(grads: Any) -> Any:
-    return sum_on_device(grads, device="/cpu:0")
 
 
 OPTIONS: dict[str, Callable[[Plan], None]] = {
@@ -107,7 +188,7 @@ OPTIONS: dict[str, Callable[[Plan], None]] = {
     "local steps": _local_steps,
     "eager": _in("compile", run_eagerly=True),
     "XLA": _in("compile", jit_compile=True),
-    "steps per execution": _in("compile", steps_per_execution=2),
+    "steps per execution": _steps_per_execution,
     "own reducer": _in("model", reducer=sum_first),
     "weights": _weights,
 }
@@ -119,12 +200,36 @@ def are_apart(names: Iterable[str]) -> bool:
     return any(len(apart.intersection(names)) > 1 for apart in APART)
 
 
+def _is_in_shards(model: Any) -> bool:
+    """Whether some of the optimizer's state is on another tower, or another rank."""
+    slots = [tf_variable(own) for own in _inner(model.optimizer).momentums]
+    elements = sum(own.shape.num_elements() for own in slots)
+    is_on_one = len({own.device for own in slots}) == 1
+    # Local steps are without momentum.
+    return not slots or not is_on_one or elements < model.towers[0].count_params()
+
+
+SIGNS: dict[str, Callable[[Any], bool]] = {
+    "shards": _is_in_shards,
+    "parameter server": lambda model: len(set(map(id, model.towers))) == 1,
+    "local steps": lambda _: HAPPENED["exchange"] == 0,
+    "eager": lambda _: HAPPENED["eager"] > 0,
+    "XLA": lambda _: HAPPENED["XLA"] + HAPPENED["eager"] > 0,
+    "steps per execution": lambda _: 0 < HAPPENED["step"] <= EPOCHS * STEPS / 2,
+    "own reducer": lambda _: HAPPENED["own reducer"] > 0,
+}
+
+
 def made() -> Any:
+    """Has a table, a variable whose gradient may be NaN, and a layer without one."""
     rows, ids = keras.Input([3]), keras.Input([2], dtype="int32")
-    embedded = keras.layers.Embedding(7, 3)(ids)
-    joined = keras.layers.Concatenate()([rows, keras.layers.Flatten()(embedded)])
-    hidden = keras.layers.Dense(8, "tanh")(joined)
+    embedded = keras.layers.Flatten()(keras.layers.Embedding(7, 3)(ids))
+    rooted = keras.layers.Dense(1, root, use_bias=False)(rows)
+    joined = keras.layers.Concatenate()([rows, embedded, rooted])
+    hidden = keras.layers.Dense(8, tanh)(joined)
     model = keras.Model([rows, ids], keras.layers.Dense(2)(hidden))
+    model.unused = keras.layers.Dense(2)
+    model.unused.build([None, 8])
     values = np.random.default_rng(1)
     model.set_weights([values.normal(size=own.shape) for own in model.weights])
     return model
@@ -137,36 +242,66 @@ def planned(names: Iterable[str]) -> Plan:
     return plan
 
 
-def trained(group: Any, names: Iterable[str], num_towers: int) -> Any:
-    """Returns the weights, by tower, and the history; 0 towers: of plain Keras.
+def trained(group: Any, names: Iterable[str], num_towers: int) -> dict[str, Any] | str:
+    """Returns numbers and missing signs; of plain Keras where there are no towers.
 
     Or the message of the error by which the options are refused.
     """
     plan = planned(names)
-    with float64():
+    with float64(), noting_exchanges(group):
         try:
-            return _trained(group, plan, num_towers)
+            return _trained(group, plan, names, num_towers)
         except (TypeError, ValueError) as error:
             if num_towers:
                 return str(error)
             raise
 
 
-def _trained(group: Any, plan: Plan, num_towers: int) -> Any:
-    if num_towers:
-        shared = {} if group is None else {"group": group, "data": "shared"}
-        if plan.weighs:
-            shared["weights"] = lambda x, y, w: tf.reduce_sum(w)
-        model = TowerModel(made, CPUS[:num_towers], **shared, **plan.model)
-    else:
-        model = made()
+def _trained(
+    group: Any, plan: Plan, names: Iterable[str], num_towers: int
+) -> dict[str, Any]:
+    model = _towers(group, plan, num_towers) if num_towers else made()
     # Divides by the sum of the rows' weights.
     kind = "mean_with_sample_weight" if plan.weighs else "sum_over_batch_size"
-    loss = keras.losses.MeanSquaredError(kind)
-    compiles = {"jit_compile": False, **plan.compile}
-    model.compile(plan.made_optimizer(), loss, metrics=["mae"], **compiles)
-    data = [X, IDS], Y, *([TRIES] if plan.weighs else [])
-    sets = tf.data.Dataset.from_tensor_slices((tuple(data[0]), *data[1:])).batch(ROWS)
-    history = model.fit(sets, epochs=2, verbose=0).history
+    model.compile(
+        plan.made_optimizer(for_towers=bool(num_towers)),
+        keras.losses.MeanSquaredError(kind),
+        metrics=["mae"],
+        **{"jit_compile": False, **plan.compile},
+    )
+    x = np.where((np.arange(len(X)) == ZERO)[:, None] & plan.has_nan, 0.0, X)
+    data = [(x, IDS), Y, *([TRIES] if plan.weighs else [])]
+    batches = tf.data.Dataset.from_tensor_slices(tuple(data)).batch(ROWS)
+    HAPPENED.clear()
+    fits = partial(model.fit, batches, epochs=EPOCHS, verbose=0)
+    history = fits(callbacks=plan.callbacks).history
     copies = model.towers if num_towers else [model]
-    return [own.get_weights() for own in copies], list(history.values())
+    return {
+        "weights": [own.get_weights() for own in copies],  # by tower
+        "history": [*history.values()],
+        "optimizer": _counts(model.optimizer),
+        "unseen": [
+            name
+            for name in names
+            if num_towers and name in SIGNS and not SIGNS[name](model)
+        ],
+    }
+
+
+def _towers(group: Any, plan: Plan, num_towers: int) -> TowerModel:
+    options = dict(plan.model)
+    if group is not None:
+        options |= {"group": group, "data": "shared"}
+    if plan.weighs:
+        options["weights"] = lambda x, y, w: tf.reduce_sum(w)
+    return TowerModel(made, CPUS[:num_towers], **options)
+
+
+def _inner(optimizer: Any) -> Any:
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _counts(optimizer: Any) -> list[float]:
+    """Returns the updates, and the loss scale if there is one."""
+    scale = getattr(optimizer, "dynamic_scale", 0)
+    return [float(_inner(optimizer).iterations), float(scale)]
