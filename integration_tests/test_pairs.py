@@ -1,32 +1,16 @@
-"""Any two options of ``TowerModel`` train as one device, or are refused by name."""
+"""Any options of ``TowerModel`` train as one device, or are refused by name.
+
+``structure.pairs`` declares what each pair does, and the docs show it.
+"""
 
 from functools import cache
-from itertools import combinations
 
 import numpy as np
 import pytest
 from programs import rank_pairs
+from structure import pairs
 
 SAME = 1e-11
-PAIRS = [p for p in combinations(rank_pairs.OPTIONS, 2) if not rank_pairs.are_apart(p)]
-ALL = [(name,) for name in rank_pairs.OPTIONS] + PAIRS
-OVER = {  # Ranks alone can take steps alone.
-    "towers": [names for names in ALL if "local steps" not in names],
-    "ranks": ALL,
-}
-REDUCES = "TowerModel: reducer is not called with variables="
-# What is refused, and the beginning of the error.
-REFUSED = {
-    ("memory", "shards"): REDUCES,
-    ("memory", "parameter server"): REDUCES,
-    ("shards", "own reducer"): REDUCES,
-    ("parameter server", "own reducer"): REDUCES,
-    ("memory", "local steps"): "TowerModel: with local_steps ranks send weights",
-    ("memory", "eager"): "TowerModel: a reducer with memory keeps state for each",
-    ("local steps", "steps per execution"): "TowerModel: local_steps must be a multi",
-}
-# Each rank clips its own gradients, and skips its own steps.
-OWN_NUMBERS = [{"local steps", "clipping"}, {"local steps", "loss scale"}]
 
 
 @cache
@@ -73,16 +57,27 @@ def max_of(numbers):
 
 CASES = [
     pytest.param(over, names, id=f"{over}-{'+'.join(names)}")
-    for over, of in OVER.items()
-    for names in of
+    for over in pairs.OVER
+    for count in (1, 2)
+    for names in pairs.given(over, count)
 ]
 
 
 @pytest.mark.slow(by_day=["towers-accumulation+clipping", "ranks-clipping+shards"])
 @pytest.mark.parametrize(("over", "names"), CASES)
 def test_options_train_as_one_device_or_are_refused(groups, over, names):
-    got = outcome(groups, over, names)
-    wanted = REFUSED.get(names, "=")
-    if any(own <= set(names) for own in OWN_NUMBERS):
-        wanted = "differs"
-    assert got == "=" if wanted == "=" else got.startswith(wanted)
+    got, refusals = outcome(groups, over, names), pairs.refusals(names)
+    if refusals:
+        assert got.startswith(tuple(refusals))
+    elif pairs.have_other_numbers(names):
+        assert got.startswith("differs")
+    else:
+        assert got == "="
+
+
+def test_the_page_has_the_table_of_pairs():
+    assert list(rank_pairs.OPTIONS) == list(pairs.OPTIONS)
+    declared = {own.options for own in [*pairs.REFUSED, *pairs.OTHER_NUMBERS]}
+    assert declared <= {*pairs.given("ranks", 2)}
+    page = pairs.PAGE.read_text()
+    assert page == pairs.written(page), "python -m structure.pairs writes it"

@@ -26,6 +26,7 @@ from tw_reduce.compression import error_feedback
 
 RANDOM = np.random.default_rng(0)
 STEPS, ROWS, EPOCHS = 4, 10, 2  # 10 rows, which no towers here divide evenly
+OWN_ROWS = (7, 3)  # of each rank, where they have their own; the last step has no 3
 X = RANDOM.normal(size=(STEPS * ROWS, 3))
 IDS = RANDOM.integers(0, 5, size=(STEPS * ROWS, 2))  # rows 5 and 6 are never used
 Y = RANDOM.normal(size=(STEPS * ROWS, 2))
@@ -47,6 +48,7 @@ class Plan:
     momentum: float = 0.9
     weighs: bool = False
     remembers: bool = False
+    has_own_data: bool = False
     has_nan: bool = False
 
     def made_optimizer(self, *, for_towers: bool) -> Any:
@@ -55,6 +57,18 @@ class Plan:
         for wrap in self.wraps:
             own = wrap(own)
         return own
+
+    def batches(self, group: Any) -> tuple[np.ndarray, int]:
+        """Returns the places of a process's rows, and how many of them a batch has."""
+        rows, (first, second) = np.arange(STEPS * ROWS), OWN_ROWS
+        if not self.has_own_data:
+            return rows, ROWS
+        if group is None or group.size == 1:
+            return rows[:-second], ROWS
+        of_steps = rows.reshape([STEPS, ROWS])
+        if group.rank == 0:
+            return of_steps[:, :first].ravel(), first
+        return of_steps[:-1, first:].ravel(), second
 
 
 class Remembering(optimizers.SGD):
@@ -160,6 +174,11 @@ def _local_steps(plan: Plan) -> None:
     plan.momentum = 0.0
 
 
+def _own_data(plan: Plan) -> None:
+    """A rank without a batch takes part in the others' last step."""
+    plan.has_own_data = True
+
+
 def _steps_per_execution(plan: Plan) -> None:
     plan.compile["steps_per_execution"] = 2
     # Of Keras's own class: for a user's, gradients are reduced in every step.
@@ -186,18 +205,13 @@ OPTIONS: dict[str, Callable[[Plan], None]] = {
     "shards": _in("model", variables="sharded"),
     "parameter server": _in("model", variables="parameter_server"),
     "local steps": _local_steps,
+    "own data": _own_data,
     "eager": _in("compile", run_eagerly=True),
     "XLA": _in("compile", jit_compile=True),
     "steps per execution": _steps_per_execution,
     "own reducer": _in("model", reducer=sum_first),
     "weights": _weights,
 }
-# Values of one option.
-APART = ({"memory", "own reducer"}, {"shards", "parameter server"})
-
-
-def are_apart(names: Iterable[str]) -> bool:
-    return any(len(apart.intersection(names)) > 1 for apart in APART)
 
 
 def _is_in_shards(model: Any) -> bool:
@@ -269,9 +283,10 @@ def _trained(
         metrics=["mae"],
         **{"jit_compile": False, **plan.compile},
     )
+    rows, count = plan.batches(group)
     x = np.where((np.arange(len(X)) == ZERO)[:, None] & plan.has_nan, 0.0, X)
-    data = [(x, IDS), Y, *([TRIES] if plan.weighs else [])]
-    batches = tf.data.Dataset.from_tensor_slices(tuple(data)).batch(ROWS)
+    data = [(x[rows], IDS[rows]), Y[rows], *([TRIES[rows]] if plan.weighs else [])]
+    batches = tf.data.Dataset.from_tensor_slices(tuple(data)).batch(count)
     HAPPENED.clear()
     fits = partial(model.fit, batches, epochs=EPOCHS, verbose=0)
     history = fits(callbacks=plan.callbacks).history
@@ -291,7 +306,7 @@ def _trained(
 def _towers(group: Any, plan: Plan, num_towers: int) -> TowerModel:
     options = dict(plan.model)
     if group is not None:
-        options |= {"group": group, "data": "shared"}
+        options |= {"group": group, "data": "own" if plan.has_own_data else "shared"}
     if plan.weighs:
         options["weights"] = lambda x, y, w: tf.reduce_sum(w)
     return TowerModel(made, CPUS[:num_towers], **options)
