@@ -4,6 +4,7 @@
 """
 
 from functools import cache
+from random import Random
 
 import numpy as np
 import pytest
@@ -11,6 +12,11 @@ from programs import rank_pairs
 from structure import pairs
 
 SAME = 1e-11
+TOWERS = {"tower": 1, "towers": 3, "rank": 2, "ranks": 2}  # of each process
+RANKS = {"rank": 1, "ranks": 2}
+NOT_KERAS = {"memory", "own reducer", "parameter server"}
+# How many choices of three options are drawn that train, and that are refused.
+DRAWN = {"towers": (21, 3), "ranks": (10, 2)}
 
 
 @cache
@@ -20,10 +26,10 @@ def on_one_device(names):
 
 def outcome(groups, over, names):
     """Returns "=" for one device's numbers, what differs, or how it is refused."""
-    if over == "ranks":
-        results = groups(2).call("rank_pairs:trained", names, 2)
+    if over in RANKS:
+        results = groups(RANKS[over]).call("rank_pairs:trained", names, TOWERS[over])
     else:
-        results = [rank_pairs.trained(None, names, 3)]
+        results = [rank_pairs.trained(None, names, TOWERS[over])]
     refused = [own for own in results if isinstance(own, str)]
     if refused:
         assert refused == results[:1] * len(results), "all ranks refuse, or none"
@@ -55,17 +61,7 @@ def max_of(numbers):
     return np.max(numbers)  # NaN if one is, where Python's may pass over it
 
 
-CASES = [
-    pytest.param(over, names, id=f"{over}-{'+'.join(names)}")
-    for over in pairs.OVER
-    for count in (1, 2)
-    for names in pairs.given(over, count)
-]
-
-
-@pytest.mark.slow(by_day=["towers-accumulation+clipping", "ranks-clipping+shards"])
-@pytest.mark.parametrize(("over", "names"), CASES)
-def test_options_train_as_one_device_or_are_refused(groups, over, names):
+def check(groups, over, names):
     got, refusals = outcome(groups, over, names), pairs.refusals(names)
     if refusals:
         assert got.startswith(tuple(refusals))
@@ -73,6 +69,51 @@ def test_options_train_as_one_device_or_are_refused(groups, over, names):
         assert got.startswith("differs")
     else:
         assert got == "="
+
+
+def cases(choices):
+    return [
+        pytest.param(over, names, id=f"{over}-{'+'.join(names)}")
+        for over, names in choices
+    ]
+
+
+def drawn(over):
+    """Draws three options at a time, always the same."""
+    triples, random = pairs.given(over, 3), Random(over)
+    trained, refused = DRAWN[over]
+    return [
+        *random.sample([own for own in triples if not pairs.refusals(own)], trained),
+        *random.sample([own for own in triples if pairs.refusals(own)], refused),
+    ]
+
+
+PAIRS = [
+    (over, names)
+    for over in pairs.OVER
+    for count in (1, 2)
+    for names in pairs.given(over, count)
+]
+# A lone tower, where its step is not Keras's own anyway, and a group of one rank.
+PAIRS += [
+    ("tower", names)
+    for over, names in PAIRS
+    if over == "towers" and NOT_KERAS.intersection(names)
+]
+PAIRS += [("rank", names) for names in pairs.given("ranks", 1)]
+TRIPLES = [(over, names) for over in pairs.OVER for names in drawn(over)]
+
+
+@pytest.mark.slow(by_day=["towers-accumulation+clipping", "ranks-clipping+shards"])
+@pytest.mark.parametrize(("over", "names"), cases(PAIRS))
+def test_options_train_as_one_device_or_are_refused(groups, over, names):
+    check(groups, over, names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("over", "names"), cases(TRIPLES))
+def test_three_options_do_what_their_pairs_say(groups, over, names):
+    check(groups, over, names)
 
 
 def test_the_page_has_the_table_of_pairs():
