@@ -47,26 +47,27 @@ def test_ranks_take_the_state_of_rank_0_as_fit_begins(groups, towers):
             np.testing.assert_allclose(own, other, 2e-6, 2e-6)
 
 
-TOLD, WEIGHTS = 20, 4 * (4 + 1)  # rows, a batch, to stop, more, if finite; the model
+# Weight, rows, a batch, to stop, and more, before the forward pass; the model.
+REPORT, WEIGHTS = 5 * 8, 4 * (4 + 1)
 REPORTS, STATE = 2 * 4 * 8, 12  # of two ranks; a momentum for the model, count and rate
 # Steps of an update, options of a tower optimizer, if a callback looks, of the model.
 EXCHANGED = {
-    "each step": (None, None, False, {}, [WEIGHTS + 16] * 8),
-    "accumulated": (4, None, False, {}, [TOLD, TOLD, TOLD, TOLD, WEIGHTS] * 2),
-    "by towers": (4, {}, False, {}, [TOLD, TOLD, TOLD, TOLD, WEIGHTS] * 2),
-    "by towers, looked at": (4, {}, True, {}, [TOLD, WEIGHTS] * 8),
+    "each step": (None, None, False, {}, [REPORT, WEIGHTS] * 8),
+    "accumulated": (4, None, False, {}, [REPORT, REPORT, REPORT, REPORT, WEIGHTS] * 2),
+    "by towers": (4, {}, False, {}, [REPORT, REPORT, REPORT, REPORT, WEIGHTS] * 2),
+    "by towers, looked at": (4, {}, True, {}, [REPORT, WEIGHTS] * 8),
     "dropped together": (
         *(4, {"on_nonfinite": "drop_micro_batch"}, False, {}),
-        [TOLD, 4, TOLD, 4, TOLD, 4, TOLD, 4, WEIGHTS] * 2,
+        [REPORT, 4, REPORT, 4, REPORT, 4, REPORT, 4, WEIGHTS] * 2,
     ),
     # A reduce-scatter and an all-gather; then the state, which a callback may save.
     "shards": (
         *(4, None, False, {"variables": "sharded"}),
-        [*([TOLD] * 4 + [WEIGHTS] * 2) * 2, 64, 12],
+        [*([REPORT] * 4 + [WEIGHTS] * 2) * 2, 64, 12],
     ),
     "shards looked at": (
         *(4, None, True, {"variables": "sharded"}),
-        [*([TOLD, WEIGHTS] * 4 + [WEIGHTS]) * 2, 64, 12],
+        [*([REPORT, WEIGHTS] * 4 + [WEIGHTS]) * 2, 64, 12],
     ),
     # The optimizer's state, as an epoch ends.
     "local steps": (
@@ -85,7 +86,7 @@ def test_what_an_epoch_of_eight_steps_exchanges(groups, name):
     *given, wanted = EXCHANGED[name]
     for got in groups(2).call("rank_accumulating:counted", *given):
         for epoch in got:
-            # Beside the loss's sum and count, and the rows of a batch.
+            # Beside the loss's sum and count.
             assert [own for own in epoch if own != 8] == wanted
 
 

@@ -82,9 +82,10 @@ def drawn(over):
     """Draws three options at a time, always the same."""
     triples, random = pairs.given(over, 3), Random(over)
     trained, refused = DRAWN[over]
+    of_refused = [own for own in triples if pairs.refusals(own)]
     return [
         *random.sample([own for own in triples if not pairs.refusals(own)], trained),
-        *random.sample([own for own in triples if pairs.refusals(own)], refused),
+        *random.sample(of_refused, min(refused, len(of_refused))),
     ]
 
 

@@ -41,6 +41,16 @@ def test_an_optimizer_trains_shards_as_one_device(groups, shape, optimizer):
         assert max(got[2] for got in results) < bound
 
 
+@pytest.mark.parametrize("option", ["global_clipnorm", "clipnorm"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_that_a_batch_reads_twice_are_clipped_as_on_one_device(
+    groups, shape, option
+):
+    size, towers = SHAPES[shape]
+    results = groups(size).call("rank_sharded:clipped", f"Adam {option}", towers)
+    assert_near(results, rank_sharded.clipped(None, f"Adam {option}", 1), 2e-5)
+
+
 @pytest.mark.parametrize("size", [11, 12])
 def test_more_than_ten_ranks_own_parts_in_their_order(groups, size):
     """TensorFlow orders tasks by name, 10 before 2."""

@@ -219,8 +219,10 @@ def _is_in_shards(model: Any) -> bool:
     slots = [tf_variable(own) for own in _inner(model.optimizer).momentums]
     elements = sum(own.shape.num_elements() for own in slots)
     is_on_one = len({own.device for own in slots}) == 1
-    # Local steps are without momentum.
-    return not slots or not is_on_one or elements < model.towers[0].count_params()
+    # Local steps are without momentum, and a lone tower has all state.
+    is_known = bool(slots) and len(model.towers) > 1
+    is_apart = not is_on_one or elements < model.towers[0].count_params()
+    return is_apart or not is_known
 
 
 SIGNS: dict[str, Callable[[Any], bool]] = {

@@ -19,9 +19,15 @@ def layers() -> keras.Model:
     return keras.Sequential([keras.Input([4]), hidden, *last])
 
 
-def made(group: Any, optimizer: str, towers: int) -> Any:
+def table() -> keras.Model:
+    own = keras.layers
+    read = [own.Embedding(9, 3, name="words"), own.Flatten()]
+    return keras.Sequential([keras.Input([4], dtype="int32"), *read, own.Dense(1)])
+
+
+def made(group: Any, optimizer: str, towers: int, make: Any = layers) -> Any:
     options = SHARDED if group is not None else {}
-    model = rank_training.made(group, layers, towers, **options)
+    model = rank_training.made(group, make, towers, **options)
     # Compiled, Keras's own fit begins with momenta of 0 in place of the weights.
     is_eager = optimizer.startswith("ScheduleFree") and group is None
     own = keras_optimizers.make(optimizer)
@@ -29,12 +35,11 @@ def made(group: Any, optimizer: str, towers: int) -> Any:
     return model
 
 
-def fit(group: Any, model: Any, epochs: int, **options: Any) -> Any:
+def fit(
+    group: Any, model: Any, epochs: int, x: Any = rank_training.X, **options: Any
+) -> Any:
     rank, size = (0, 1) if group is None else (group.rank, group.size)
-    x, y = (
-        rank_training.rows_of(rank, size, array)
-        for array in (rank_training.X, rank_training.Y)
-    )
+    x, y = (rank_training.rows_of(rank, size, array) for array in (x, rank_training.Y))
     given = {"batch_size": rank_training.BATCH // size, "shuffle": False, "verbose": 0}
     return model.fit(x, y, epochs=epochs, **given, **options).history
 
@@ -47,6 +52,13 @@ def optimized(group: Any, optimizer: str, towers: int) -> Any:
         tf.convert_to_tensor(v).numpy().nbytes for v in model.optimizer.variables
     )
     return history, model.get_weights(), state
+
+
+def clipped(group: Any, optimizer: str, towers: int) -> Any:
+    """Trains a table, of which a batch reads rows several times."""
+    model = made(group, optimizer, towers, table)
+    words = (np.abs(rank_training.X) * 10).astype("int32") % 9
+    return fit(group, model, 2, words), model.get_weights()
 
 
 def backup(folder: str) -> Any:

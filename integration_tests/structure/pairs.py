@@ -48,23 +48,7 @@ class Pair:
     kind: str = "not built"
 
 
-_NOT_CALLED = "TowerModel: reducer is not called with variables="
-_SHARED = "gradients are added where they are applied, by no reducer"
 REFUSED = [
-    Pair(("memory", "shards"), _SHARED, says=_NOT_CALLED),
-    Pair(("memory", "parameter server"), _SHARED, says=_NOT_CALLED),
-    Pair(
-        ("memory", "local steps"),
-        "ranks send weights, and a rank's towers keep no memory of their sums",
-        says="TowerModel: with local_steps ranks send weights",
-    ),
-    Pair(
-        ("memory", "eager"),
-        "tower 0 runs alone, without the other towers' memory",
-        says="TowerModel: a reducer with memory keeps state for each",
-    ),
-    Pair(("shards", "own reducer"), _SHARED, says=_NOT_CALLED),
-    Pair(("parameter server", "own reducer"), _SHARED, says=_NOT_CALLED),
     Pair(
         ("local steps", "steps per execution"),
         "ranks average between two calls, so the first must be a multiple",

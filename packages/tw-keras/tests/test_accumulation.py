@@ -78,7 +78,7 @@ CASES = {
 }
 
 
-@pytest.mark.slow(by_day=["scaled, sharded"])
+@pytest.mark.slow(by_day=["plain", "scaled, sharded"])
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_are_those_of_one_device(name):
     model, num_towers, make, options = CASES[name]

@@ -268,10 +268,12 @@ def test_results_of_a_branch_that_applies_cannot_be_differentiated():
 
 def test_branches_are_refused_where_ranks_exchange_gradients():
     ranks = dict.fromkeys(("ranks", "ranks_in_steps"), object())
-    copies = SimpleNamespace(main=Model(accumulating), memory=None, **ranks)
+    main = Model(accumulating)
+    optimizers = [main.second]
+    copies = SimpleNamespace(main=main, memory=None, optimizers=optimizers, **ranks)
     meetings = Meetings(Step(copies=copies))
     with (
         tf.Graph().as_default(),
         pytest.raises(ValueError, match="does not know the branch of another"),
     ):
-        meetings.combine(("optimizer", 0), [([], [])])
+        meetings.combine(("optimizer", 0), [([], [], [])])

@@ -173,8 +173,7 @@ def test_as_many_updates_are_counted_as_batches_of_unknown_length(
     assert int(model.optimizer.iterations) == 9  # Plain Keras counts 12.
     for tower in model.towers:
         assert int(tower.layers[1].calls) == 9
-    state = model._own.states.known(model._own.optimizers[0])
-    for own in state[1:]:
+    for own in model._own.row(0, model.optimizer).place.states[1:]:
         assert int(own.variables[0]) == 9
 
 

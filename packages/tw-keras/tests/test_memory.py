@@ -2,6 +2,7 @@
 
 import io
 import logging
+from functools import partial
 
 import keras
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import tensorflow as tf
 from tower_models import CPUS
 
+import tw_reduce
 from tw_core.devices import canonical_device
 from tw_keras import TowerModel
 from tw_keras._files import _checksum
@@ -64,6 +66,97 @@ def test_saved_memory_is_divided_between_other_towers(tmp_path, caplog):
         other.load_weights(tmp_path / "m.keras")
     assert [line for line in caplog.messages if "starts from zero" in line]
     assert not any(own.any() for own in errors_of(other).values())
+
+
+def test_memory_outlives_compile_with_its_optimizer_alone(caplog):
+    whole, again = made(TOP), made(TOP)
+    for model in (whole, again):
+        fit(model, 1)
+    again.compile(again.optimizer, "mse", metrics=["mae"])
+    assert not [line for line in caplog.messages if "memory" in line]
+    for model in (whole, again):
+        fit(model, 1)
+    np.testing.assert_equal(again.get_weights(), whole.get_weights())
+    again.compile(keras.optimizers.SGD(0.1), "mse")
+    assert [line for line in caplog.messages if "compile replaced Adam" in line]
+
+
+@pytest.mark.parametrize("way", ["load_model", "Checkpoint"])
+def test_new_memory_of_an_optimizer_with_updates_is_logged(tmp_path, caplog, way):
+    model = made(TOP)
+    fit(model, 1, steps_per_epoch=1)
+    if way == "load_model":
+        model.save(tmp_path / "m.keras")
+        load = keras.models.load_model
+        other = TowerModel(lambda: load(tmp_path / "m.keras"), CPUS[:2], reducer=TOP)
+    else:
+        path = tf.train.Checkpoint(model=model).save(tmp_path / "c")
+        other = made(TOP)
+        tf.train.Checkpoint(model=other).restore(path)
+        other.copy_to_replicas()
+    assert not [line for line in caplog.messages if "memory" in line]
+    fit(other, 1, steps_per_epoch=1)
+    assert [line for line in caplog.messages if "has made 1 updates" in line]
+
+
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_memory_of_sums_does_not_depend_on_callbacks(num_towers):
+    found = []
+    idle = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+    for callbacks in ([], [idle]):
+        model = TowerModel(make, CPUS[:num_towers], reducer=TOP)
+        adam = keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)
+        model.compile(adam, "mse")
+        fit(model, 2, *callbacks)  # Three batches: sums are left as an epoch ends.
+        assert max(np.abs(own).max() for own in errors_of(model).values()) > 1e-3
+        found.append(model.get_weights())
+    np.testing.assert_equal(*found)
+
+
+@pytest.mark.parametrize("variables", ["replicated", "sharded"])
+def test_an_eager_step_sends_what_all_towers_remember(variables):
+    def half(tensor):  # linear: how rows are cut makes no difference
+        return [tensor / 2], tf.identity
+
+    weights = []
+    for run_eagerly in (False, True):
+        feedback = compression.error_feedback(half, min_elements=1)
+        model = TowerModel(make, CPUS[:2], reducer=feedback, variables=variables)
+        model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=run_eagerly)
+        fit(model, 2)
+        weights.append(model.get_weights())
+    for traced, eager in zip(*weights, strict=True):
+        np.testing.assert_allclose(eager, traced, rtol=1e-5, atol=1e-6)
+
+
+def test_an_optimizer_around_another_reduces_as_any():
+    class Halving(keras.optimizers.Optimizer):
+        """Halves gradients; not one that scales losses, in spite of its attribute."""
+
+        def __init__(self, inner):
+            super().__init__(learning_rate=0.0)
+            self.inner_optimizer = inner
+
+        def build(self, variables):
+            super().build(variables)
+            self.inner_optimizer.build(variables)
+
+        @property
+        def variables(self):
+            return self._variables + self.inner_optimizer.variables
+
+        def apply(self, grads, trainable_variables=None):
+            halves = [0.5 * grad for grad in grads]
+            self.inner_optimizer.apply(halves, trainable_variables)
+
+    all_sent = compression.error_feedback(compression.top_k(1.0), min_elements=2)
+    own = partial(tw_reduce.sum_balanced, devices=CPUS[:2])
+    losses = []
+    for reducer in (None, own, all_sent):
+        model = TowerModel(make, CPUS[:2], reducer=reducer)
+        model.compile(Halving(keras.optimizers.SGD(0.1)), "mse")
+        losses.append(fit(model, 2).history["loss"])
+    np.testing.assert_allclose(losses[1:], losses[:1] * 2, rtol=1e-5)
 
 
 def written(arrays):
@@ -209,10 +302,3 @@ def test_a_reducer_that_looks_at_variables_gets_them_unscaled():
     assert set(map(str, seen)) == {str([(40, 128), (128,), (128, 64), (64,)])}
     for own, scaled in zip(*weights, strict=True):
         np.testing.assert_allclose(scaled, own, rtol=1e-6, atol=1e-7)
-
-
-def test_what_has_no_memory_of_all_towers_is_refused():
-    with pytest.raises(ValueError, match="use run_eagerly=False"):
-        fit(made(TOP, run_eagerly=True), 1)
-    with pytest.raises(ValueError, match="variables='replicated'"):
-        TowerModel(make, CPUS[:2], reducer=TOP, variables="sharded")

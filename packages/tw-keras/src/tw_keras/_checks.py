@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tw_keras._updates.sharded import held_in
-from tw_keras._updates.wrapped import WrappedOptimizer
+from tw_keras._update.at_owners import held_in
+from tw_keras._update.over_towers import WrappedOptimizer
 
 OUTER = "outer_optimizer"
 """Tower 0's attribute that holds an outer optimizer, to save it; steps do not apply it.
@@ -56,37 +56,9 @@ def check_needs_nothing(make_model: Callable[..., Any]) -> None:
         pass
 
 
-def check_replicated(variables: str) -> None:
-    """Refuses a reducer where it would not be called."""
-    if variables != "replicated":
-        raise ValueError(
-            f"TowerModel: reducer is not called with variables={variables!r}, whose "
-            "gradients are added where they are applied; leave it out, or use "
-            "variables='replicated'."
-        )
-
-
-def check_remembers(local_steps: Any) -> None:
-    """Refuses a reducer with memory with local steps."""
-    if local_steps is not None:
-        raise ValueError(
-            "TowerModel: with local_steps ranks send weights, not gradients, so a "
-            "reducer with memory has nothing to send; leave one of the two out."
-        )
-
-
-def check_all_remember(*, is_alone: bool) -> None:
-    """Refuses a step of tower 0 alone, which lacks the other towers' memory."""
-    if is_alone:
-        raise ValueError(
-            "TowerModel: a reducer with memory keeps state for each tower, but "
-            "run_eagerly runs tower 0 alone; use run_eagerly=False, or another reducer."
-        )
-
-
-def check_records(memory: Any) -> None:
+def check_records(places: Sequence[int]) -> None:
     """Refuses to compress float8 layers' records."""
-    if memory is not None:
+    if places:
         raise ValueError(
             "TowerModel: float8 layers record their largest inputs in variables that "
             "Keras overwrites with their gradients, which a reducer with memory would "

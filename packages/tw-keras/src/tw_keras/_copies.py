@@ -2,8 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import keras
@@ -11,18 +10,15 @@ import numpy as np
 import tensorflow as tf
 
 from tw_core import Tower, copy_to_replicas
-from tw_core.internal import create_slots, follow_variables, host_of, tf_variable
+from tw_core.internal import follow_variables, host_of, tf_variable
 from tw_keras import _building, _checks
 from tw_keras._over_ranks.agreement import take_of_rank_0
 from tw_keras._over_ranks.ranks import Ranks
 from tw_keras._over_ranks.sharded import ShardedStates
-from tw_keras._updates.accumulation import Accumulation
-from tw_keras._updates.memory import Memory
-from tw_keras._updates.replicated import OptimizerStates
-from tw_keras._updates.sharded import build_for_owners
-from tw_keras._updates.wrapped import WrappedOptimizer, wrapped
-from tw_reduce import Reducer, all_reduce, sum_on_device
-from tw_reduce.internal import is_stateful
+from tw_keras._update.memory import Memory
+from tw_keras._update.over_towers import WrappedOptimizer, wrapped
+from tw_keras._update.row import Row, Setting
+from tw_reduce import Reducer, all_reduce
 
 _log = logging.getLogger(__name__)
 Weigh = Callable[[Any, Any, Any], Any]
@@ -49,36 +45,40 @@ class Copies:
         The arguments are those of ``TowerModel``; ``adds``: losses are sums over rows,
         whatever ``compile`` says.
         """
-        self.towers, self.variables, self.reducer = towers, variables, reducer
+        self.towers, self.variables = towers, variables
         self.weigh, self.adds, self.inline, self.ranks = weigh, adds, inline, ranks
-        self.compiled_by_xla = False  # each tower's step, part by part
         self.may_fall_back = False  # to steps without XLA
         self.assigned: list[Any] = []  # tower 0's variables that train, by a step
         self.states_by_row: Sequence[Sequence[Any]] = ()  # [K], each tower's own
         self._is_built = False
         self._built_for = set[str]()  # names of steps
-        self.states, self.accumulation = OptimizerStates(towers), Accumulation(towers)
-        devices = [tower.device for tower in towers]
-        # If ranks add them next, towers need no copies of their sums.
-        on_first = partial(sum_on_device, device=devices[0])
-        in_steps = self.ranks_in_steps
-        self.memory: Memory | None = None
-        if is_stateful(reducer):
-            self.memory = Memory(
-                *(reducer, towers if in_steps is None else towers[:1], self.of_towers),
-                add_of=self._add_of,
-                group=None if in_steps is None else in_steps.group,
-            )
-            self.reducer = None
-        default = all_reduce(devices) if in_steps is None else on_first
-        self.add = self.reducer or default
+        others = self.ranks_in_steps
+        exchanges = None if others is None else others.exchanges
+        self.memory = Memory(
+            *(reducer, towers if others is None else towers[:1], self.of_towers),
+            trained_of=lambda n, own: self.row(n, own).trained,
+            add_of=self._add_of,
+            group=None if ranks is None else ranks.group,
+        )
         if ranks is not None and ranks.alone is not None:
             ranks.alone.find = self._averaged
             ranks.alone.find_state = self._averaged_state
-        self.sharded: ShardedStates | None = None  # over ranks
-        over = self.ranks_in_steps
-        if variables == "sharded" and over is not None and over.group.size > 1:
-            self.sharded = ShardedStates(over.in_steps, towers)
+        self.sharded = ShardedStates(exchanges, towers)
+        has_shards = variables == "sharded" and exchanges and exchanges.group.size > 1
+        with tf.init_scope(), tf.device("/cpu:0"):
+            at_once = tf.Variable(True, trainable=False)
+        self.setting = Setting(
+            towers=towers,
+            variables=variables,
+            of_towers=self.of_towers,
+            # For callbacks that read optimizers between batches.
+            at_once=at_once,
+            reducer=None if self.memory else reducer,
+            memory=self.memory or None,
+            exchanges=exchanges,
+            shards=self.sharded if has_shards else None,
+        )
+        self._rows: dict[int, Row] = {}  # by optimizer
         made = [_make(make_model, device) for device in self._homes()]
         # [K]; one model K times where towers share variables
         self.models = made * (len(towers) // len(made))
@@ -121,8 +121,8 @@ class Copies:
         is_alone = len(self.towers) == 1 and self.ranks is None
         return (
             is_alone
-            and self.reducer is None
-            and self.memory is None
+            and self.setting.reducer is None
+            and not self.memory
             and self.variables != "parameter_server"  # maybe on another device
             and not any(isinstance(own, WrappedOptimizer) for own in self.optimizers)
         )
@@ -166,11 +166,8 @@ class Copies:
     def compile(self, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         """Compiles every copy, all with tower 0's optimizers."""
         self._freeze_alike()
-        self.states = OptimizerStates(self.towers)  # frees those of older optimizers
-        self.accumulation.forget()
+        self._rows.clear()
         self._built_for.clear()
-        if self.memory is not None:
-            self.memory.forget()
         given = tf.nest.map_structure(wrapped, (args, options))
         for model, tower in zip(self.distinct, self.towers, strict=False):
             with tf.device(tower.device):
@@ -187,15 +184,16 @@ class Copies:
         optimizers = self.optimizers
         for model in self.distinct[1:]:
             _share_optimizers(self.main, model)
-        reduces = self.reducer is not None and self.ranks_in_steps is None
-        reduces = reduces or self.memory is not None
+        reduces = self.setting.reducer is not None and self.ranks_in_steps is None
+        reduces = reduces or bool(self.memory)
         _checks.check_optimizers(
             *(optimizers, self.variables),
             num_towers=len(self.towers),
             reduces=reduces,
         )
-        if self.sharded is not None:
+        if self.setting.shards is not None:
             self.sharded.keep(optimizers)
+        self.memory.keep(optimizers)
 
     @contextmanager
     def without_wrapped(self) -> Iterator[None]:
@@ -241,54 +239,59 @@ class Copies:
             _checks.check_adapted(self.distinct)
             self._copy_variables()
             self._give_own_seeds()
-        if self.variables == "replicated":
-            self._make_optimizers_equal()
-        else:
-            optimizer = getattr(self.main, "optimizer", None)
-            if optimizer is not None and optimizer.built:
-                self.build_optimizer(optimizer, self.main.trainable_variables)
+        for n, optimizer in enumerate(self.optimizers):
+            row, is_main = self.row(n, optimizer), optimizer is self._optimizer
+            if optimizer.built and is_main:
+                row.build(self.main.trainable_variables)
+            row.place.make_equal()
 
-    def build_optimizer(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Creates an optimizer's state for tower 0's variables, placed for updates."""
-        if self.sharded is not None:
-            self.sharded.of(optimizer, self.of_towers(variables))
-        elif self.variables == "sharded":
-            build_for_owners(optimizer, self.towers, self.of_towers(variables))
-        elif self.variables == "replicated":
-            self.states.of(optimizer, variables)
-        else:
-            with tf.init_scope():
-                create_slots(optimizer, variables)
+    @property
+    def _optimizer(self) -> Any:
+        """That of ``compile``, which updates all of the model; or None."""
+        return getattr(self.main, "optimizer", None)
+
+    def row(self, number: int, optimizer: Any) -> Row:
+        """Returns the stages of the updates by the n-th optimizer."""
+        if id(optimizer) not in self._rows:
+            self._rows[id(optimizer)] = Row(number, optimizer, self.setting)
+        return self._rows[id(optimizer)]
+
+    def build_optimizer(self) -> None:
+        """Creates the state of the optimizer of ``compile``, placed for updates."""
+        number = self.optimizers.index(self._optimizer)
+        self.row(number, self._optimizer).build(self.main.trainable_variables)
 
     def finalizing(self) -> AbstractContextManager[None]:
         """Scope in which Keras finalizes the values of shards."""
-        optimizer = getattr(self.main, "optimizer", None)
-        if self.sharded is None:
-            return nullcontext()
-        return self.sharded.finalizing(optimizer)
+        return self.sharded.finalizing(self._optimizer)
 
-    def _add_of(self, place: int) -> Reducer:
+    @property
+    def has_parts(self) -> bool:
+        """Whether ranks have parts of the state that rank 0 saves."""
+        return bool(self.memory) or self.setting.shards is not None
+
+    def gather(self) -> None:
+        """Gives rank 0 the state of which ranks have parts; all ranks call it."""
+        self.sharded.gather()
+        self.memory.gather(self.optimizers)
+
+    def forget_gathered(self) -> None:
+        """Discards gathered state, which the steps that follow change."""
+        self.sharded.forget_whole()
+        self.memory.forget_gathered()
+
+    def _add_of(self, number: int) -> Reducer:
         """Returns the sum that a reducer with memory uses for the n-th optimizer."""
-        ranks = self.ranks_in_steps
-        if ranks is None:
-            return self.add
-        return lambda rows: [ranks.in_steps.sum_remembered(place, rows[0])]
+        exchanges = self.setting.exchanges
+        if exchanges is None:
+            return all_reduce([tower.device for tower in self.towers])
+        what = f"sums of a reducer, update {number}"
+        return lambda rows: [exchanges.sum(what, rows[0])]
 
     def settle(self, *, over_ranks: bool) -> None:
-        """Moves the towers' accumulated gradients to Keras's accumulators, to be saved.
-
-        Gradients that ranks accumulated in optimizers over towers are averaged.
-        """
-        ranks = self.ranks_in_steps if over_ranks else None
-        if self.sharded is not None:
-            self.sharded.sums.settle(over_ranks=over_ranks)
-        if ranks is not None:
-            for own in self.optimizers:
-                if isinstance(own, WrappedOptimizer) and own.accumulates:
-                    own.wrapped.average_accumulated(ranks.group)
-        sum_ranks = None if ranks is None else ranks.group.sum
-        if self.accumulation.settle(sum_ranks) and self.variables == "replicated":
-            self._make_optimizers_equal()
+        """Moves accumulated gradients to where they are saved."""
+        for row in self._rows.values():
+            row.settle(over_ranks=over_ranks)
 
     def _averaged(self) -> list[list[Any]]:
         """Returns [K][N] variables that ranks average; [1][N] if towers share them."""
@@ -298,9 +301,9 @@ class Copies:
     def _averaged_state(self) -> list[list[Any]]:
         """Returns [K][M] variables of the optimizers; [1][M] if towers share them."""
         states = []
-        for own in self.optimizers:
+        for n, own in enumerate(self.optimizers):
             if own.built and not isinstance(own, WrappedOptimizer):
-                states.append(self.states.known(own) or [own])
+                states.append(self.row(n, own).place.states or [own])
         return [
             [v for state in of_tower for v in state.variables]
             for of_tower in zip(*states, strict=True)
@@ -336,7 +339,8 @@ class Copies:
 
     def beside_models(self) -> list[tuple[Any, ...]]:
         """Returns [K] tuples of objects, apart from its model, that a tower may use."""
-        states = [own for own in map(self.states.known, self.optimizers) if own]
+        of_rows = [row.place.states for row in self._rows.values()]
+        states = [own for own in of_rows if len(own) == len(self.towers)]
         seeds, unlisted = _building.global_seeds(), self.unlisted()
         return [
             ([own[k] for own in states], seeds, unlisted[k], self.states_by_row[k])
@@ -369,30 +373,24 @@ class Copies:
         group = self.ranks.group
         own = getattr(self.main, "optimizer", None)
         is_built = own is not None and own.built
-        sharded, seeds = self.sharded, _building.global_seeds()
-        loaded = int(sharded is not None and sharded.has_loaded)
+        seeds, loaded = _building.global_seeds(), int(self.sharded.has_loaded)
         has_built, loaded, number = take_of_rank_0(
             group, int(is_built), loaded, number, seeds=seeds
         )
         if has_built and not is_built:
-            self.build_optimizer(own, self.main.trainable_variables)
+            self.build_optimizer()
         self.build_outer()
-        if sharded is not None and loaded:
-            sharded.scatter_loaded()
+        if loaded:
+            self.sharded.scatter_loaded()
         variables = [*self.main.variables, *self._unlisted_state()]
         variables += [] if self.outer is None else self.outer.variables
-        for optimizer in self.optimizers:
-            if sharded is not None:
-                variables += sharded.state(optimizer)
-            elif isinstance(optimizer, WrappedOptimizer):
-                optimizer.copy_to_ranks(group)
-            elif optimizer.built:
-                variables += optimizer.variables
+        for n, optimizer in enumerate(self.optimizers):
+            variables += self.row(n, optimizer).place.of_rank_0(group)
         had_begun = self.ranks.has_begun
         self.ranks.begin(list({id(v): v for v in variables}.values()))
         self.make_equal()
-        if sharded is not None and not had_begun:
-            sharded.begin_anew()
+        if not had_begun:
+            self.sharded.begin_anew()
         return number
 
     def take_state_of_ranks(self) -> None:
@@ -458,7 +456,7 @@ class Copies:
         if own is None or own.built or not main.trainable_variables:
             return is_new
         if not _building.has_own_step(main):
-            self.build_optimizer(own, main.trainable_variables)
+            self.build_optimizer()
         return is_new
 
     def build(self, data: Any, method: str) -> bool:
@@ -489,14 +487,6 @@ class Copies:
             if lacks_layers:
                 self.make_equal()
         return lacks_layers
-
-    def _make_optimizers_equal(self) -> None:
-        for own in self.optimizers:
-            if isinstance(own, WrappedOptimizer):
-                own.copy_to_replicas()
-            elif own.built and own is getattr(self.main, "optimizer", None):
-                self.states.of(own, self.main.trainable_variables)
-        self.states.make_equal(self.optimizers)
 
 
 @contextmanager

@@ -38,23 +38,18 @@ class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
         if self._copies.ranks is not None:
             first = self._copies.take_from_rank_0(self.model._initial_epoch or 0)
             self.model._initial_epoch = first or None
-            if self._copies.memory is not None:
-                self._copies.memory.take_of_rank_0(self._copies.optimizers)
+            self._copies.memory.take_of_rank_0(self._copies.optimizers)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Discards gathered state, and prepares the ranks for an epoch."""
         self._copy()
-        if self._copies.sharded is not None:
-            self._copies.sharded.forget_whole()
-        if self._copies.memory is not None:
-            self._copies.memory.forget_gathered()
+        self._copies.forget_gathered()
         if self._copies.ranks is not None:
             self._copies.ranks.begin_epoch(self.model._epoch_iterator)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Gathers the reducer's memory on rank 0, as the model may be saved now."""
-        if self._copies.memory is not None:
-            self._copies.memory.gather(self._copies.optimizers)
+        self._copies.memory.gather(self._copies.optimizers)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Learns whether a callback on any rank asks to stop."""

@@ -44,7 +44,7 @@ def or_without_xla(run: Callable[[Any], Any], name: str, model: Any) -> Any:
                 )
                 raise
         _log.warning("TowerModel: steps run without XLA, which cannot compile %s", what)
-        model._own.compiled_by_xla = False
+        model._own.setting.jit_compile = False
         model.train_function = model.test_function = model.predict_function = None
         getattr(model, f"make_{name}")()
         if batches and name != "predict_function":  # taken from an iterator

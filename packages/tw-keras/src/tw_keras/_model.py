@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -24,10 +24,8 @@ from tw_keras._over_ranks.local_steps import LocalSteps, check_local_steps
 from tw_keras._over_ranks.ranks import Ranks
 from tw_keras._over_ranks.sharded import check_callbacks, may_save
 from tw_keras._steps import Steps
-from tw_keras._updates.accumulation import accumulates
-from tw_keras._updates.applying import APPLY
+from tw_keras._update.optimizers import accumulates
 from tw_reduce import Reducer, ReducerState
-from tw_reduce.internal import is_stateful
 from tw_reduce.reducers import check_adds
 
 
@@ -89,11 +87,12 @@ class TowerModel(AsTower0):
             and the others copy it (with a ``group``, one tower of one rank; several may
             each update rows of a large variable); ``"parameter_server"``: all towers
             share one model, whose variables are on the host.
-          reducer: adds gradients of replicated variables over towers; also called for
-            one tower. One with memory, as in ``tw_reduce.compression``, compresses the
-            gradients that towers send to each other or, with a ``group``, that ranks
-            send after adding their towers' gradients. None for
-            ``tw_reduce.all_reduce``; a lone tower needs none.
+          reducer: adds gradients over towers; also called for one tower. One with
+            memory, as in ``tw_reduce.compression``, compresses the gradients that
+            towers send to each other or, with a ``group``, that ranks send after adding
+            their towers' gradients. None for ``tw_reduce.all_reduce``, or where
+            variables are not replicated, a sum where each is updated; a lone tower
+            needs none.
           weights: takes a tower's ``x``, ``y`` and ``sample_weight`` and returns the
             weight of its mean loss, a scalar: for a mean over tokens, the number of
             tokens. None for the number of rows; losses that ``compile`` divides by the
@@ -138,7 +137,7 @@ class TowerModel(AsTower0):
         check_function(make_model=make_model)
         _checks.check_needs_nothing(make_model)
         _checks.check_choices(
-            variables=(variables, tuple(APPLY)),
+            variables=(variables, ("replicated", "sharded", "parameter_server")),
             loss_reduction=(loss_reduction, ("sum", None)),
             data=(data, ("own", "shared")),
             uneven=(uneven, ("wait", "stop")),
@@ -150,9 +149,6 @@ class TowerModel(AsTower0):
         towers = make_towers(devices)
         if reducer is not None:
             check_adds(reducer=reducer)
-            _checks.check_replicated(variables)
-            if is_stateful(reducer):
-                _checks.check_remembers(local_steps)
         if weights is not None:
             check_function(weights=weights)
         alone = check_local_steps(local_steps, group=group)
@@ -207,7 +203,7 @@ class TowerModel(AsTower0):
     @property
     def reducer_states(self) -> list[ReducerState]:
         """The memory of a reducer that has one, for each optimizer that has applied."""
-        return [] if self._own.memory is None else self._own.memory.holders
+        return self._own.memory.holders
 
     def copy_to_replicas(self) -> None:
         """Copies the values of tower 0, its optimizer's included, to all towers.
@@ -259,7 +255,7 @@ class TowerModel(AsTower0):
         own.compile(args, kwargs)
         for model in own.distinct:
             model.run_eagerly, model.jit_compile = run_eagerly, False
-        own.compiled_by_xla = not run_eagerly and own.compiles(jit_compile)
+        own.setting.jit_compile = not run_eagerly and own.compiles(jit_compile)
         own.may_fall_back = jit_compile == "auto" and own.ranks is None
         super().compile(
             optimizer=own.main.optimizer,
@@ -303,16 +299,14 @@ class TowerModel(AsTower0):
                 ranks.alone.check_calls(self.steps_per_execution)
             ranks.average_rest()
             stops = _following.may_stop(callbacks)
-            sharded = self._own.sharded
             settings = settings_of(self, bound.arguments)
-            if sharded is not None:
+            if self._own.setting.shards is not None:
                 check_callbacks(callbacks)
                 settings["towers"] = len(self._own.towers)
             ranks.begin_fit(settings, may_stop=stops)
-            if sharded is not None:
-                sharded.gathers = ranks.is_any(ranks.is_first and may_save(callbacks))
-            if self._own.memory is not None:
-                self._saves = ranks.is_any(ranks.is_first and may_save(callbacks))
+            self._saves = self._own.has_parts and ranks.is_any(
+                ranks.is_first and may_save(callbacks)
+            )
         if isinstance(callbacks, keras.callbacks.CallbackList):
             if ranks is not None:
                 callbacks.append(_following.follower(self._own, callbacks.callbacks))
@@ -366,17 +360,18 @@ class TowerModel(AsTower0):
     def _accumulating(self, callbacks: Any) -> Iterator[None]:
         """Lets towers accumulate gradients, unless callbacks may read optimizers."""
         own = self._own
-        at_once = _following.look_between_batches(callbacks)
+        # A reducer's memory depends on how often it is used, which no callback changes.
+        at_once = not own.memory and _following.look_between_batches(callbacks)
         over_towers = [o for o in own.optimizers if getattr(o, "accumulates", False)]
         if self._ranks is not None and (
             over_towers or any(map(accumulates, own.optimizers))
         ):
             at_once = self._ranks.is_any(at_once)
-        own.accumulation.at_once.assign(at_once)
+        own.setting.at_once.assign(at_once)
         try:
             yield
         finally:
-            own.accumulation.at_once.assign(True)
+            own.setting.at_once.assign(True)
             # After an epoch nothing is left; after an error ranks are out of step.
             own.settle(over_ranks=False)
 
@@ -436,7 +431,7 @@ class TowerModel(AsTower0):
         _building.global_seeds()  # A step that makes them is traced twice.
         if ranks is not None and name == "train_function":
             made = ranks.running(made)
-        if self._own.compiled_by_xla:
+        if self._own.setting.jit_compile:
             made = or_without_xla(made, name, self)
         setattr(self, name, made)
 
@@ -460,8 +455,7 @@ class TowerModel(AsTower0):
 
         With a ``group`` all ranks call it, and get results over all ranks' rows.
         """
-        if self._own.memory is not None:
-            self._own.memory.forget_gathered()
+        self._own.memory.forget_gathered()
         return self._on_batch("train_on_batch", "train_step", args, kwargs)
 
     def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
@@ -494,10 +488,8 @@ class TowerModel(AsTower0):
             if self._ranks is not None:
                 self._finish_epoch()
             self._own.settle(over_ranks=True)
-            if self._own.sharded is not None and self._own.sharded.gathers:
-                self._own.sharded.gather()
-            if self._own.memory is not None and self._saves:
-                self._own.memory.gather(self._own.optimizers)
+            if self._saves:
+                self._own.gather()
         if self._ranks is not None:
             method = "test_step" if self._evaluates else "train_step"
             logs = self._merged_logs(self._ranks, method, logs)
@@ -522,11 +514,10 @@ class TowerModel(AsTower0):
         The reducer's memory is loaded too, if it was saved beside them.
         """
         own = self._own
-        with nullcontext() if own.sharded is None else own.sharded.reading():
+        with own.sharded.reading():
             own.main.load_weights(*args, **kwargs)
-        if own.memory is not None:
-            filepath = args[0] if args else kwargs["filepath"]
-            own.memory.load(filepath, own.optimizers, own.main.weights)
+        filepath = args[0] if args else kwargs["filepath"]
+        own.memory.load(filepath, own.optimizers, own.main.weights)
         self.copy_to_replicas()
 
     def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
@@ -553,7 +544,7 @@ class TowerModel(AsTower0):
         if ranks is not None:  # Rank 0 may have saved alone before the last call.
             what += f" after {ranks.num_calls} calls of fit and the like"
         sharded = self._own.sharded
-        if sharded is not None and not (self._fits or self._has_failed):
+        if not (self._fits or self._has_failed):
             sharded.gather()
         if ranks is not None and not ranks.is_first:
             # Rank 0 may be waiting for this rank, whose fit ended with an error.
@@ -562,21 +553,15 @@ class TowerModel(AsTower0):
             return
         overwrite = args[0] if args else kwargs.get("overwrite", True)
         with written_beside(filepath, overwrite=overwrite) as path:
-            with self._own.without_wrapped(), self._written_whole():
+            whole = sharded.writing(fits=self._fits, has_failed=self._has_failed)
+            with self._own.without_wrapped(), whole:
                 write(path, *args, **kwargs)
-            if self._own.memory is not None:
-                weights = self._own.main.weights
-                self._own.memory.save(path, self._own.optimizers, weights)
-        if sharded is not None and not self._fits:
+            weights = self._own.main.weights
+            self._own.memory.save(path, self._own.optimizers, weights)
+        if not self._fits:
             sharded.forget_whole()
         if ranks is not None and not self._fits:
             ranks.group.tell(what)
-
-    def _written_whole(self) -> AbstractContextManager[None]:
-        sharded = self._own.sharded
-        if sharded is None:
-            return nullcontext()
-        return sharded.writing(fits=self._fits, has_failed=self._has_failed)
 
     def _maybe_symbolic_build(
         self, iterator: Any = None, data_batch: Any = None

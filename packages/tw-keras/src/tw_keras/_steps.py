@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tw_builders.internal import cut, on_devices
+from tw_builders.internal import cut, on_devices, rows_of
 from tw_core import Tower, map_towers
 from tw_core.internal import call_towers_once, may_meet, meeting_alone, tf_variable
 from tw_core.synchronized import synchronized_layers
@@ -19,6 +19,7 @@ from tw_keras._copies import Copies, naming
 from tw_keras._lost_errors import LastBatch
 from tw_keras._meetings.meetings import Meetings
 from tw_keras._meetings.metrics import merged_logs
+from tw_keras._meetings.report import Report
 from tw_keras._meetings.step import Step
 
 
@@ -41,13 +42,8 @@ class Steps:
         trains, is_alone = method == "train_step", tf.executing_eagerly()
         synchronized = [] if is_alone else own.synchronized(trains=trains)
         sizes, parts, lent = self._cut(method, self._held(method, data))
-        checksum = share = None
         if ranks is not None:
-            ranks.in_steps.begin_step()
-            meets = trains and ranks.alone is None  # the rest exchanges nothing
-            share = ranks.in_steps.share(data, sizes, trains=meets)
-            if ranks.shares_data and meets:
-                checksum = ranks.in_steps.checksum(data)
+            ranks.exchanges.begin_step()
         reductions = reductions_of(own.main)
         added = own.adds or reductions == {"sum"}
         weights = None if added else self._weights(parts, sizes)
@@ -58,15 +54,12 @@ class Steps:
             is_alone=is_alone,
             trains=trains,
             average=not added,
-            weights=weights,
-            rows=sizes,
+            report=self._report(data, sizes, weights, trains=trains),
             lent=lent,
             synchronized=synchronized,
             rescaled=self._rescaled(
                 reductions, added=added, is_alone=is_alone, trains=trains
             ),
-            checksum=checksum,
-            share=share,
         )
         meetings = Meetings(step)
         # Padding rows do not count in the moments of all rows.
@@ -96,11 +89,34 @@ class Steps:
             kinds |= {"none", None}
         return reductions & kinds
 
+    def _report(
+        self, data: Any, sizes: Sequence[Any], weights: Any, *, trains: bool
+    ) -> Report:
+        """Reports a batch; if ranks train together, they exchange it, at once."""
+        ranks = self._own.ranks
+        if ranks is None:
+            return Report(sizes, weights)
+        if trains and ranks.alone is None:
+            checksum = ranks.exchanges.checksum(data) if ranks.shares_data else None
+            sums = partial(ranks.exchanges.report, checksum=checksum)
+            report = Report(sizes, weights, sums)
+            report.all  # noqa: B018 # It travels while the forward pass runs.
+            return report
+
+        def assumed(weight: tf.Tensor, rows: tf.Tensor) -> Sequence[tf.Tensor]:
+            """Assumes equal batches, as other ranks may have none."""
+            if not ranks.shares_data:
+                return weight * ranks.group.size, rows * ranks.group.size
+            leaf = next(leaf for leaf in tf.nest.flatten(data) if leaf is not None)
+            total = tf.cast(rows_of(leaf), tf.float64)
+            return tf.math.divide_no_nan(weight * total, rows), total
+
+        return Report(sizes, weights, assumed, trains_alone=trains)
+
     def finish_epoch(self) -> None:
         """Takes part in other ranks' updates until none has a batch."""
         if self._own.ranks is not None:
-            idle = Meetings(Step(copies=self._own))
-            self._own.ranks.finish_epoch(idle.apply_exchanged, idle.collect_none)
+            self._own.ranks.finish_epoch()
 
     def predict(self, data: Any) -> Any:
         """Returns every copy's predictions for its part, in the batch's order."""
@@ -234,7 +250,7 @@ class Steps:
             ):
                 return map_towers(lambda _, own: run(own), self._own.towers, [part])
 
-        if self._own.compiled_by_xla:
+        if self._own.setting.jit_compile:
             step = tf.function(step, autograph=False, jit_compile=True)
         return step(parts[0])
 
@@ -277,9 +293,9 @@ class Steps:
             settle=None if num_ranks == 1 else self._settle,
             outside="" if len(items) * num_ranks == 1 else _OUTSIDE,
             inline=self._own.inline,
-            jit_compile=self._own.compiled_by_xla and method == "train_step",
+            jit_compile=self._own.setting.jit_compile and method == "train_step",
             num_ranks=num_ranks,
-            sum_ranks=None if ranks is None else ranks.in_steps.sum_layer,
+            sum_ranks=None if ranks is None else ranks.exchanges.sum_layer,
         )
 
     def _settle(self, handles: Sequence[Any], values: Sequence[Any]) -> Sequence[Any]:
@@ -291,7 +307,7 @@ class Steps:
             if id(own.handle) in written and id(own) not in known
         ]
         ranks: Any = self._own.ranks_in_steps
-        return list(ranks.in_steps.of_first(values))
+        return list(ranks.exchanges.of_first(values))
 
     def _weights(self, parts: Sequence[Any], sizes: Sequence[Any]) -> Any:
         weights = [

@@ -105,10 +105,13 @@ class RankShards:
             own, last = self._reduce(dense, beside, dtype, f"{name}, {dtype.name}")
             found |= own
             total = total if last is None else last
-        for shard in self.own:
-            if isinstance(grads[shard.variable], tf.IndexedSlices):
-                found[shard] = self._rows_of(grads[shard.variable], shard)
-        return [found.get(shard) for shard in self.own], total
+        rows = self.cut([g if isinstance(g, tf.IndexedSlices) else None for g in grads])
+        pairs = zip(self.own, rows, strict=True)
+        return [found.get(shard, grad) for shard, grad in pairs], total
+
+    def cut(self, grads: Sequence[Any]) -> list[Any]:
+        """Returns this rank's shards of whole sums, [N], that all ranks have."""
+        return [self._part_of(grads[shard.variable], shard) for shard in self.own]
 
     def _without(self, grads: Sequence[Any]) -> str:
         """Names the variables that have no gradient."""
@@ -135,8 +138,12 @@ class RankShards:
         last = None if told is None else tf.cast(sums.pop(), told.dtype)
         return dict(zip(mine, sums, strict=True)), last
 
-    def _rows_of(self, grad: tf.IndexedSlices, shard: Shard) -> tf.IndexedSlices:
-        """Returns a shard's part of a whole sparse gradient."""
+    def _part_of(self, grad: Any, shard: Shard) -> Any:
+        """Returns a shard's part of a whole gradient, or None."""
+        if not isinstance(grad, tf.IndexedSlices):
+            return (
+                grad if grad is None or shard.rows is None else grad[slice(*shard.rows)]
+            )
         shape = tf.constant(shard.shape(self.shapes[shard.variable]))
         if shard.rows is None:
             return tf.IndexedSlices(grad.values, grad.indices, shape)
@@ -399,9 +406,11 @@ def _seeing_all_gradients(
     def clipping(norm: float) -> Callable[[Any], Any]:
         def clip(grads: Any) -> Any:
             wide = tf.float64 if grads[0].dtype == tf.float64 else tf.float32
-            squares = [tf.cast(values_of(g), wide) ** 2 for g in grads]
-            own = tf.add_n([tf.reduce_sum(square) for square in squares])
+            values = [tf.cast(values_of(grad), wide) for grad in grads]
+            own = tf.add_n([tf.reduce_sum(one**2) for one in values])
             (total,) = group.sum([own], names=[f"{name}, norm"])
+            # As in Keras, the norm is of rows, and their product with a scale is dense.
+            grads = list(map(tf.convert_to_tensor, grads))
             clipped, _ = tf.clip_by_global_norm(grads, norm, use_norm=tf.sqrt(total))
             return clipped
 

@@ -17,8 +17,7 @@ import tensorflow as tf
 from tw_core.internal import is_same_in_towers, may_meet, meet, weigh
 from tw_keras._checks import check_losses, reductions_of
 from tw_keras._meetings.step import Step
-from tw_keras._updates.update import Brought, times
-from tw_keras._updates.wrapped import WrappedOptimizer
+from tw_keras._update.optimizers import scales_losses
 
 _NUMBER = tf.TensorSpec([], tf.float64)
 
@@ -38,7 +37,7 @@ class Losses:
         self.results = set[int]()  # ids of metrics' results
         asks = step.trains and any(map(self.are_weighed_by, optimizers))
         asks = asks or "sum" in step.rescaled
-        self.factors = step.parts() if asks else []  # [K]; or none
+        self.factors = step.report.parts() if asks else []  # [K]; or none
 
     @cached_property
     def _asks_for_kinds(self) -> bool:
@@ -54,7 +53,7 @@ class Losses:
         if not step.average or step.is_whole:
             return False
         return scales_losses(optimizer) or (
-            bool(step.synchronized) and step.weights is not None
+            bool(step.synchronized) and step.report.weights is not None
         )
 
     def weighing(self, n: int, scale_loss: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -162,10 +161,12 @@ class Losses:
         """Returns [K] factors that turn losses over ``sums`` into means over rows."""
         step, ranks = self._step, self._step.ranks
         sums = [tf.cast(own, tf.float64) for own in step.of_own_rows(sums)]
-        rows = [tf.cast(own, tf.float64) for own in step.weights or [1] * len(sums)]
+        rows = [
+            tf.cast(own, tf.float64) for own in step.report.weights or [1] * len(sums)
+        ]
         totals = tf.stack([tf.add_n(rows), tf.add_n(sums)])
         if ranks is not None and step.trains:
-            [totals] = ranks.in_steps.sum_layer("divisors of losses", [totals])
+            [totals] = ranks.exchanges.sum_layer("divisors of losses", [totals])
         elif ranks is not None and ranks.shares_data:
             raise ValueError(
                 "TowerModel: a loss with reduction='mean_with_sample_weight' divides "
@@ -178,15 +179,8 @@ class Losses:
             for own, of_tower in zip(sums, rows, strict=True)
         ]
 
-    def of_gradients(
-        self, n: int, optimizer: Any, brought: Sequence[Brought]
-    ) -> tuple[Sequence[Brought], Sequence[Any] | None, bool]:
-        """Returns gradients, their weights, and whether they are to be averaged.
-
-        Gradients of weighted losses are added. An optimizer over towers weights
-        gradients itself, even over several batches.
-        """
-        step, weights = self._step, self._step.weights
+    def have_weighed(self, n: int, optimizer: Any) -> bool:
+        """Returns whether an optimizer's losses were weighted, so gradients are not."""
         self._applied[n] = optimizer.name
         if len(self._applied) > 1 and self._asks_for_kinds:
             raise ValueError(
@@ -197,13 +191,7 @@ class Losses:
             )
         if n not in self._weighed:
             self._check_unweighed(optimizer)
-            return brought, weights, step.average
-        if step.ranks is None and isinstance(optimizer, WrappedOptimizer):
-            undone = [tf.math.reciprocal_no_nan(factor) for factor in self.factors]
-            return times(brought, undone), weights, step.average
-        if weights is not None:  # Losses of weight 0 may have gradients of NaN.
-            brought = times(brought, [weight > 0 for weight in weights])
-        return brought, None, False
+        return n in self._weighed
 
     def _check_unweighed(self, optimizer: Any) -> None:
         if self._weighed and scales_losses(optimizer):
@@ -214,7 +202,7 @@ class Losses:
                 f"differentiate {self._path_of(optimizer)}.scale_loss(loss), of the "
                 "optimizer that applies."
             )
-        if self._step.weights is not None and self._step.synchronized:
+        if self._step.report.weights is not None and self._step.synchronized:
             raise ValueError(
                 f"TowerModel: {', '.join(self._step.synchronized)} are synchronised "
                 "over towers, whose losses must be weighted by their rows, each by "
@@ -275,9 +263,3 @@ def _reduces_rows(op: tf.Operation) -> bool:
         return False
     axes, rank = tf.get_static_value(op.inputs[1]), op.inputs[0].shape.rank
     return bool(axes is not None and rank and (axes % rank == 0).any())
-
-
-def scales_losses(optimizer: Any) -> bool:
-    """Returns whether a Keras optimizer expects gradients of scaled losses."""
-    has_own = type(optimizer).scale_loss is not keras.optimizers.Optimizer.scale_loss
-    return has_own or optimizer.loss_scale_factor is not None

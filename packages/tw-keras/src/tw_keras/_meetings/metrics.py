@@ -70,8 +70,9 @@ def update(step: Step, metric: Any, calls: Sequence[Any]) -> None:
         if weights[0] is not None:
             add = partial(step.merged, adds=True)
             options["sample_weight"] = tf.nest.map_structure(add, *weights)
-        elif step.share is not None and _takes_a_mean(metric, values):
-            options["sample_weight"] = step.share()
+        elif _takes_a_mean(metric, values):
+            share = step.report.share_of_rank()
+            options |= {} if share is None else {"sample_weight": share}
         given = tf.nest.flatten((values, options), expand_composites=True)
         # An error in a tower, such as XLA's, comes before any part of the update.
         with tf.control_dependencies(filter(tf.is_tensor, given)):

@@ -1,8 +1,8 @@
 """A step's settings, and how the towers' values are combined."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -10,6 +10,7 @@ import tensorflow as tf
 from tw_core.internal import weigh
 from tw_keras._batches import join
 from tw_keras._copies import Copies
+from tw_keras._meetings.report import Report
 from tw_reduce import Reducer, mean, sum_on_device
 
 
@@ -21,13 +22,10 @@ class Step:
     is_alone: bool = False  # Tower 0 runs on the whole batch, eagerly.
     trains: bool = True
     average: bool = False  # whether losses are means, not sums
-    weights: Sequence[Any] | None = None  # [K], of losses; None for equal ones
-    rows: Sequence[Any] = ()  # [K]
+    report: Report = field(default_factory=partial(Report, (), None))
     lent: Any = None  # how many towers, the last ones, have only padding rows
     synchronized: Sequence[str] = ()  # layers by which a loss reaches other towers
     rescaled: frozenset[str] = frozenset()  # reductions of losses that need a factor
-    checksum: Any = None  # of a batch that ranks share
-    share: Callable[[], tf.Tensor] | None = None  # this rank's, of a batch's rows
 
     @property
     def ranks(self) -> Any:
@@ -44,26 +42,6 @@ class Step:
         """Whether one tower has all rows of all processes."""
         is_one = self.is_alone or len(self.copies.towers) == 1
         return is_one and self.ranks is None
-
-    @property
-    def reducer(self) -> Reducer | None:
-        """The sum over towers; for one device, only a reducer that was given."""
-        return self.copies.reducer if self.is_one_device else self.copies.add
-
-    def parts(self) -> list[tf.Tensor]:
-        """Returns the [K] towers' fractions of the whole batch.
-
-        Where ranks do not train, they may have different numbers of batches; each then
-        uses its share of the batch's rows.
-        """
-        own = [tf.cast(weight, tf.float64) for weight in self.weights or self.rows]
-        total = tf.add_n(own)
-        if self.ranks is not None and self.trains:
-            [total] = self.ranks.in_steps.sum_layer("weights of losses", [total])
-        parts = [tf.math.divide_no_nan(weight, total) for weight in own]
-        if self.share is None or self.trains:
-            return parts
-        return [part * self.share() for part in parts]
 
     def merged(self, *values: Any, adds: bool, is_mean: bool = False) -> Any:
         """Combines the towers' values into the value over all rows."""
@@ -91,7 +69,7 @@ class Step:
         averages = self.average or is_mean
         reducer: Reducer = partial(sum_on_device, device=self.copies.towers[0].device)
         if averages:
-            weights = self.weights if self.average else self.rows
+            weights = self.report.weights if self.average else self.report.rows
             reducer = mean(reducer, weights=weights)
         else:
             values = self.of_own_rows(values)
@@ -99,15 +77,10 @@ class Step:
         values = [own if own.shape.rank == 0 else tf.reduce_sum(own) for own in values]
         merged = reducer([[value] for value in values])[0][0]
         # Ranks' results are averaged by rows later.
-        if self.share is not None and not averages:
-            return tf.math.divide_no_nan(merged, tf.cast(self.share(), merged.dtype))
+        share = self.report.share_of_rank()
+        if share is not None and not averages:
+            return tf.math.divide_no_nan(merged, tf.cast(share, merged.dtype))
         is_by_rows = self.copies.weigh is None or not self.average
         if is_by_rows or self.ranks is None or not self.trains:
             return merged
-        return weigh(merged, self._weight_per_row)
-
-    @cached_property
-    def _weight_per_row(self) -> tf.Tensor:
-        """This rank's share of the weights, as a multiple of its share of the rows."""
-        share = self.share() if self.share else 1.0
-        return tf.math.divide_no_nan(tf.add_n(self.parts()), share)
+        return weigh(merged, self.report.weight_per_row())

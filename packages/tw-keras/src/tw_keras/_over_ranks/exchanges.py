@@ -1,149 +1,319 @@
-"""The exchanges of ranks in a step, and how gradients are sent.
+"""What ranks exchange in a step, whether they have a batch or not.
 
-A rank without a batch knows shapes and dtypes, and sends zeros.
+While a step is traced, its exchanges are recorded. A rank without a batch makes the
+same ones in the same order: sums of layers with zeros, and updates by the same stages.
 """
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tw_builders.internal import RankShards
-from tw_core.internal import join_rows, map_values, values_of, with_unique_rows
-from tw_keras._updates.update import Brought
+from tw_core.internal import (
+    all_gather,
+    has_unique_rows,
+    join_rows,
+    reduce_scatter,
+    split_rows,
+    with_unique_rows,
+)
+from tw_core.ranks import RankGroup
+from tw_keras._update.gradients import NARROW, Specs, specs_of, unnumbered, zeros_of
 
-NARROW = ("float16", "bfloat16")
-Like = tuple[Any, tf.DType, tf.DType | None]  # shape, dtype, dtype of indices
-
-
-@dataclass(frozen=True)
-class SumExchange:
-    """A sum of a synchronised layer, as it was last built."""
-
-    place: str
-    like: Sequence[Like]
-
-
-@dataclass(frozen=True)
-class _Update:
-    """An update, as it was last built."""
-
-    place: int  # of the optimizer
-    brought: Sequence[Brought]  # [K]
-    used: Sequence[int]  # places of the gradients that are not None
-    averages: bool
-
-    @property
-    def variables(self) -> list[Any]:
-        """Tower 0's variables that have a gradient."""
-        return [self.brought[0].variables[n] for n in self.used]
+# Places in the report, which ranks sum; then the ranks' checksums.
+_WEIGHT, _ROWS, _ACTIVE, _STOPS, _HAS_MORE, _CHECKSUMS = range(6)
+_CHECKED_STEPS = 2  # of an epoch: their batches are compared over ranks
+# TensorFlow's collectives also match by the enclosing loop and its iteration.
+_APART = {"_noinline": True}
+# Makes an update without a batch, of a batch of this weight over all ranks.
+Replay = Callable[[tf.Tensor], None]
 
 
-@dataclass(frozen=True)
-class UpdateExchange(_Update):
-    """The gradients that an update exchanges."""
+class Exchanges:
+    """The exchanges of one model's training steps."""
 
-    counts: Sequence[int]  # of the parts in which each gradient is sent
-    like: Sequence[Like]  # of the parts
-    unique: Sequence[bool]  # whether ranks repeat no row of a part
+    def __init__(self, group: RankGroup, *, shares_data: bool) -> None:
+        """Starts without a step."""
+        self.group, self.shares_data = group, shares_data
+        self._counts: Counter[str] = Counter()  # of a step's exchanges, by name
+        with tf.init_scope(), tf.device("/cpu:0"):
+            self._heard = tf.Variable([False] * 3, trainable=False)  # of any rank
+            self._says = tf.Variable([False] * 2, trainable=False)
+            self._step = tf.Variable(0, trainable=False)  # of the epoch
+        self._said = False, False
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets the steps' exchanges, as the model is compiled again."""
+        # In a step's order: layers' sums by name, updates by the optimizers' numbers.
+        self._recorded: dict[str | int, Specs | Replay] = {}
+        self._functions: dict[tuple[str, str], Callable[..., Any]] = {}
+        self._idle: Any = None
+
+    def say_next(self, *, to_stop: bool, has_more: bool) -> None:
+        """Sets the next step's report: whether to stop, and if more may follow."""
+        if (to_stop, has_more) != self._said:
+            self._said = to_stop, has_more
+            self._says.assign([to_stop, has_more])
+
+    def heard(self) -> tuple[bool, bool, bool]:
+        """Returns if any rank had a batch, asked to stop, has more, last step."""
+        had, stops, more = self._heard.numpy().tolist()
+        return had, stops, more
+
+    def begin_epoch(self) -> None:
+        """Counts the steps of an epoch from 0."""
+        self._step.assign(0)
+
+    def begin_step(self) -> None:
+        """Begins to count a step's exchanges."""
+        self._counts.clear()
+        self._is_eager = tf.executing_eagerly()
+
+    def report(
+        self,
+        weight: Any,
+        rows: Any,
+        *,
+        checksum: Any = None,
+        has_batch: bool = True,
+    ) -> list[tf.Tensor]:
+        """Exchanges what a step needs to know first; returns all weights and rows.
+
+        ``checksum``: of a batch that ranks share.
+        """
+        with tf.device("/cpu:0"):
+            numbers = [weight, rows, has_batch, *tf.unstack(self._says.read_value())]
+            if self.shares_data:
+                seats = range(self.group.size)
+                is_own = [checksum is not None and k == self.group.rank for k in seats]
+                numbers += [checksum if is_one else 0 for is_one in is_own]
+            packed = tf.stack([tf.cast(number, tf.float64) for number in numbers])
+            [total] = self.sum("reports of ranks", [packed], ["reports of ranks"])
+            if self.shares_data:
+                checks = [
+                    _check_all_or_none(total[_ACTIVE], self.group.size),
+                    _check_same(total[_CHECKSUMS:]),
+                ]
+                with tf.control_dependencies(checks):
+                    total = tf.identity(total)
+            self._heard.assign(total[_ACTIVE:_CHECKSUMS] > 0)
+            return list(tf.unstack(total[:_ACTIVE]))
+
+    def checksum(self, data: Any) -> tf.Tensor:
+        """Returns a batch's checksum in an epoch's first steps; 0 later."""
+        leaves = tf.nest.flatten(data, expand_composites=True)
+        leaves = [leaf for leaf in leaves if leaf is not None]
+
+        def compute() -> tf.Tensor:
+            sums = [tf.fingerprint(tf.reshape(leaf, [1, -1])) for leaf in leaves]
+            octets = tf.fingerprint(tf.reshape(tf.concat(sums, 1), [1, -1]))[0, :3]
+            bits = tf.cast(octets, tf.int32) * [1, 256, 65536]
+            return tf.reduce_sum(bits) + 1  # never 0
+
+        with tf.device("/cpu:0"):
+            step = self._step.assign_add(1)
+            return tf.cond(step <= _CHECKED_STEPS, compute, lambda: tf.constant(0))
+
+    def sum_layer(self, name: str, tensors: Sequence[Any]) -> list[Any]:
+        """Adds sums over this rank's towers over the ranks, in the forward pass."""
+        if not all(own.shape.is_fully_defined() for own in tensors):
+            raise ValueError(
+                f"TowerModel: {name} sums tensors over ranks, so their shapes must be "
+                f"known; got {', '.join(str(own.shape) for own in tensors)}."
+            )
+        key = self._counted(unnumbered(name))
+        dtypes = [own.dtype for own in tensors]
+        wide = [
+            tf.cast(own, tf.float32) if own.dtype.name in NARROW else own
+            for own in tensors
+        ]
+        self._recorded[key] = specs_of(wide)
+        sums = self._sum_layer(key, wide)
+        return [tf.cast(own, dtype) for own, dtype in zip(sums, dtypes, strict=True)]
+
+    def _sum_layer(self, key: str, tensors: Sequence[Any]) -> list[Any]:
+        names = [f"{key}, tensor {n}" for n in range(len(tensors))]
+        return self._sum(key, tensors, names)
+
+    def of_first(self, values: Sequence[Any]) -> list[Any]:
+        """Returns the values of the first rank that has a batch in this step."""
+        rank, size = self.group.rank, self.group.size
+        values = [tf.identity(value) for value in values]
+        [active] = self.sum_layer("ranks that assign", [tf.one_hot(rank, size)])
+        is_first = tf.equal(tf.argmax(active), rank)
+        own = [tf.where(is_first, value, tf.zeros_like(value)) for value in values]
+        return self.sum_layer("assigned variables", own)
+
+    def record(self, number: int, replay: Replay) -> None:
+        """Records an optimizer's update, which a rank without a batch makes too."""
+        self._recorded[number] = replay
+
+    def sum(
+        self, what: str, tensors: Sequence[Any], names: Sequence[str] = ()
+    ) -> list[Any]:
+        """Adds tensors, dense or sparse, over the ranks; unique rows stay unique."""
+        key = self._counted(what)
+        parts = [split_rows(own) for own in tensors]
+        if not names:
+            names = [f"{key}, tensor {n}" for n in range(len(tensors))]
+        of_parts = [n for n, own in zip(names, parts, strict=True) for _ in own]
+        flat = [part for own in parts for part in own]
+        sums = iter(self._sum(key, flat, of_parts))
+        return [
+            join_rows(
+                [
+                    with_unique_rows(next(sums))
+                    if has_unique_rows(part)
+                    else next(sums)
+                    for part in own
+                ]
+            )
+            for own in parts
+        ]
+
+    def _counted(self, what: str) -> str:
+        """Names an exchange; those of one name match by their order in a step."""
+        self._counts[what] += 1
+        return f"{what}, sum {self._counts[what]}"
+
+    def _sum(self, key: str, tensors: Sequence[Any], names: Sequence[str]) -> list[Any]:
+        are_sparse = [isinstance(own, tf.IndexedSlices) for own in tensors]
+        flat: list[Any] = []
+        specs: list[tf.TensorSpec] = []
+        for own, is_sparse in zip(tensors, are_sparse, strict=True):
+            parts = [own.values, own.indices] if is_sparse else [own]
+            flat += parts
+            specs += [
+                tf.TensorSpec([None, *p.shape[1:]] if is_sparse else p.shape, p.dtype)
+                for p in parts
+            ]
+
+        def run(*flat: Any) -> list[Any]:
+            sums = self.group.sum(_sparse(flat, are_sparse), names=names)
+            parts = [
+                [own.values, own.indices]
+                if isinstance(own, tf.IndexedSlices)
+                else [own]
+                for own in sums
+            ]
+            return [part for own in parts for part in own]
+
+        return _sparse(self.apart(key, run, flat, specs), are_sparse)
+
+    def apart(
+        self,
+        key: str,
+        run: Callable[..., list[Any]],
+        flat: Sequence[Any],
+        specs: Sequence[tf.TensorSpec],
+    ) -> list[Any]:
+        """Runs an exchange of dense tensors in a function that is not inlined.
+
+        Several steps in one call are a loop. In a separate function an exchange has
+        neither the loop's frame nor its iteration, and so matches that of an idle rank.
+        """
+        if tf.executing_eagerly():
+            return list(run(*flat))
+        of_function = key, str(specs)
+        if of_function not in self._functions:
+            with tf.init_scope():
+                made = tf.function(
+                    run,
+                    input_signature=specs,
+                    autograph=False,
+                    experimental_attributes=_APART,
+                )
+                self._functions[of_function] = made.get_concrete_function()
+        return list(self._functions[of_function](*flat))
+
+    def group_of(self, what: str) -> "StepGroup":
+        """Returns a group for a step's exchanges, which are given no names."""
+        return StepGroup(self, what)
+
+    def idle_step(self) -> Any:
+        """Returns the functions of a step without a batch: report, and take part.
+
+        None if no step was built.
+        """
+        if self._recorded and self._idle is None:
+
+            def report() -> list[tf.Tensor]:
+                self._counts.clear()
+                return self.report(0, 0, has_batch=False)
+
+            def take_part(weight: tf.Tensor, _: tf.Tensor) -> None:
+                for key, own in list(self._recorded.items()):
+                    if callable(own):
+                        own(weight)
+                    else:
+                        self._sum_layer(str(key), zeros_of(own))
+
+            functions: list[Callable[..., Any]] = [report, take_part]
+            if (
+                not self._is_eager
+            ):  # A trace meets the other ranks in branches not taken.
+                functions = [tf.function(own, autograph=False) for own in functions]
+            self._idle = tuple(map(self.group.bounded, functions))
+        return self._idle
 
 
-@dataclass(frozen=True)
-class _OfShards(_Update):
-    """An update of variables whose state is in shards over the ranks."""
+class StepGroup:
+    """A group whose exchanges in a step are functions that are not inlined."""
 
-    shards: RankShards
+    def __init__(self, exchanges: Exchanges, what: str = "") -> None:
+        """Takes the name of its sums, where callers give them none of their own."""
+        self._exchanges, self._group, self._what = exchanges, exchanges.group, what
+        self.rank, self.size = exchanges.group.rank, exchanges.group.size
 
-    @property
-    def places(self) -> list[int]:
-        """The places of its variables among those of the shards."""
-        return [self.shards.place_of(own) for own in self.variables]
+    def sum(self, tensors: Sequence[Any], *, names: Sequence[str] = ()) -> list[Any]:
+        """Adds tensors, dense or sparse, over the ranks."""
+        if tf.executing_eagerly():
+            return self._group.sum(tensors, names=names)
+        return self._exchanges.sum(self._what or str(names), tensors, names)
 
+    def reduce_scatter(self, parts: Sequence[Any], *, name: str) -> Any:
+        """Adds each rank's part over the ranks."""
 
-@dataclass(frozen=True)
-class ShardedExchange(_OfShards, UpdateExchange):
-    """An update whose dense gradients are sent to the ranks with their shards."""
+        def run(*parts: Any) -> list[Any]:
+            return [reduce_scatter(self._group, parts, name=name)]
 
+        return self._run(name, run, parts)[0]
 
-class AccumulatedExchange(_Update):
-    """An update whose gradients are accumulated, and exchanged when it is due."""
+    def all_gather(self, own: Any, lengths: Sequence[int], *, name: str) -> list[Any]:
+        """Gives all ranks every rank's tensor."""
 
+        def run(own: Any) -> list[Any]:
+            return all_gather(self._group, own, lengths, name=name)
 
-class RememberedExchange(AccumulatedExchange):
-    """An update by a reducer with memory, which sends compressed gradients."""
+        return self._run(name, run, [own])
 
+    def broadcast(self, variables: Sequence[Any]) -> None:
+        """Gives all ranks the values of rank 0's variables."""
+        self._group.broadcast(variables)
 
-@dataclass(frozen=True)
-class AccumulatedShardsExchange(_OfShards, AccumulatedExchange):
-    """An update whose gradients are accumulated, and sent to shards when it is due."""
+    def bounded(self, function: Any) -> Any:
+        """Makes a function raise errors that name lost ranks."""
+        return self._group.bounded(function)
 
+    def tell(self, what: str) -> None:
+        """Announces an event on rank 0."""
+        self._group.tell(what)
 
-class OverTowersExchange(AccumulatedExchange):
-    """An update by an optimizer over towers that accumulates."""
+    def wait_for(self, what: str) -> None:
+        """Waits until rank 0 has announced an event."""
+        self._group.wait_for(what)
 
-
-Exchange = SumExchange | UpdateExchange | AccumulatedExchange
-
-
-def name_of(variable: Any) -> str:
-    """Returns the name under which a variable is exchanged."""
-    return str(getattr(variable, "path", variable.name))
-
-
-def unnumbered(name: str) -> str:
-    """Returns a name without the numbers that Keras and scopes count per process."""
-    return re.sub(r"(_\d+)+\b", "", name)
-
-
-def make_parts(exchange: AccumulatedExchange) -> list[list[tf.Tensor]]:
-    """Returns the zeros that the towers of a rank without a batch accumulate."""
-    zeros = [
-        to_travel(tf.zeros(v.shape, tf.as_dtype(v.dtype)), v, True)
-        for v in exchange.variables
-    ]
-    return [zeros] * len(exchange.brought)
+    def _run(
+        self, name: str, run: Callable[..., list[Any]], tensors: Sequence[Any]
+    ) -> list[Any]:
+        specs = [tf.TensorSpec(own.shape, own.dtype) for own in tensors]
+        return self._exchanges.apart(name, run, tensors, specs)
 
 
-def to_travel(grad: Any, variable: Any, has_same_rows: bool) -> Any:
-    """Prepares a gradient of a tower for the sum over ranks."""
-    if has_same_rows:  # a table that every tower and rank reads in the same order
-        grad = tf.convert_to_tensor(grad)
-    if tf.is_tensor(grad) and not isinstance(grad, tf.IndexedSlices):
-        with tf.device(grad.device):  # The shape is needed without a batch, too.
-            grad = tf.ensure_shape(grad, variable.shape)
-    if values_of(grad).dtype.name in NARROW:  # a sum times rows may overflow
-        return map_values(lambda values: tf.cast(values, tf.float32), grad)
-    return grad
-
-
-def describe(grad: Any) -> tuple[Any, tf.DType, tf.DType | None]:
-    """Returns the shape and dtype of a tensor, and of its indices."""
-    if isinstance(grad, tf.IndexedSlices):
-        return [0, *grad.values.shape[1:]], grad.values.dtype, grad.indices.dtype
-    return grad.shape, grad.dtype, None
-
-
-def make_zeros(shape: Any, dtype: tf.DType, indices: tf.DType | None) -> Any:
-    """Returns the zeros that a rank without a batch sends."""
-    values = tf.zeros(shape, dtype)
-    if indices is None:
-        return values
-    return tf.IndexedSlices(values, tf.zeros([0], indices))
-
-
-def flatten(tensors: Sequence[Any]) -> list[Any]:
-    """Lists dense tensors, and values and indices of sparse ones."""
-    parts = [
-        [own.values, own.indices] if isinstance(own, tf.IndexedSlices) else [own]
-        for own in tensors
-    ]
-    return [part for own in parts for part in own]
-
-
-def unflatten(flat: Sequence[Any], are_sparse: Sequence[bool]) -> list[Any]:
-    """Undoes ``flatten``."""
+def _sparse(flat: Sequence[Any], are_sparse: Sequence[bool]) -> list[Any]:
+    """Returns tensors from their values and, of sparse ones, indices."""
     parts = iter(flat)
     return [
         tf.IndexedSlices(next(parts), next(parts)) if is_sparse else next(parts)
@@ -151,52 +321,7 @@ def unflatten(flat: Sequence[Any], are_sparse: Sequence[bool]) -> list[Any]:
     ]
 
 
-def divided(grad: Any, weight: tf.Tensor) -> Any:
-    """Divides a gradient; the quotient by 0 is 0."""
-
-    def divide(values: tf.Tensor) -> tf.Tensor:
-        return tf.math.divide_no_nan(values, tf.cast(weight, values.dtype))
-
-    return map_values(divide, grad)
-
-
-def joined(
-    parts: Sequence[Any], counts: Sequence[int], unique: Sequence[bool]
-) -> list[Any]:
-    """Joins the reduced parts of gradients."""
-    whole = iter(
-        with_unique_rows(part) if is_unique else part
-        for part, is_unique in zip(parts, unique, strict=True)
-    )
-    return [join_rows([next(whole) for _ in range(n)]) for n in counts]
-
-
-def for_towers(
-    reduced: Sequence[Sequence[Any]], exchange: UpdateExchange | AccumulatedExchange
-) -> list[Brought]:
-    """Replaces the towers' gradients by reduced ones, [K][N] or [1][N] for all."""
-    variables = exchange.brought[0].variables
-    rows = []
-    for own in reduced:
-        grads: list[Any] = [None] * len(variables)
-        for n, grad in zip(exchange.used, own, strict=True):
-            grads[n] = _as_of(variables[n], grad)
-        rows.append(grads)
-    if len(rows) == 1:
-        rows *= len(exchange.brought)
-    pairs = zip(rows, exchange.brought, strict=True)
-    return [Brought(grads, own.variables) for grads, own in pairs]
-
-
-def _as_of(variable: Any, grad: Any) -> Any:
-    """Gives a gradient the dtype and, where it is sparse, the shape of a variable."""
-    values = tf.cast(values_of(grad), tf.as_dtype(variable.dtype))
-    if not isinstance(grad, tf.IndexedSlices):
-        return values
-    return tf.IndexedSlices(values, grad.indices, tf.constant(list(variable.shape)))
-
-
-def check_all_or_none(active: tf.Tensor, size: int) -> tf.Operation:
+def _check_all_or_none(active: tf.Tensor, size: int) -> tf.Operation:
     """Fails if some, but not all, of the ranks that share data have no batch left."""
     says = (
         "TowerModel: with data='shared' all ranks must get the same batches; the "
@@ -207,7 +332,7 @@ def check_all_or_none(active: tf.Tensor, size: int) -> tf.Operation:
     return tf.debugging.Assert(good, [says, active])
 
 
-def check_same(checksums: tf.Tensor) -> tf.Operation:
+def _check_same(checksums: tf.Tensor) -> tf.Operation:
     """Fails if ranks that must have equal batches have different ones."""
     some = tf.boolean_mask(checksums, checksums > 0)
     same = tf.reduce_all(tf.equal(some, some[:1]))

@@ -14,10 +14,10 @@ import tensorflow as tf
 from tw_core.internal import tf_variable
 from tw_core.ranks import RankGroup
 from tw_keras._over_ranks.agreement import begin_fit
-from tw_keras._over_ranks.exchanges import name_of, unnumbered
-from tw_keras._over_ranks.in_steps import Apply, Collect, InSteps
+from tw_keras._over_ranks.exchanges import Exchanges
 from tw_keras._over_ranks.local_steps import Alone, LocalSteps
 from tw_keras._over_ranks.results import Results
+from tw_keras._update.gradients import name_of, unnumbered
 
 _Run = Callable[..., Any]
 
@@ -38,7 +38,7 @@ class Ranks:
         # Where ranks train alone between averagings, their steps exchange nothing.
         self.alone = None if local_steps is None else Alone(group, local_steps)
         self._ends_first = ends_first
-        self.in_steps = InSteps(group, shares_data=shares_data)
+        self.exchanges = Exchanges(group, shares_data=shares_data)
         self.results = Results(group)
         self.num_calls = 0  # made by all ranks together, such as fit
         self.has_begun = False  # All ranks have received rank 0's values.
@@ -63,7 +63,7 @@ class Ranks:
 
     def forget_steps(self) -> None:
         """Forgets what steps exchange and return, as the model is compiled again."""
-        self.in_steps.forget()
+        self.exchanges.forget()
         self.results = Results(self.group)
         if self.alone is not None:
             self.alone.forget()
@@ -76,7 +76,7 @@ class Ranks:
 
         def run(iterator: Any) -> Any:
             more = self._has_more_after(iterator)
-            self.in_steps.tell_next(to_stop=self._asked, has_more=more)
+            self.exchanges.say_next(to_stop=self._asked, has_more=more)
             logs = bounded(iterator)
             self._hear()
             return logs
@@ -119,7 +119,7 @@ class Ranks:
 
     def _hear(self) -> bool:
         """Reads the ranks' reports of the last step; returns if any had a batch."""
-        has_batch, stops, has_more = self.in_steps.heard()
+        has_batch, stops, has_more = self.exchanges.heard()
         self.stops = self.stops or stops
         self._is_over = has_batch and not has_more
         return has_batch
@@ -146,7 +146,7 @@ class Ranks:
 
     def begin_epoch(self, batches: Any) -> None:
         """Prepares an epoch over Keras's ``batches``, which may end early."""
-        self.in_steps.begin_epoch()
+        self.exchanges.begin_epoch()
         if self._ends_first:
             self._end_with_first(batches)
         self._batches, self._is_over = batches, False
@@ -177,7 +177,7 @@ class Ranks:
         else:
             batches._num_batches = least
 
-    def finish_epoch(self, apply: Apply, collect: Collect) -> None:
+    def finish_epoch(self) -> None:
         """Takes part in the others' updates until no rank has a batch."""
         self._is_last, self._batches = True, None
         if self.alone is not None:
@@ -186,16 +186,16 @@ class Ranks:
             return
         idle = None
         if not self._is_over:
-            idle = self.in_steps.idle_step(apply, collect)
+            idle = self.exchanges.idle_step()
         if idle is None:
             return
-        exchange, update = idle
+        report, take_part = idle
         while not self._is_over:
-            self.in_steps.tell_next(to_stop=self._asked, has_more=False)
-            reduced = exchange()
+            self.exchanges.say_next(to_stop=self._asked, has_more=False)
+            totals = report()
             if not self._hear():
                 return
-            update(reduced)
+            take_part(*totals)
             self._is_last = False
 
     def begin_fit(self, settings: Mapping[str, int], *, may_stop: bool) -> None:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tw_core.internal import tf_variable
 from tw_core.ranks import RankGroup
-from tw_keras._over_ranks.exchanges import name_of, unnumbered
+from tw_keras._update.gradients import name_of, unnumbered
 
 
 class Results:

@@ -6,7 +6,7 @@ files are written or read, it becomes the plain optimizer of whole variables, wh
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -20,92 +20,31 @@ from tw_builders.internal import (
     gather,
     make_whole,
     scatter,
-    shared_state,
     take,
     with_inner,
 )
 from tw_core import Tower
-from tw_core.internal import all_gather, reduce_scatter, tf_variable
-from tw_core.ranks import RankGroup
-from tw_keras._over_ranks.in_steps import InSteps
-from tw_keras._over_ranks.sharded_sums import ShardedSums
+from tw_core.internal import tf_variable
+from tw_keras._over_ranks.exchanges import Exchanges, StepGroup
 
 _log = logging.getLogger(__name__)
-
-
-class ApartGroup:
-    """A group whose exchanges in a step are functions that are not inlined."""
-
-    def __init__(self, in_steps: InSteps) -> None:
-        self._in_steps, self._group = in_steps, in_steps.group
-        self.rank, self.size = in_steps.group.rank, in_steps.group.size
-
-    def sum(self, tensors: Sequence[Any], *, names: Sequence[str] = ()) -> list[Any]:
-        """Adds dense tensors over the ranks."""
-
-        def run(*own: Any) -> list[Any]:
-            return self._group.sum(own, names=names)
-
-        return self._run(str(names), run, tensors)
-
-    def reduce_scatter(self, parts: Sequence[Any], *, name: str) -> Any:
-        """Adds each rank's part over the ranks."""
-
-        def run(*parts: Any) -> list[Any]:
-            return [reduce_scatter(self._group, parts, name=name)]
-
-        return self._run(name, run, parts)[0]
-
-    def all_gather(self, own: Any, lengths: Sequence[int], *, name: str) -> list[Any]:
-        """Gives all ranks every rank's tensor."""
-
-        def run(own: Any) -> list[Any]:
-            return all_gather(self._group, own, lengths, name=name)
-
-        return self._run(name, run, [own])
-
-    def broadcast(self, variables: Sequence[Any]) -> None:
-        """Gives all ranks the values of rank 0's variables."""
-        self._group.broadcast(variables)
-
-    def bounded(self, function: Any) -> Any:
-        """Makes a function raise errors that name lost ranks."""
-        return self._group.bounded(function)
-
-    def tell(self, what: str) -> None:
-        """Announces an event on rank 0."""
-        self._group.tell(what)
-
-    def wait_for(self, what: str) -> None:
-        """Waits until rank 0 has announced an event."""
-        self._group.wait_for(what)
-
-    def _run(
-        self, name: str, run: Callable[..., list[Any]], tensors: Sequence[Any]
-    ) -> list[Any]:
-        if tf.executing_eagerly():
-            return list(run(*tensors))
-        specs = [tf.TensorSpec(own.shape, own.dtype) for own in tensors]
-        return self._in_steps.apart(name, run, tensors, specs)
 
 
 class ShardedStates:
     """The shards of a model's optimizers."""
 
-    def __init__(self, in_steps: InSteps, towers: Sequence[Tower]) -> None:
-        """Starts without an optimizer."""
-        self._group: RankGroup = ApartGroup(in_steps)
-        self._towers, self.sums = towers, ShardedSums(towers[0])
+    def __init__(self, exchanges: Exchanges | None, towers: Sequence[Tower]) -> None:
+        """Starts without an optimizer; without ``exchanges`` it gets none."""
+        self._group: Any = None if exchanges is None else StepGroup(exchanges)
+        self._towers = towers
         self._known: dict[int, RankShards] = {}
         self._wholes: dict[int, Any] = {}  # of rank 0: gathered or loaded
         self.has_loaded = False  # state that other ranks lack
-        self.gathers = False  # when an epoch of ``fit`` ends
 
     def keep(self, optimizers: Sequence[Any]) -> None:
         """Forgets all other optimizers; refuses those that hold several others."""
         known = {id(own): self._known.get(id(own)) for own in optimizers}
         self._known = {key: own for key, own in known.items() if own is not None}
-        self.sums.forget()
         for own in optimizers:
             check_holds_none(own)
 
@@ -129,10 +68,6 @@ class ShardedStates:
         for shards in self._known.values():
             if int(with_inner(shards.optimizer)[-1]._iterations) == 0:
                 shards.begin_anew()
-
-    def state(self, optimizer: Any) -> list[Any]:
-        """Lists the variables that are the same on all ranks."""
-        return shared_state(optimizer) if optimizer.built else []
 
     def gather(self) -> None:
         """Gives rank 0 the whole state; all ranks call it."""
@@ -203,7 +138,8 @@ class ShardedStates:
     @contextmanager
     def finalizing(self, optimizer: Any) -> Iterator[None]:
         """Makes Keras finalize shards' values, such as averages, and sends them."""
-        if not isinstance(optimizer, keras.optimizers.Optimizer):
+        is_keras = isinstance(optimizer, keras.optimizers.Optimizer)
+        if self._group is None or not is_keras:
             yield
             return
         plain = optimizer.finalize_variable_values

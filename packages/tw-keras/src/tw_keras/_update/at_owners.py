@@ -1,4 +1,4 @@
-"""Updates where one tower updates each variable, and the others copy it.
+"""Placement of an update where one tower updates each variable, and the others copy it.
 
 The one optimizer is built for tower 0's variables, like the plain model's, so that
 Keras, callbacks and checkpoints work with it. Its slots are on the owners' devices, and
@@ -12,42 +12,53 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tw_builders import apply_at_owners, apply_sharded_gradients
+from tw_builders import apply_at_owners
 from tw_builders.internal import owned, owners_of, place_of
 from tw_core import Tower
 from tw_core.internal import create_slots, tf_variable
-from tw_keras._updates.accumulation import inner_of
-from tw_keras._updates.update import Brought, Update, with_gradients
+from tw_keras._update.gradients import Rows
+from tw_keras._update.optimizers import inner_of
+from tw_keras._update.places import Place, Terms
 
 
-def apply_sharded(update: Update, brought: Sequence[Brought]) -> None:
+class AtOwners(Place):
     """Each variable's owner applies the reduced gradient, and the others copy it."""
-    optimizer = update.optimizer
-    columns = [own.variables for own in brought]
-    build_for_owners(optimizer, update.towers, columns)
-    # Else errors name owners.
-    inner_of(optimizer)._check_variables_are_known(columns[0])
-    kept = with_gradients(brought)
-    grads, variables = [own.grads for own in kept], [own.variables for own in kept]
-    with _taking_copies(optimizer, columns):
-        if update.is_reduced:
+
+    def __init__(
+        self,
+        optimizer: Any,
+        towers: Sequence[Tower],
+        of_towers: Callable[[Sequence[Any]], Sequence[Sequence[Any]]],
+    ) -> None:
+        """Takes tower 0's optimizer, and its variables' [K] counterparts."""
+        super().__init__(optimizer)
+        self._towers, self._of_towers = towers, of_towers
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Creates the state with its owners, or moves it; of tower 0's variables."""
+        _build(self._optimizer, self._towers, self._of_towers(variables))
+
+    def targets(self, variables: Sequence[Any]) -> Rows:
+        """Returns the [1][M] owners' variables."""
+        return [owned(self._of_towers(variables), self._optimizer)]
+
+    def apply(self, rows: Rows, variables: Sequence[Any], terms: Terms) -> None:
+        """Updates the owners with [K][M] gradients, or [1][M], and copies to all."""
+        columns = self._of_towers(variables)
+        rows = rows if len(rows) == len(columns) else [*rows] * len(columns)
+        # Else errors name owners.
+        inner_of(self._optimizer)._check_variables_are_known(columns[0])
+        with _taking_copies(self._optimizer, columns):
             apply_at_owners(
-                *(update.towers, grads, variables, optimizer),
-                jit_compile=update.compiled_by_xla,
+                self._towers,
+                list(rows),
+                columns,
+                self._optimizer,
+                jit_compile=terms.jit_compile,
             )
-            return
-        apply_sharded_gradients(
-            update.towers,
-            grads,
-            variables,
-            optimizer,
-            average=update.average,
-            weights=update.weights,
-            jit_compile=update.compiled_by_xla,
-        )
 
 
-def build_for_owners(
+def _build(
     optimizer: Any, towers: Sequence[Tower], columns: Sequence[Sequence[Any]]
 ) -> None:
     """Builds an optimizer of tower 0's variables whose slots are with their owners.

@@ -13,8 +13,9 @@ import tensorflow as tf
 from tw_core import Tower
 from tw_core.ranks import RankGroup
 from tw_keras._files import Arrays, companion_of, read_memory, write_memory
-from tw_keras._updates.accumulation import inner_of
+from tw_keras._update.optimizers import inner_of
 from tw_reduce import Reducer, ReducerState
+from tw_reduce.internal import is_stateful
 
 _log = logging.getLogger(__name__)
 
@@ -27,41 +28,59 @@ class Memory:
         reducer: Any,
         towers: Sequence[Tower],
         of_towers: Callable[[Sequence[Any]], Sequence[Sequence[Any]]],
+        trained_of: Callable[[int, Any], Sequence[Any]],
         add_of: Callable[[int], Reducer],
         group: RankGroup | None,
     ) -> None:
         """Takes the towers that have memory: one, if a rank's are added first.
 
+        ``reducer``: None, or one without memory, where there is nothing to keep.
+
         ``of_towers`` returns [K] lists of the towers' counterparts of tower 0's
-        variables; ``add_of`` returns the sum for the n-th optimizer.
+        variables; ``trained_of`` those of the n-th optimizer, and ``add_of`` its sum.
         """
-        self._reducer, self._towers, self._group = reducer, towers, group
-        self._of_towers, self._add_of = of_towers, add_of
+        self._reducer = reducer if is_stateful(reducer) else None
+        self.towers, self._group = towers, group
+        self._of_towers, self._trained_of, self._add_of = of_towers, trained_of, add_of
         self._made: dict[int, tuple[Any, ReducerState]] = {}  # keeps their ids
         self._loaded: dict[int, Arrays] = {}  # by optimizer, not applied yet
-        self._of_ranks: dict[int, Arrays] = {}  # [R, ...], at an epoch's end
+        self._of_ranks: dict[int, Arrays] = {}  # [R K, ...], at an epoch's end
         self._companion = ""  # the file that was loaded last
         self._has_read = False  # unknown to other ranks
+
+    def __bool__(self) -> bool:
+        """Returns whether there is a reducer with memory."""
+        return self._reducer is not None
 
     def of(self, place: int, optimizer: Any) -> ReducerState:
         """Returns the holder for the n-th optimizer, which is built."""
         if id(optimizer) not in self._made:
-            variables = self._of_towers(inner_of(optimizer)._trainable_variables)
+            variables = self._of_towers(self._trained_of(place, optimizer))
             holder = ReducerState(
                 self._reducer,
-                variables[: len(self._towers)],
+                variables[: len(self.towers)],
                 add=self._add_of(place),
-                devices=[tower.device for tower in self._towers],
+                devices=[tower.device for tower in self.towers],
             )
             self._made[id(optimizer)] = optimizer, holder
-            if loaded := self._loaded.pop(place, None):
-                with tf.init_scope():
+            with tf.init_scope():
+                if loaded := self._loaded.pop(place, None):
                     self._give(holder, loaded)
+                else:
+                    _warn_if_resumed(optimizer)
         return self._made[id(optimizer)][1]
 
-    def forget(self) -> None:
-        """Forgets the holders of older optimizers."""
-        self._made.clear()
+    def keep(self, optimizers: Sequence[Any]) -> None:
+        """Forgets the holders of all other optimizers, as the model is compiled."""
+        known = set(map(id, optimizers))
+        lost = [key for key in self._made if key not in known]
+        for key in lost:
+            optimizer, _ = self._made.pop(key)
+            _log.warning(
+                "TowerModel: compile replaced %s, so the reducer's memory starts from "
+                "zero; compile with model.optimizer to keep both.",
+                type(optimizer).__name__,
+            )
         self._of_ranks.clear()
 
     def forget_gathered(self) -> None:
@@ -77,6 +96,8 @@ class Memory:
         self, filepath: Any, places: Sequence[Any], weights: Sequence[Any]
     ) -> None:
         """Saves beside a model's weights; ``places`` are the optimizers, in order."""
+        if self._reducer is None:
+            return
         arrays = {
             f"{n}/{name}": array
             for n, optimizer in enumerate(places)
@@ -88,6 +109,8 @@ class Memory:
         self, filepath: Any, places: Sequence[Any], weights: Sequence[Any]
     ) -> None:
         """Loads memory saved beside a file of these weights; else resets to zero."""
+        if self._reducer is None:
+            return
         self._loaded, self._of_ranks, self._has_read = {}, {}, True
         self._companion = companion_of(filepath)
         arrays, fault = read_memory(filepath, weights)
@@ -132,7 +155,7 @@ class Memory:
     def take_of_rank_0(self, places: Sequence[Any]) -> None:
         """Takes this rank's part of the memory rank 0 loaded; all ranks call it."""
         group = self._group
-        if group is None:
+        if group is None or self._reducer is None:
             return
         told = [self._has_read, group.rank == 0 and bool(self._loaded)]
         (told,) = group.sum([tf.cast(told, tf.float32)], names=["memory that was read"])
@@ -157,7 +180,9 @@ class Memory:
             if group.rank == 0 and not self._fits(holder, loaded.get(n, {})):
                 loaded[n] = {}
             of_ranks = self._divided(holder, loaded.get(n, {}))
-            holder.load_own_variables(of_ranks, total=group.size, first=group.rank)
+            count = len(self.towers)
+            places_of_all = {"total": group.size * count, "first": group.rank * count}
+            holder.load_own_variables(of_ranks, **places_of_all)
 
     def gather(self, places: Sequence[Any]) -> None:
         """Gathers all ranks' memory on rank 0, to be saved; all ranks call it."""
@@ -173,13 +198,16 @@ class Memory:
                 )
 
     def _divided(self, holder: ReducerState, loaded: Arrays) -> Arrays:
-        """Divides rank 0's arrays; returns [R, ...] arrays on all ranks."""
+        """Divides rank 0's arrays; returns [R K, ...] arrays on all ranks."""
         group: Any = self._group
         own: Arrays = {}
         holder.save_own_variables(own)
         parts: dict[str, dict[int, Any]] = {key: {} for key in own}
         for rank in range(group.size) if group.rank == 0 else ():
-            holder.load_own_variables(loaded, total=group.size, first=rank)
+            count = len(self.towers)
+            holder.load_own_variables(
+                loaded, total=group.size * count, first=rank * count
+            )
             divided: Arrays = {}
             holder.save_own_variables(divided)
             for key, array in divided.items():
@@ -187,13 +215,14 @@ class Memory:
         return self._summed(parts, own)
 
     def _summed(self, parts: dict[str, dict[int, Any]], like: Arrays) -> Arrays:
-        """Sums [R, ...] arrays over ranks, each of which fills in its own parts."""
+        """Sums [R K, ...] arrays over ranks, each of which fills in its own parts."""
         group: Any = self._group
         brought = []
         for key, own in like.items():
-            whole = np.zeros([group.size, *own.shape[1:]], own.dtype)
+            count = len(own)
+            whole = np.zeros([group.size * count, *own.shape[1:]], own.dtype)
             for rank, array in parts[key].items():
-                whole[rank] = array[0]
+                whole[rank * count : (rank + 1) * count] = array
             brought.append(tf.constant(whole))
         names = [f"memory {key}" for key in like]
         sums = group.sum(brought, names=names) if brought else []
@@ -207,4 +236,16 @@ class Memory:
         own: Arrays = {}
         self._made[id(optimizer)][1].save_own_variables(own)
         ranks = 1 if self._group is None else self._group.size
-        return {key: np.repeat(array, ranks, 0) for key, array in own.items()}
+        return {key: np.concatenate([array] * ranks) for key, array in own.items()}
+
+
+def _warn_if_resumed(optimizer: Any) -> None:
+    """Says that memory is new where its optimizer is not, as after a checkpoint."""
+    updates = int(inner_of(optimizer)._iterations)
+    if updates > 0:
+        _log.warning(
+            "TowerModel: %s has made %d updates, but the reducer's memory starts from "
+            "zero: only load_weights of the TowerModel reads it, from the file beside "
+            "the model's.",
+            *(type(optimizer).__name__, updates),
+        )

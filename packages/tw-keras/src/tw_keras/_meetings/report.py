@@ -1,0 +1,76 @@
+"""What a step knows of the whole batch before its forward pass."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import tensorflow as tf
+
+Totals = Callable[[tf.Tensor, tf.Tensor], Sequence[tf.Tensor]]
+
+
+class Report:
+    """The weights and rows of a batch, of this rank's towers and over all ranks."""
+
+    def __init__(
+        self,
+        rows: Sequence[Any],
+        weights: Sequence[Any] | None,
+        totals: Totals | None = None,
+        *,
+        trains_alone: bool = False,
+    ) -> None:
+        """Takes [K] rows, and weights; None where towers' losses have equal ones.
+
+        ``totals``: returns weight and rows over all ranks, float64, from those of this
+        rank; None without other ranks. ``trains_alone``: those are of results only, and
+        this rank updates by its own batch.
+        """
+        self.rows, self.weights, self._totals = rows, weights, totals
+        self._is_whole = totals is None or trains_alone
+
+    @cached_property
+    def _wide(self) -> list[tf.Tensor]:
+        return [tf.cast(own, tf.float64) for own in self.weights or self.rows]
+
+    @cached_property
+    def _own_weight(self) -> tf.Tensor:
+        return tf.add_n(self._wide)
+
+    @cached_property
+    def _own_rows(self) -> tf.Tensor:
+        if self.weights is None:
+            return self._own_weight
+        return tf.add_n([tf.cast(own, tf.float64) for own in self.rows])
+
+    @cached_property
+    def all(self) -> Sequence[tf.Tensor]:
+        """The batch's weight and rows, over all ranks; float64."""
+        if self._totals is None:
+            return self._own_weight, self._own_rows
+        return self._totals(self._own_weight, self._own_rows)
+
+    @property
+    def weight(self) -> tf.Tensor:
+        """The weight of the batch that an update is of; float64."""
+        return self._own_weight if self._is_whole else self.all[0]
+
+    def parts(self) -> list[tf.Tensor]:
+        """Returns the [K] towers' fractions of the whole batch, by weight."""
+        return [tf.math.divide_no_nan(own, self.weight) for own in self._wide]
+
+    def shares(self) -> Sequence[Any] | None:
+        """Returns [K] factors whose products add up to a mean; None for a plain one."""
+        is_plain = self._is_whole and self.weights is None
+        return None if is_plain else self.parts()
+
+    def share_of_rank(self) -> tf.Tensor | None:
+        """Returns this rank's part of the batch's rows; None without other ranks."""
+        if self._totals is None:
+            return None
+        return tf.math.divide_no_nan(self._own_rows, self.all[1])
+
+    def weight_per_row(self) -> tf.Tensor:
+        """Returns this rank's part of the weight, as a multiple of that of the rows."""
+        weight, rows = self.all
+        return tf.math.divide_no_nan(self._own_weight * rows, weight * self._own_rows)

@@ -1,1 +1,0 @@
-"""Updates from the towers' gradients, by where the variables are."""
