@@ -244,6 +244,7 @@ class Exchanges:
                 return self.report(0, 0, has_batch=False)
 
             def take_part(weight: tf.Tensor, _: tf.Tensor) -> None:
+                self._counts.clear()  # It may be traced twice.
                 for key, own in list(self._recorded.items()):
                     if callable(own):
                         own(weight)
