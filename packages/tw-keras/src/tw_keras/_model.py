@@ -440,7 +440,8 @@ class TowerModel(AsTower0):
         ranks = self._ranks
         if ranks is not None and dataset is not None and not ranks.results.has_stepped:
             # A rank without any batch learns the exchanges of the others from a trace.
-            self._steps.trace(dataset.element_spec)
+            specs, eagerly = dataset.element_spec, self.run_eagerly
+            self._steps.trace_for_others(specs, run_eagerly=eagerly)
         self._steps.finish_epoch()
         self._own.take_state_of_ranks()
 

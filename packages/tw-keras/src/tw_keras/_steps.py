@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -342,6 +342,12 @@ class Steps:
         """Traces a step for batches with the specs ``data``; runs nothing."""
         step = partial(self.step, "train_step")
         tf.function(step, autograph=False).get_concrete_function(data)
+
+    def trace_for_others(self, data: Any, *, run_eagerly: bool) -> None:
+        """Learns from a trace what ranks that have a batch exchange."""
+        ranks: Any = self._own.ranks
+        with ranks.exchanges.recording() if run_eagerly else nullcontext():
+            self.trace(data)
 
 
 _OUTSIDE = (

@@ -5,7 +5,8 @@ same ones in the same order: sums of layers with zeros, and updates by the same 
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -42,6 +43,7 @@ class Exchanges:
             self._says = tf.Variable([False] * 2, trainable=False)
             self._step = tf.Variable(0, trainable=False)  # of the epoch
         self._said = False, False
+        self.only_records = False  # Nothing is exchanged.
         self.forget()
 
     def forget(self) -> None:
@@ -70,6 +72,18 @@ class Exchanges:
         """Begins to count a step's exchanges."""
         self._counts.clear()
         self._is_eager = tf.executing_eagerly()
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Makes a trace record exchanges and make none, for ranks that run eagerly.
+
+        These exchange one by one, where a trace would wait for them all.
+        """
+        self.only_records = True
+        try:
+            yield
+        finally:
+            self.only_records, self._is_eager = False, True
 
     def report(
         self,
@@ -179,6 +193,8 @@ class Exchanges:
         return f"{what}, sum {self._counts[what]}"
 
     def _sum(self, key: str, tensors: Sequence[Any], names: Sequence[str]) -> list[Any]:
+        if self.only_records:
+            return list(tensors)
         are_sparse = [isinstance(own, tf.IndexedSlices) for own in tensors]
         flat: list[Any] = []
         specs: list[tf.TensorSpec] = []
@@ -276,6 +292,8 @@ class StepGroup:
 
     def reduce_scatter(self, parts: Sequence[Any], *, name: str) -> Any:
         """Adds each rank's part over the ranks."""
+        if self._exchanges.only_records:
+            return parts[self.rank]
 
         def run(*parts: Any) -> list[Any]:
             return [reduce_scatter(self._group, parts, name=name)]
@@ -284,6 +302,8 @@ class StepGroup:
 
     def all_gather(self, own: Any, lengths: Sequence[int], *, name: str) -> list[Any]:
         """Gives all ranks every rank's tensor."""
+        if self._exchanges.only_records:
+            return [tf.zeros([length], own.dtype) for length in lengths]
 
         def run(own: Any) -> list[Any]:
             return all_gather(self._group, own, lengths, name=name)
