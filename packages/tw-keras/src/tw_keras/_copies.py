@@ -290,6 +290,8 @@ class Copies:
 
     def settle(self, *, over_ranks: bool) -> None:
         """Moves accumulated gradients to where they are saved."""
+        if self.setting.exchanges is not None:
+            self.setting.exchanges.count_anew()
         for row in self._rows.values():
             row.settle(over_ranks=over_ranks)
 

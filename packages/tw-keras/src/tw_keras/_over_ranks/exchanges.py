@@ -70,8 +70,12 @@ class Exchanges:
 
     def begin_step(self) -> None:
         """Begins to count a step's exchanges."""
-        self._counts.clear()
+        self.count_anew()
         self._is_eager = tf.executing_eagerly()
+
+    def count_anew(self) -> None:
+        """Counts from 0, wherever all ranks begin to make the same exchanges."""
+        self._counts.clear()
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -256,11 +260,11 @@ class Exchanges:
         if self._recorded and self._idle is None:
 
             def report() -> list[tf.Tensor]:
-                self._counts.clear()
+                self.count_anew()
                 return self.report(0, 0, has_batch=False)
 
             def take_part(weight: tf.Tensor, _: tf.Tensor) -> None:
-                self._counts.clear()  # It may be traced twice.
+                self.count_anew()  # It may be traced twice.
                 for key, own in list(self._recorded.items()):
                     if callable(own):
                         own(weight)
