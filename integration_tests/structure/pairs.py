@@ -101,9 +101,10 @@ def lines() -> Iterator[str]:
     others = len(REFUSED) + len(OTHER_NUMBERS)
     yield ""
     yield (
-        f"✓ {len(given('ranks', 2)) - others} pairs train as one device; ✗ "
-        f"{len(REFUSED)} are refused; ≠ {len(OTHER_NUMBERS)} train with other numbers, "
-        "equal on all ranks; — are values of one argument; † needs a `group`."
+        f"✓ train as one device ({len(given('ranks', 2)) - others} pairs); ✗ are "
+        f"refused by name ({len(REFUSED)}); ≠ train with other numbers, equal on all "
+        f"ranks ({len(OTHER_NUMBERS)}); — are values of one argument; † needs a "
+        "`group`."
     )
     yield ""
     for own in [*REFUSED, *OTHER_NUMBERS]:

@@ -122,9 +122,8 @@ class TowerModel(AsTower0):
         Raises:
           ValueError: unknown ``variables``, ``loss_reduction``, ``data`` or ``uneven``;
             ``data="shared"``, ``uneven="stop"`` or ``local_steps`` without a ``group``;
-            a reducer that averages, or with variables that are not replicated; no
-            device; copies that share variables or differ; or a call inside the scope of
-            a ``tf.distribute`` strategy.
+            a reducer that averages; no device; copies that share variables or differ;
+            or a call inside the scope of a ``tf.distribute`` strategy.
           TypeError: ``make_model`` is not a function, needs arguments, or does not
             return a Keras model.
           RuntimeError: in a graph or a ``tf.function``.

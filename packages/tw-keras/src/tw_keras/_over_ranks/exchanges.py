@@ -272,9 +272,8 @@ class Exchanges:
                         self._sum_layer(str(key), zeros_of(own))
 
             functions: list[Callable[..., Any]] = [report, take_part]
-            if (
-                not self._is_eager
-            ):  # A trace meets the other ranks in branches not taken.
+            # A trace meets the other ranks in branches that are not taken, too.
+            if not self._is_eager:
                 functions = [tf.function(own, autograph=False) for own in functions]
             self._idle = tuple(map(self.group.bounded, functions))
         return self._idle

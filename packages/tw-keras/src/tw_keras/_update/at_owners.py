@@ -18,21 +18,11 @@ from tw_core import Tower
 from tw_core.internal import create_slots, tf_variable
 from tw_keras._update.gradients import Rows
 from tw_keras._update.optimizers import inner_of
-from tw_keras._update.places import Place, Terms
+from tw_keras._update.places import Terms, WithCopies
 
 
-class AtOwners(Place):
+class AtOwners(WithCopies):
     """Each variable's owner applies the reduced gradient, and the others copy it."""
-
-    def __init__(
-        self,
-        optimizer: Any,
-        towers: Sequence[Tower],
-        of_towers: Callable[[Sequence[Any]], Sequence[Sequence[Any]]],
-    ) -> None:
-        """Takes tower 0's optimizer, and its variables' [K] counterparts."""
-        super().__init__(optimizer)
-        self._towers, self._of_towers = towers, of_towers
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the state with its owners, or moves it; of tower 0's variables."""

@@ -1,12 +1,13 @@
 """The towers' gradients as an update receives them, and their shares of a mean.
 
 Shares come first: their sum is the mean over all rows of all towers and ranks. So later
-stages only add, memory remembers shares, and nothing is divided afterwards.
+stages only add, and memory remembers shares. Only a plain mean over the towers of one
+process, which nothing remembers, is divided after the sum.
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -67,14 +68,6 @@ class TowerGradients:
             for own, variables in zip(self.grads, self.variables, strict=True)
         ]
         return TowerGradients(rows, self.variables)
-
-    def with_grads(self, places: Sequence[int], rows: Rows) -> "TowerGradients":
-        """Replaces the gradients at some places."""
-        grads = [list(own) for own in self.grads]
-        for own, row in zip(grads, rows, strict=True):
-            for n, grad in zip(places, row, strict=True):
-                own[n] = grad
-        return replace(self, grads=grads)
 
     def shares(self, factors: Sequence[Any] | None) -> list[list[Any]]:
         """Returns [K][M] gradients that exist, times their tower's factor."""

@@ -1,11 +1,12 @@
 """Where an update is made, by the ``variables`` of a ``TowerModel``."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
+from tw_core import Tower
 from tw_core.internal import apply_pairs, create_slots, tf_variable
 from tw_core.ranks import RankGroup
 from tw_keras._update.gradients import Rows
@@ -17,7 +18,7 @@ class Terms:
     """What a place needs to know of an update, beside gradients."""
 
     jit_compile: bool  # whether XLA compiles it
-    weight: Any = None  # of the batch, over all towers and ranks; None: losses are sums
+    weight: Any = None  # of the batch, over all, where the optimizer itself accumulates
     changes: Any = None  # whether variables change; None: they do
 
 
@@ -62,3 +63,17 @@ class Place:
         """Updates from [T][M] reduced gradients, or from [1][M] for all."""
         pairs = list(zip(rows[0], variables, strict=True))
         apply_pairs(self._optimizer, pairs, jit_compile=terms.jit_compile)
+
+
+class WithCopies(Place):
+    """A place whose variables have a copy in every tower."""
+
+    def __init__(
+        self,
+        optimizer: Any,
+        towers: Sequence[Tower],
+        of_towers: Callable[[Sequence[Any]], Sequence[Sequence[Any]]],
+    ) -> None:
+        """Takes tower 0's optimizer, and its variables' [K] counterparts."""
+        super().__init__(optimizer)
+        self._towers, self._of_towers = towers, of_towers

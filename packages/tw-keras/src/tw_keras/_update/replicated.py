@@ -4,7 +4,7 @@ One optimizer serves all towers: its update is traced with its own variables and
 with theirs. Eagerly, tower 0 updates, and the others copy.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from tw_core.internal import (
 from tw_keras import _batches
 from tw_keras._update.gradients import Rows
 from tw_keras._update.optimizers import inner_of
-from tw_keras._update.places import Place, Terms
+from tw_keras._update.places import Terms, WithCopies
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,18 +30,12 @@ class _State:
     variables: list[tf.Variable]
 
 
-class Replicated(Place):
+class Replicated(WithCopies):
     """Every tower applies the reduced gradients to its copy."""
 
-    def __init__(
-        self,
-        optimizer: Any,
-        towers: Sequence[Tower],
-        of_towers: Callable[[Sequence[Any]], Sequence[Sequence[Any]]],
-    ) -> None:
-        """Takes tower 0's optimizer, and its variables' [K] counterparts."""
-        super().__init__(optimizer)
-        self._towers, self._of_towers = towers, of_towers
+    def __init__(self, *given: Any) -> None:
+        """Starts without state; takes what every place with copies takes."""
+        super().__init__(*given)
         self._states: list[Any] = []
 
     @property

@@ -85,11 +85,9 @@ class Row:
         elif own.memory is None:
             self._over_towers = where_applied(self.place.targets)
         if own.memory is not None:  # It has its own exchange.
-            state, total = (
-                partial(own.memory.of, number, optimizer),
-                len(own.memory.towers),
-            )
-            self._stages.append(remembering(state, total, shards))
+            state = partial(own.memory.of, number, optimizer)
+            count = len(own.memory.towers)
+            self._stages.append(remembering(state, count, shards))
         elif shards is not None:
             self._stages.append(to_shards(own.exchanges, what, shards))
         elif own.exchanges is not None:
