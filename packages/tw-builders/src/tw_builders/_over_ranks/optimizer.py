@@ -14,7 +14,6 @@ import tensorflow as tf
 from tw_builders._over_ranks.shards import (
     RankShards,
     check_holds_none,
-    unnumbered,
     with_inner,
 )
 from tw_builders._over_ranks.state import gather, scatter, shared_state
@@ -160,31 +159,28 @@ class RankShardedOptimizer:
         read = read_with_none(self._towers, grads, self._columns)
         used = [n for n, grad in enumerate(read[0]) if grad is not None]
         own = [[_wide(of_tower[n]) for n in used] for of_tower in read]
-        divisor, told = len(self._towers) * self._group.size if average else None, None
         if weights is not None:
+            shares = self._shares(weights, weight_dtype(map(values_of, own[0])))
             own = [
-                [weigh(grad, weight) for grad in of_tower]
-                for of_tower, weight in zip(own, weights, strict=True)
+                [weigh(grad, share) for grad in of_tower]
+                for of_tower, share in zip(own, shares, strict=True)
             ]
-            wide = weight_dtype(values_of(grad) for grad in own[0])
-            told = tf.add_n([tf.reshape(scalar_of(w, wide), [1]) for w in weights])
         local: list[Any] = [None] * len(self._columns[0])
         if used:
             sums = sum_on_device(own, device=self._towers[0].device)[0]
-            for n, total in zip(used, self._with_all_rows(sums, used), strict=True):
+            for n, total in zip(used, sums, strict=True):
                 local[n] = total
-        sums, told = self._shards.reduce(local, told, name="gradients")
-        reduced = self._shards.divided(sums, divisor if told is None else told[0])
+        sums = self._shards.reduce(local, name="gradients")
+        is_plain = average and weights is None
+        number = len(self._towers) * self._group.size if is_plain else None
+        reduced = self._shards.divided(sums, number)
         self._shards.update(reduced, used, name="update", jit_compile=jit_compile)
 
-    def _with_all_rows(self, sums: Sequence[Any], places: Sequence[int]) -> list[Any]:
-        """Adds sparse gradients over the ranks, each of which gets all rows."""
-        are_rows = [isinstance(own, tf.IndexedSlices) for own in sums]
-        pairs = list(zip(sums, places, are_rows, strict=True))
-        rows = [own for own, _, is_one in pairs if is_one]
-        names = [unnumbered(self._columns[0][n]) for _, n, is_one in pairs if is_one]
-        left = iter(self._group.sum(rows, names=names) if rows else ())
-        return [next(left) if is_one else own for own, _, is_one in pairs]
+    def _shares(self, weights: Sequence[Any], dtype: tf.DType) -> list[tf.Tensor]:
+        """Returns [K] parts of the mean over the towers of all ranks."""
+        known = [scalar_of(weight, tf.float64) for weight in weights]
+        [total] = self._group.sum([tf.add_n(known)], names=["weights"])
+        return [tf.cast(tf.math.divide_no_nan(w, total), dtype) for w in known]
 
     def gather(self) -> Any:
         """Returns the state of all ranks as the plain optimizer, to save or restore it.

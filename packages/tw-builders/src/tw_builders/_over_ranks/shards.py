@@ -84,30 +84,26 @@ class RankShards:
             )
         return place
 
-    def reduce(
-        self, grads: Sequence[Any], told: tf.Tensor | None = None, *, name: str
-    ) -> tuple[list[Any], tf.Tensor | None]:
+    def reduce(self, grads: Sequence[Any], *, name: str) -> list[Any]:
         """Adds gradients over the ranks; returns those of this rank's shards.
 
-        ``grads``: [N], dense; sparse and already summed over the ranks; or None.
-        ``told``: [T], of no wider dtype, whose sum all ranks get, too.
+        ``grads``: [N] or None. Rows of sparse ones are sent to all ranks.
         """
-        dense = [None if isinstance(g, tf.IndexedSlices) else g for g in grads]
+        rows = [n for n, grad in enumerate(grads) if isinstance(grad, tf.IndexedSlices)]
+        dense = [None if n in rows else grad for n, grad in enumerate(grads)]
+        sparse: list[Any] = [None] * len(grads)
+        if rows:
+            names = [unnumbered(self.columns[0][n]) for n in rows]
+            sums = self.group.sum([grads[n] for n in rows], names=names)
+            for n, total in zip(rows, sums, strict=True):
+                sparse[n] = total
         # Ranks compare names: without one of another variable a part may be as long.
         name += self._without(grads)
-        dtypes = list(dict.fromkeys(g.dtype for g in dense if g is not None))
-        dtypes.sort(key=lambda dtype: -dtype.size)  # The weights lose no digits.
-        if told is not None and not dtypes:
-            dtypes = [told.dtype]
-        found, total = dict[Shard, Any](), None
-        for n, dtype in enumerate(dtypes):
-            beside = told if n == 0 else None
-            own, last = self._reduce(dense, beside, dtype, f"{name}, {dtype.name}")
-            found |= own
-            total = total if last is None else last
-        rows = self.cut([g if isinstance(g, tf.IndexedSlices) else None for g in grads])
-        pairs = zip(self.own, rows, strict=True)
-        return [found.get(shard, grad) for shard, grad in pairs], total
+        found = dict[Shard, Any]()
+        for dtype in dict.fromkeys(g.dtype for g in dense if g is not None):
+            found |= self._reduce(dense, dtype, f"{name}, {dtype.name}")
+        pairs = zip(self.own, self.cut(sparse), strict=True)
+        return [found.get(shard, grad) for shard, grad in pairs]
 
     def cut(self, grads: Sequence[Any]) -> list[Any]:
         """Returns this rank's shards of whole sums, [N], that all ranks have."""
@@ -120,23 +116,20 @@ class RankShards:
         return f", without variables {', '.join(listed)}" if none else ""
 
     def _reduce(
-        self, grads: Sequence[Any], told: tf.Tensor | None, dtype: tf.DType, name: str
-    ) -> tuple[dict[Shard, Any], tf.Tensor | None]:
+        self, grads: Sequence[Any], dtype: tf.DType, name: str
+    ) -> dict[Shard, Any]:
         has_dtype = [grad is not None and grad.dtype == dtype for grad in grads]
         shards = [shard for shard in self.plan if has_dtype[shard.variable]]
         cut = _cut_into_shards(grads, shards)
-        beside = [] if told is None else [tf.cast(told, dtype)]
         parts = []
         for rank in range(self.group.size):
-            own = [*(cut[s] for s in shards if s.rank == rank), *beside]
+            own = [cut[shard] for shard in shards if shard.rank == rank]
             parts.append(join_flat(own) if own else tf.zeros([0], dtype))
         total = reduce_scatter(self.group, parts, name=name)
         mine = [s for s in shards if s.rank == self.group.rank]
         shapes = [s.shape(self.shapes[s.variable]) for s in mine]
-        shapes += [tuple(own.shape) for own in beside]
         sums = cut_flat(total, shapes) if shapes else []
-        last = None if told is None else tf.cast(sums.pop(), told.dtype)
-        return dict(zip(mine, sums, strict=True)), last
+        return dict(zip(mine, sums, strict=True))
 
     def _part_of(self, grad: Any, shard: Shard) -> Any:
         """Returns a shard's part of a whole gradient, or None."""

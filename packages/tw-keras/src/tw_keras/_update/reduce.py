@@ -93,21 +93,12 @@ def _none_like(grad: Any) -> Any:
     return tf.zeros_like(grad)
 
 
-def to_shards(ranks: Ranks, what: str, place: InShards) -> Stage:
-    """Returns the sum over ranks of what each has shards of: [1][S] of [1][M].
-
-    Sparse gradients are sent to all ranks.
-    """
+def to_shards(what: str, place: InShards) -> Stage:
+    """Returns the sum over ranks of what each has shards of: [1][S] of [1][M]."""
 
     def exchange(rows: Rows, variables: Sequence[Any]) -> Rows:
-        shards, grads = place.shards, list(rows[0])
-        sparse = [m for m, g in enumerate(grads) if isinstance(g, tf.IndexedSlices)]
-        names = [name_of(variables[m]) for m in sparse]
-        if sparse:
-            sums = ranks.sum(f"rows, {what}", [grads[m] for m in sparse], names)
-            for m, total in zip(sparse, sums, strict=True):
-                grads[m] = total
-        reduced, _ = shards.reduce(place.whole(variables, grads), name=what)
+        shards = place.shards
+        reduced = shards.reduce(place.whole(variables, rows[0]), name=what)
         return [shards.divided(reduced)]
 
     return exchange

@@ -89,7 +89,7 @@ class Row:
             count = len(own.memory.towers)
             self._stages.append(remembering(state, count, shards))
         elif shards is not None:
-            self._stages.append(to_shards(own.exchanges, what, shards))
+            self._stages.append(to_shards(what, shards))
         elif own.exchanges is not None:
             self._stages.append(over_ranks(own.exchanges, what))
 
