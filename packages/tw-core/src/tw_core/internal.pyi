@@ -65,6 +65,9 @@ from .devices._logical import device_name as device_name
 from .devices._logical import host_of as host_of
 from .devices._logical import repeated_devices as repeated_devices
 from .devices._logical import why_no_gpu as why_no_gpu
+from .gradients._accumulated import add_to_sums as add_to_sums
+from .gradients._accumulated import clear_sums as clear_sums
+from .gradients._accumulated import make_sums as make_sums
 from .gradients._lists import list_pairs as list_pairs
 from .gradients._reading import Gradients as Gradients
 from .gradients._reading import check_any_gradient as check_any_gradient

@@ -17,7 +17,13 @@ from tw_ampopt._update.buffers import all_finite_and_norm, on_devices
 from tw_ampopt._update.weights import AccumulatedWeight
 from tw_ampopt._variables import bool_after, make_state, present
 from tw_core.gradients import Gradient
-from tw_core.internal import compiles_with_xla, weight_dtype
+from tw_core.internal import (
+    add_to_sums,
+    clear_sums,
+    compiles_with_xla,
+    make_sums,
+    weight_dtype,
+)
 
 
 class Progress(NamedTuple):
@@ -70,17 +76,10 @@ class GradientAccumulator:
         if drops:
             self.summed = make_state(0, name="grad_acc_good", device=host)
             self.dropped = make_state(0, name="dropped", device=host)
-        self.sums = [
-            [
-                make_state(
-                    partial(tf.zeros, spec.shape, spec.dtype),
-                    name=f"tower{k}/grad_acc_{m}",
-                    device=device,
-                )
-                for m, spec in enumerate(specs)
-            ]
-            for k, device in enumerate(devices)
-        ]
+        self.sums = []
+        for k, device in enumerate(devices):
+            with tf.init_scope(), tf.device(device or None):
+                self.sums.append(make_sums(specs, name=f"tower{k}/grad_acc_{{}}"))
         self.weight: AccumulatedWeight | None = None
         if weighs:
             self.weight = AccumulatedWeight(len(devices), host, self._wide)
@@ -144,10 +143,7 @@ class GradientAccumulator:
             with tf.device(device or None):
                 tower = [variable.read_value() for variable in sums]
                 with tf.control_dependencies(tower):
-                    emptied += [
-                        variable.assign(tf.zeros_like(variable), read_value=False)
-                        for variable in sums
-                    ]
+                    emptied += clear_sums(sums)
             values.append(tower)
         if self.summed is not None:
             emptied.append(self.summed.assign(0, read_value=False))
@@ -163,8 +159,7 @@ class GradientAccumulator:
         means = [own / group.size for own in group.sum(totals, names=names)]
         for (first, *others), own in zip(columns, means, strict=True):
             first.assign(own)
-            for variable in others:
-                variable.assign(tf.zeros_like(variable))
+            clear_sums(others)
         return tf.constant(True)
 
     def _weigh(
@@ -272,36 +267,12 @@ def _add_tower(
     factor: tf.Tensor | None,
     is_empty: tf.Tensor | None,
 ) -> list[Any]:
-    def add() -> list[Any]:
-        minus = None if factor is None else -factor
-        return [_add(v, b, minus) for v, b in zip(sums, buffers, strict=True)]
-
+    add = partial(add_to_sums, sums, buffers, factor)
     if is_empty is None:
         return add()
     # A tower without rows has NaN gradients, and NaN * 0 is still NaN.
     nothing = partial(tf.constant, True)
     return [tf.cond(is_empty, nothing, lambda: bool_after(add(), True))]
-
-
-def _add(
-    variable: tf.Variable, buffer: Gradient, minus_inverse: tf.Tensor | None
-) -> Any:
-    if minus_inverse is not None:  # of the widest dtype of all buffers
-        minus_inverse = tf.cast(minus_inverse, variable.dtype)
-    if isinstance(buffer, tf.IndexedSlices):
-        rows = buffer.values
-        return tf.raw_ops.ResourceScatterAdd(
-            resource=variable.handle,
-            indices=buffer.indices,
-            updates=rows if minus_inverse is None else rows * -minus_inverse,
-        )
-    if minus_inverse is None:
-        return variable.assign_add(buffer, read_value=False)
-    # A descent step with a negative rate: it multiplies and adds in one pass, where a
-    # separate product would write and read the model once more.
-    return tf.raw_ops.ResourceApplyGradientDescent(
-        var=variable.handle, alpha=minus_inverse, delta=buffer
-    )
 
 
 def _all_towers_finite(devices: Sequence[str], batch: _MicroBatch) -> tf.Tensor:

@@ -1,6 +1,5 @@
 """Keras optimizers that reduce gradients over all ranks."""
 
-import functools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,10 +7,10 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from tw_core.internal import map_values, updates_elementwise, without_autograph
-from tw_horovod._gradients.reducer import GradientReducer, check_dense
+from tw_core.internal import updates_elementwise, without_autograph
+from tw_horovod._gradients.passes import Passes
+from tw_horovod._gradients.reducer import GradientReducer
 from tw_horovod._keras import IS_KERAS_2, keras
-from tw_horovod._operations.exchanges import scaled
 
 _CALLER = "DistributedOptimizer"
 
@@ -65,29 +64,6 @@ def refuse_loss_scale_around() -> NoReturn:
     )
 
 
-class _State:
-    """State of a distributed optimizer that Keras does not save."""
-
-    def __init__(self) -> None:
-        """Starts at pass 0."""
-        self.local: dict[int, Any] = {}
-        self.count: tf.Variable | None = None
-        self.sums: dict[int, tf.Variable] = {}
-        self.reduced: dict[Any, _Reduced] = {}  # By the variable's reference.
-
-    def make_variables(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Makes the sums over passes that do not exist yet."""
-        with tf.init_scope():
-            if self.count is None:
-                # int64, as int32 variables stay on the host, where XLA finds none.
-                zero = tf.zeros([], tf.int64)
-                self.count = tf.Variable(zero, trainable=False, name="horovod_passes")
-            for grad, variable in zip(grads, variables, strict=True):
-                if grad is not None and id(variable) not in self.sums:
-                    start = tf.zeros(variable.shape, grad.dtype)
-                    self.sums[id(variable)] = tf.Variable(start, trainable=False)
-
-
 @dataclass
 class _Reduced:
     """Where the reduced gradient of a variable was computed."""
@@ -111,18 +87,18 @@ class _CallableList(list[Any]):
 class Distributed:
     """The part of a distributed optimizer that is not Keras's."""
 
-    _horovod: Any = None
+    _passes: Any = None
     _reducer: GradientReducer  # The class's: from_config finds it.
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._horovod = _State()
+        self._passes = Passes(self._reducer)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Returns a copy with fresh state, as Keras does, that also reduces."""
         own: Any = self
         made = type(own).from_config(own.get_config())
-        made._horovod.local.update(self._horovod.local)
+        made._passes.local.update(self._passes.local)
         return made
 
     def __copy__(self) -> Any:
@@ -130,46 +106,12 @@ class Distributed:
 
     def register_local_var(self, var: Any) -> None:
         """Excludes a variable's gradient from reduction."""
-        self._horovod.local[id(var)] = var
-
-    def _add_pass(
-        self, grads: list[Any], variables: list[Any], finish: Any, wait: Any
-    ) -> Any:
-        """Adds gradients; returns ``finish(reduced)``, or before that ``wait(read)``.
-
-        Both return tensors of the same structure; ``read()`` returns the sums.
-        """
-        state = self._horovod
-        dense = self._reducer.densify(grads)
-        check_dense(dense)
-        build(self, variables)
-        state.make_variables(dense, variables)
-        sums = [
-            None if grad is None else state.sums[id(variable)]
-            for grad, variable in zip(dense, variables, strict=True)
-        ]
-        for kept, grad in zip(sums, dense, strict=True):
-            if kept is not None:
-                kept.assign_add(grad)
-        state.count.assign_add(1)
-
-        def read() -> list[Any]:
-            return [None if kept is None else kept.read_value() for kept in sums]
-
-        def reduce() -> Any:
-            reduced = self._reducer.reduce(read(), variables, state.local)
-            share = functools.partial(scaled, factor=self._reducer.share)
-            done = finish([g if g is None else map_values(share, g) for g in reduced])
-            for kept in [state.count, *(kept for kept in sums if kept is not None)]:
-                kept.assign(tf.zeros_like(kept))
-            return done
-
-        is_last = tf.equal(state.count, self._reducer.passes)
-        return tf.cond(is_last, reduce, lambda: wait(read))
+        self._passes.local[id(var)] = var
 
     def _apply_pass(self, grads: list[Any], variables: list[Any], apply: Any) -> None:
         """Adds gradients; applies the reduced ones in the last of several passes."""
-        self._add_pass(
+        build(self, variables)
+        self._passes.add(
             *(grads, variables),
             finish=lambda reduced: _call(apply, reduced, variables),
             wait=self._count_pass,
@@ -216,18 +158,21 @@ class _OfKeras2(Distributed):
         return self._reduce_computed(base.get_gradients(loss, params), list(params))
 
     def _reduce_computed(self, grads: list[Any], variables: list[Any]) -> list[Any]:
-        state, is_eager = self._horovod, tf.executing_eagerly()
+        is_eager = tf.executing_eagerly()
         own = [n for n, grad in enumerate(grads) if grad is not None]
         for n in own:
             graph = None if is_eager else weakref.ref(tf.compat.v1.get_default_graph())
-            state.reduced[variables[n].ref()] = _Reduced(graph)
+            self._passes.reduced[variables[n].ref()] = _Reduced(graph)
         if self._reducer.passes == 1 or not own:
-            return self._reducer.reduce(grads, variables, state.local)
+            return self._reducer.reduce(grads, variables, self._passes.local)
 
         def choose(known: list[Any]) -> list[Any]:
             return [known[n] for n in own]
 
-        found = self._add_pass(grads, variables, choose, lambda read: choose(read()))
+        build(self, variables)
+        found = self._passes.add(
+            *(grads, variables), finish=choose, wait=lambda read: choose(read())
+        )
         results = dict(zip(own, found, strict=True))
         return [results.get(n) for n in range(len(grads))]
 
@@ -241,7 +186,7 @@ class _OfKeras2(Distributed):
         graphs = [graph]
         while graphs[-1] is not None:
             graphs.append(getattr(graphs[-1], "outer_graph", None))
-        known, results = self._horovod.reduced, []
+        known, results = self._passes.reduced, []
         for variable in variables:
             found = known.get(variable.ref())
             is_inside = found is not None and found.is_around(graphs)
@@ -262,7 +207,7 @@ class _OfKeras2(Distributed):
         are_reduced = self._take_reduced([variable for _, variable in pairs])
         raw = [n for n, is_reduced in enumerate(are_reduced) if not is_reduced]
         grads, variables = [pairs[n][0] for n in raw], [pairs[n][1] for n in raw]
-        reduced = self._reducer.reduce(grads, variables, self._horovod.local)
+        reduced = self._reducer.reduce(grads, variables, self._passes.local)
         for n, *pair in zip(raw, reduced, variables, strict=True):
             pairs[n] = tuple(pair)
         return pairs
@@ -290,7 +235,7 @@ class _OfKeras2(Distributed):
         if not any(are_reduced):
             self._apply_pass(grads, variables, apply)
         elif all(are_reduced):
-            is_due = tf.equal(self._horovod.count, 0)
+            is_due = self._passes.are_reduced()
             tf.cond(is_due, lambda: _call(apply, grads, variables), self._count_pass)
         else:
             raise ValueError(
@@ -313,7 +258,7 @@ class _OfKeras3(Distributed):
         # A LossScaleOptimizer sets this when it wraps an optimizer. It skips steps
         # according to this rank's gradients alone, so other ranks would wait for it.
         # Before 3.10 Keras does not set it; BroadcastGlobalVariablesCallback checks it.
-        if name == "loss_scale_factor" and value is None and self._horovod is not None:
+        if name == "loss_scale_factor" and value is None and self._passes is not None:
             refuse_loss_scale_around()
         super().__setattr__(name, value)
 
@@ -330,5 +275,5 @@ class _OfKeras3(Distributed):
         elif self._reducer.passes > 1 and any(g is not None for g in known):
             self._apply_pass(known, variables, base.apply)
         else:
-            reduced = self._reducer.reduce(known, variables, self._horovod.local)
+            reduced = self._reducer.reduce(known, variables, self._passes.local)
             base.apply(reduced, trainable_variables)

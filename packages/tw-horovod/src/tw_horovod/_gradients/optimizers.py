@@ -1,10 +1,4 @@
-"""Optimizers of TensorFlow 1 that combine the gradients of all ranks.
-
-Over several passes, each rank adds up its own gradients, in local variables:
-
-    pass 1      sum += gradients; count = 1       the step counts, nothing is applied
-    pass 2      sum += gradients; count = 2 of 2  reduced, applied; sum = 0, count = 0
-"""
+"""Optimizers of TensorFlow 1 that combine the gradients of all ranks."""
 
 import weakref
 from typing import Any
@@ -17,11 +11,12 @@ from tw_core.internal import (
     check_elementwise,
     without_autograph,
 )
+from tw_core.variables import override_to_local_variable
 from tw_horovod._gradients.keras_optimizers import copy_reducing
+from tw_horovod._gradients.passes import Passes
 from tw_horovod._gradients.reducer import (
     GradientReducer,
     Grads,
-    check_dense,
     make_reducer,
 )
 from tw_horovod._operations.reductions import ALL_OPS, Average, Sum
@@ -185,46 +180,22 @@ class _DistributedOptimizer(v1.train.Optimizer):  # type: ignore[misc,name-defin
                 "DistributedOptimizer: backward_passes_per_step above 1 is for session "
                 "graphs with this optimizer; use one of keras.optimizers."
             )
-        dense = self._reducer.densify(grads)
-        check_dense(dense)
-        places = [n for n, grad in enumerate(dense) if grad is not None]
-        own = [dense[n] for n in places]
-        with v1.variable_scope(None, default_name="tw_horovod_passes"):
-            count = _make_local("count", [], tf.int32)
-            sums = [_make_local(str(n), dense[n].shape, dense[n].dtype) for n in places]
-        counted = count.read_value() + 1
-        totals = [
-            kept.read_value() + grad for kept, grad in zip(sums, own, strict=True)
-        ]
-        is_last = tf.equal(counted, self._reducer.passes)
-        self._is_last[v1.get_default_graph()] = is_last
+        own = [n for n, grad in enumerate(grads) if grad is not None]
 
-        def reduce() -> list[tf.Tensor]:
-            chosen = [variables[n] for n in places]
-            reduced = self._reducer.reduce(totals, chosen, self._local)
-            share = self._reducer.share
-            return [grad * tf.cast(share, grad.dtype) for grad in reduced]
+        def finish(reduced: list[Any]) -> list[Any]:
+            return [tf.constant(True), *(reduced[n] for n in own)]
 
-        got = tf.cond(is_last, reduce, lambda: [tf.identity(grad) for grad in own])
-        got = list(got) if isinstance(got, list | tuple) else [got]
-        kept = [
-            v1.assign(variable, tf.where(is_last, tf.zeros_like(value), value))
-            for variable, value in zip([count, *sums], [counted, *totals], strict=True)
-        ]
-        with tf.control_dependencies([*kept, *got]):
-            results = dict(zip(places, map(tf.identity, got), strict=True))
-        return [results.get(n) for n in range(len(dense))]
+        def wait(read: Any) -> list[Any]:
+            sums = read()
+            return [tf.constant(False), *(sums[n] for n in own)]
 
-
-def _make_local(name: str, shape: Any, dtype: tf.DType) -> Any:
-    return v1.get_variable(
-        name,
-        shape,
-        dtype,
-        initializer=v1.zeros_initializer(),
-        trainable=False,
-        collections=[v1.GraphKeys.LOCAL_VARIABLES],
-    )
+        passes = Passes(self._reducer)
+        passes.local.update(self._local)
+        with tf.name_scope("tw_horovod_passes"), override_to_local_variable():
+            found = passes.add(grads, variables, finish=finish, wait=wait)
+        self._is_last[v1.get_default_graph()] = found[0]
+        results = dict(zip(own, found[1:], strict=True))
+        return [results.get(n) for n in range(len(grads))]
 
 
 def _parts(grad: Any) -> list[tf.Tensor]:

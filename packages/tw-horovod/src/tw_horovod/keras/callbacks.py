@@ -374,7 +374,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
 def _find_state(optimizer: Any) -> Any:
     """Returns the state of the distributed optimizer, which a loss scale may wrap."""
     known = (optimizer, getattr(optimizer, "inner_optimizer", None))
-    return next((one._horovod for one in known if isinstance(one, Distributed)), None)
+    return next((one._passes for one in known if isinstance(one, Distributed)), None)
 
 
 def _find_velocities(optimizer: Any, model: Any) -> list[Any]:

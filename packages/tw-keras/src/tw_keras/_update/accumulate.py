@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import Tower
-from tw_core.internal import tf_variable
+from tw_core.internal import add_to_sums, clear_sums, make_sums, tf_variable
 from tw_keras import _batches
 from tw_keras._update.gradients import NARROW, Rows
 from tw_keras._update.optimizers import inner_of, is_update_due
@@ -42,8 +42,11 @@ class Accumulation:
         self._variables, self._towers, self._place = variables, towers, place
         self._at_once, self._all_true = at_once, all_true
         self._places = {id(tf_variable(own)): n for n, own in enumerate(variables)}
-        with tf.init_scope():
-            self._sums = [[_zeros_for(own, at) for own in variables] for at in towers]
+        specs = list(map(_spec_of_sum, variables))
+        self._sums = []
+        for tower in towers:
+            with tf.init_scope(), tf.device(tower.device):
+                self._sums.append(make_sums(specs))
 
     def __call__(
         self, shares: Rows, variables: Sequence[Any], reduce: Reduce
@@ -62,12 +65,11 @@ class Accumulation:
             is_due = tf.logical_or(is_update, self._at_once)
             if is_finite is not None:
                 is_due = tf.logical_and(is_due, is_finite)
-        for own, added in zip(held, shares, strict=True):
-            for total, share in zip(own, added, strict=True):
-                with tf.device(total.device):
-                    if is_finite is not None:
-                        share = tf.where(is_finite, share, tf.zeros_like(share))
-                    total.assign_add(tf.cast(share, total.dtype))
+        for tower, own, added in zip(self._towers, held, shares, strict=False):
+            with tf.device(tower.device):
+                if is_finite is not None:
+                    added = [tf.where(is_finite, g, tf.zeros_like(g)) for g in added]
+                add_to_sums(own, added)
 
         def reduced() -> tf.Tensor:
             self._move(held, variables, reduce)
@@ -112,9 +114,9 @@ class Accumulation:
 
     @staticmethod
     def _zero(sums: Sequence[Sequence[tf.Variable]]) -> None:
-        for total in (total for own in sums for total in own):
-            with tf.device(total.device):
-                total.assign(tf.zeros_like(total))
+        for own in filter(None, sums):
+            with tf.device(own[0].device):
+                clear_sums(own)
 
     def _clear(
         self, held: Sequence[Sequence[tf.Variable]], is_update: tf.Tensor
@@ -143,12 +145,9 @@ def _read(total: tf.Variable) -> tf.Tensor:
         return total.read_value()
 
 
-def _zeros_for(variable: Any, tower: Tower) -> tf.Variable:
-    """Makes a tower's sum of a variable's gradients."""
+def _spec_of_sum(variable: Any) -> tf.TensorSpec:
     dtype = tf.as_dtype(variable.dtype)
-    dtype = tf.float32 if dtype.name in NARROW else dtype
-    with tf.device(tower.device):
-        return tf.Variable(tf.zeros(variable.shape, dtype), trainable=False)
+    return tf.TensorSpec(variable.shape, tf.float32 if dtype.name in NARROW else dtype)
 
 
 def _filled(variable: Any, value: tf.Tensor) -> Any:
