@@ -69,6 +69,8 @@ from .gradients._accumulated import add_to_sums as add_to_sums
 from .gradients._accumulated import clear_sums as clear_sums
 from .gradients._accumulated import make_sums as make_sums
 from .gradients._lists import list_pairs as list_pairs
+from .gradients._norms import finite_and_norm as finite_and_norm
+from .gradients._norms import is_finite as is_finite
 from .gradients._reading import Gradients as Gradients
 from .gradients._reading import check_any_gradient as check_any_gradient
 from .gradients._reading import check_gradients as check_gradients

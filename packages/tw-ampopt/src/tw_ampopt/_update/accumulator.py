@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tw_ampopt._update.buffers import all_finite_and_norm, on_devices
+from tw_ampopt._update.buffers import on_devices
 from tw_ampopt._update.weights import AccumulatedWeight
 from tw_ampopt._variables import bool_after, make_state, present
 from tw_core.gradients import Gradient
@@ -21,8 +21,10 @@ from tw_core.internal import (
     add_to_sums,
     clear_sums,
     compiles_with_xla,
+    finite_and_norm,
     make_sums,
     weight_dtype,
+    with_unique_rows,
 )
 
 
@@ -277,7 +279,7 @@ def _add_tower(
 
 def _all_towers_finite(devices: Sequence[str], batch: _MicroBatch) -> tf.Tensor:
     def is_good(tower: Sequence[Gradient], is_empty: tf.Tensor | None) -> tf.Tensor:
-        finite = all_finite_and_norm(tower)[0]
+        finite = finite_and_norm(list(map(with_unique_rows, tower)))[0]
         return finite if is_empty is None else tf.logical_or(finite, is_empty)
 
     towers = (batch.buffers, batch.empty)

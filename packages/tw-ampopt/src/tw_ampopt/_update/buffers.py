@@ -1,14 +1,10 @@
-"""Gradients made uniform and joined, and tests of their finiteness and norm.
+"""Gradients made uniform and joined.
 
 Each variable's gradient is averaged over the calls that list it, in float32, or in
 float64 if that is the variable's dtype; a call whose loss does not depend on it counts
 as zero. Small gradients are then joined, so that adding, reducing and testing them take
 one kernel each. Large ones stay alone: joining them would copy the model once more.
 Sparse ones stay alone to stay sparse.
-
-The sum of squares is the cheapest pass over the data, and finite only if every element
-is. If it is not, all elements may still be finite and only a square too large; then
-each element is tested.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,14 +17,13 @@ import tensorflow as tf
 from tw_core.internal import (
     PackPlan,
     call_once,
+    is_finite,
     join_rows,
     map_values,
     pack_tensors,
     plan_packing,
     scale,
-    values_of,
     weight_dtype,
-    with_unique_rows,
 )
 
 Buffer: TypeAlias = tf.Tensor | tf.IndexedSlices
@@ -36,7 +31,6 @@ Buffer: TypeAlias = tf.Tensor | tf.IndexedSlices
 RawGradients: TypeAlias = Sequence[Sequence[Sequence[Buffer | None]]]
 
 JOIN_UP_TO = 16_384  # elements; below it a kernel's overhead outweighs a copy
-_SHRINK = 2.0**-64  # a factor that keeps squares within float32
 
 
 def plan_buffers(
@@ -121,17 +115,6 @@ def sum_of_calls(grads: Sequence[Buffer]) -> Buffer:
     return tf.add_n([tf.convert_to_tensor(grad) for grad in grads])
 
 
-def all_finite_and_norm(buffers: Sequence[Buffer]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns whether every element is finite, and, if so, the global norm."""
-    squares = _sum_of_squares(buffers, 1.0)
-    finite, norm = tf.cond(
-        tf.math.is_finite(squares),
-        lambda: (tf.constant(True), tf.sqrt(squares)),
-        lambda: _exact(buffers),
-    )
-    return finite, norm
-
-
 def nonfinite_flags(grads: RawGradients, devices: Sequence[str]) -> tf.Tensor:
     """Returns [K, N] bool: which gradients have an element that is not finite."""
     rows = on_devices(devices, lambda own: tf.stack(list(map(_is_bad, own))), grads)
@@ -172,24 +155,6 @@ def _mean_of_calls(calls: Sequence[Buffer | None], spec: tf.TensorSpec) -> Buffe
     return scale(sum_of_calls(reached), 1.0 / len(calls))
 
 
-def _exact(buffers: Sequence[Buffer]) -> tuple[tf.Tensor, tf.Tensor]:
-    finite = tf.reduce_all(tf.stack([_is_finite(buffer) for buffer in buffers]))
-    return finite, tf.sqrt(_sum_of_squares(buffers, _SHRINK)) / _SHRINK
-
-
-def _sum_of_squares(buffers: Sequence[Buffer], factor: float) -> tf.Tensor:
-    values = [values_of(with_unique_rows(buffer)) for buffer in buffers]
-    if factor != 1.0:
-        values = [value * factor for value in values]
-    wide = weight_dtype(values)
-    halves = [tf.cast(tf.nn.l2_loss(value), wide) for value in values]
-    return 2.0 * (halves[0] if len(halves) == 1 else tf.add_n(halves))
-
-
-def _is_finite(grad: Buffer) -> tf.Tensor:
-    return tf.reduce_all(tf.math.is_finite(values_of(grad)))
-
-
 def _is_bad(calls: Sequence[Buffer | None]) -> tf.Tensor:
-    finite = [_is_finite(grad) for grad in calls if grad is not None]
+    finite = [is_finite(grad) for grad in calls if grad is not None]
     return tf.logical_not(tf.reduce_all(tf.stack([tf.constant(True), *finite])))

@@ -21,7 +21,6 @@ from tw_ampopt._update.accumulator import (
 from tw_ampopt._update.buffers import (
     Buffer,
     RawGradients,
-    all_finite_and_norm,
     buffer_specs,
     clean_gradients,
     make_buffers,
@@ -34,6 +33,7 @@ from tw_ampopt._wrapped.wrapped_optimizer import WrappedOptimizer
 from tw_core.internal import (
     PackPlan,
     are_alike,
+    finite_and_norm,
     is_elementwise,
     map_values,
     orders_effects,
@@ -47,6 +47,7 @@ from tw_core.internal import (
     values_of,
     weigh,
     weight_dtype,
+    with_unique_rows,
 )
 from tw_core.variables import override_to_local_variable
 from tw_reduce.internal import with_memory
@@ -210,7 +211,7 @@ class Updater:
         else:
             means = self._averaged(sums, average)
             with tf.device(self.devices[0] or None):
-                finite, norm = all_finite_and_norm(means[0])
+                finite, norm = finite_and_norm(list(map(with_unique_rows, means[0])))
             done = partial(self._apply, plan, means, norm)
 
         def update() -> tf.Tensor:
@@ -281,7 +282,9 @@ class Updater:
         if reducer is None:
             if len(given) == 1 and group is None:
                 return given, average, list  # A single tower needs none.
-            reducer = tw_reduce.all_reduce(self.devices)
+            reducer = self._on_first
+            if group is None:
+                reducer = tw_reduce.all_reduce(self.devices)
         if not self._sees_gradients:
             sums = _of_ranks(self._checked(given, reducer(given)), group)
             return sums, average, list
@@ -308,9 +311,11 @@ class Updater:
 
     def _sum_of_all(self, group: Any, given: Sequence[Sequence[Any]]) -> Any:
         """Adds the tensors of the towers of all ranks."""
-        return [_summed(group, tw_reduce.all_reduce(self.devices)(given)[0])] * len(
-            given
-        )
+        return [_summed(group, self._on_first(given)[0])] * len(given)
+
+    def _on_first(self, given: Sequence[Sequence[Any]]) -> Any:
+        """Adds over towers which need no copies, as ranks add next."""
+        return tw_reduce.sum_on_device(given, device=self.devices[0])
 
     def _checked(self, given: Sequence[Sequence[Buffer]], sums: Any) -> Any:
         if not _are_sums_of(given, sums):
@@ -347,7 +352,7 @@ class Updater:
         def update(own: Any, variables: list[Any], wrapped: Any) -> Any:
             means = clean_gradients(self._specs, own) if plan is None else own
             means = means if average is None else list(map(average, means))
-            finite, norm = all_finite_and_norm(means)
+            finite, norm = finite_and_norm(list(map(with_unique_rows, means)))
             state = tf_variables([*variables, *wrapped.variables()])
             before = [variable.read_value() for variable in state]
             self._update_tower(plan, means, norm, variables, wrapped)

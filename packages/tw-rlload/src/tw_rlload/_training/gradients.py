@@ -18,11 +18,13 @@ from tw_core.internal import (
     check_flag,
     check_function,
     check_number,
+    finite_and_norm,
     map_values,
     read_pairs,
     scale,
     tf_variable,
     values_of,
+    weight_dtype,
     with_unique_rows,
     without_autograph,
 )
@@ -247,24 +249,12 @@ def _clipped(grads: list[Any], bound: tf.Tensor | float | None) -> list[Any]:
         return grads
     # TensorFlow needs one dtype, and its squares and factors overflow float16.
     dtypes = [values_of(grad).dtype for grad in grads]
-    wide = tf.float64 if tf.float64 in dtypes else tf.float32
+    wide = weight_dtype(map(values_of, grads))
     casted = [_cast(grad, wide) for grad in grads]
-    clipped, _ = tf.clip_by_global_norm(
-        casted,
-        tf.cast(bound, wide) if tf.is_tensor(bound) else bound,
-        use_norm=_global_norm(casted, 2.0 ** (-64 if wide == tf.float32 else -512)),
-    )
+    _, norm = finite_and_norm(casted)
+    bound = tf.cast(bound, wide) if tf.is_tensor(bound) else bound
+    clipped, _ = tf.clip_by_global_norm(casted, bound, use_norm=norm)
     return [_cast(grad, dtype) for grad, dtype in zip(clipped, dtypes, strict=True)]
-
-
-def _global_norm(grads: list[Any], shrink: float) -> tf.Tensor:
-    """Returns the norm of all gradients, also where squares overflow."""
-    norm = tf.linalg.global_norm(grads)
-
-    def shrunk() -> tf.Tensor:
-        return tf.linalg.global_norm([scale(own, shrink) for own in grads]) / shrink
-
-    return tf.cond(tf.math.is_finite(norm), lambda: norm, shrunk)
 
 
 def _cast(grad: Any, dtype: tf.DType) -> Any:
