@@ -121,13 +121,21 @@ def call_once(
     if outside is not None:
         once |= written_outside(trace, copies.handles[0], shared - once, outside)
     equal = {id(own.handle) for own in tf_variables(kept_equal)}
-    return _Calls(
-        *(copies, arguments, combine, once, equal, settle),
-        *(outside is not None, inline, jit_compile),
-    ).run(trace, towers)
+    calls = _Calls(
+        copies=copies,
+        arguments=arguments,
+        combine=combine,
+        written_once=once,
+        kept_equal=equal,
+        settle=settle,
+        may_write=outside is not None,
+        inline=inline,
+        jit_compile=jit_compile,
+    )
+    return calls.run(trace, towers)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Calls:
     """How the parts of a trace are called for all towers."""
 
@@ -170,7 +178,12 @@ class _Calls:
         make: Callable[[], Segment | None],
         seeded: Set[tf.Operation],
     ) -> None:
-        """Calls a part for all towers."""
+        """Calls a part for all towers.
+
+        Tower 0 alone assigns variables that all share. The others are given stand-ins,
+        with the values from before, so that an assignment counts once. Operations with
+        seeds are made again for each tower, whose random numbers are its own.
+        """
         first = towers[0].values
         handles = written_handles(stage.operations)
         written = [t.name for t in handles if t.name in first]

@@ -179,8 +179,10 @@ class _OfKeras2(Distributed):
     def _take_reduced(self, variables: Sequence[Any]) -> list[bool]:
         """Returns which variables' gradients ``compute_gradients`` has reduced.
 
-        It may have run in a function that returned them to the one that applies, or
-        outside of a ``tf.cond`` in which each branch applies.
+        Programs of Keras 2 may call it or not before ``apply_gradients``, and gradients
+        must be reduced once. It may have run in this graph (then its note is used up),
+        in a function that returned them to the one that applies, or outside of a
+        ``tf.cond`` in which each branch applies (then all branches may use it).
         """
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         graphs = [graph]

@@ -213,63 +213,64 @@ def _join_others(
             "join: TensorFlow's runtime has already started in this process, without "
             "the other ranks; join before any code creates a tensor or lists devices."
         )
-    coordinator = member = held = None
-    unreachable = ""
     end_s = time.monotonic() + start_timeout_s
-    try:
-        if mpi is None:
-            held = _open_port(lambda: _hold(seat.port), seat, seat.port, end_s)
-        own = _introduce(seat, engine, port=held.getsockname()[1] if held else 0)
-        address = seat.coordinator
-        if seat.is_told and mpi is not None and seat.rank:
-            address = _hear_address(mpi, end_s)
-        if seat.rank == 0:
-            listener = _open_port(
-                lambda: listen(*seat.coordinator), seat, address[1], end_s
+    with contextlib.ExitStack() as opened:  # closed again if ranks do not join
+        unreachable, address = "", seat.coordinator
+        held = coordinator = start_runtime = None
+        try:
+            if mpi is None:  # A port for TensorFlow's server, which starts later.
+                held = _open_port(lambda: _hold(seat.port), seat, seat.port, end_s)
+                opened.callback(held.close)
+            own = _introduce(seat, engine, port=held.getsockname()[1] if held else 0)
+            if seat.rank == 0:
+                listener = _listen(seat, mpi, end_s)
+                # Other ranks may reach it by an address that it does not have itself.
+                address = listener.getsockname()[:2]
+                unreachable = _check_reachable(seat, listener)
+                coordinator = Coordinator(listener, seat.size, limits, own=own)
+                opened.callback(coordinator.stop, timeout_s=1.0)
+            elif seat.is_told and mpi is not None:
+                address = _hear_address(mpi, end_s)
+            member = Member(
+                *(address, own, limits), start_timeout_s=start_timeout_s, end_s=end_s
             )
-            # Other ranks may reach it by an address that it does not have itself.
-            address = listener.getsockname()[:2]
-            if seat.is_told and mpi is not None:
-                mpi.tell_address(seat.host, address[1])
-            unreachable = _check_reachable(seat, listener)
-            coordinator = Coordinator(listener, seat.size, limits, own=own)
-        member = Member(
-            *(address, own, limits), start_timeout_s=start_timeout_s, end_s=end_s
-        )
-        prepare(find_local_ranks(member.introductions, seat.rank).index(seat.rank))
-        start_runtime = None
-        if mpi is not None:
-            keep_freed_memory()
-            _open_mpi(mpi, member)
+            opened.callback(member.leave, timeout_s=1.0)
             here = find_local_ranks(member.introductions, seat.rank)
-            if len(here) >= (os.cpu_count() or 1):
-                _tf_compat.sleep_at_once()  # Other ranks need the processors.
-        elif held is not None:
-            others = [other.address for other in member.introductions]
-            _join_cluster(others, seat.rank)
-            start_runtime = functools.partial(_start_runtime, seat.rank, held)
-        return ProcessGroup(
-            member.introductions,
-            seat.rank,
-            engine,
-            member=member,
-            coordinator=coordinator,
-            limits=limits,
-            start_runtime=start_runtime,
-            mpi=mpi,
-        )
-    except Exception as error:
-        if held is not None:
-            held.close()
-        if member is not None:
-            member.leave(timeout_s=1.0)
-        if coordinator is not None:
-            coordinator.stop(timeout_s=1.0)
-        if isinstance(error, AbsentError):
+            prepare(here.index(seat.rank))
+            if mpi is not None:
+                keep_freed_memory()
+                _open_mpi(mpi, member)
+                if len(here) >= (os.cpu_count() or 1):
+                    _tf_compat.sleep_at_once()  # Other ranks need the processors.
+            elif held is not None:
+                others = [other.address for other in member.introductions]
+                _join_cluster(others, seat.rank)
+                start_runtime = functools.partial(_start_runtime, seat.rank, held)
+            group = ProcessGroup(
+                member.introductions,
+                seat.rank,
+                engine,
+                member=member,
+                coordinator=coordinator,
+                limits=limits,
+                start_runtime=start_runtime,
+                mpi=mpi,
+            )
+        except AbsentError as error:
             raise _as_start_error(error, seat, start_timeout_s, unreachable) from None
-        if isinstance(error, ValueError):
+        except ValueError as error:
             raise ValueError(f"join: {error}.") from None
-        raise
+        opened.pop_all()
+        return group
+
+
+def _listen(seat: Seat, mpi: MpiEngine | None, end_s: float) -> socket.socket:
+    """Opens rank 0's port; tells MPI's other ranks its number if they cannot know."""
+    port = seat.coordinator[1]
+    listener = _open_port(lambda: listen(*seat.coordinator), seat, port, end_s)
+    if seat.is_told and mpi is not None:
+        mpi.tell_address(seat.host, listener.getsockname()[1])
+    return listener
 
 
 def _find_mpi(seat: Seat) -> MpiEngine:
