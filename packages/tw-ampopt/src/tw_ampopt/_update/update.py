@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 import tw_reduce
-from tw_ampopt._settings import Settings
+from tw_ampopt._settings import Reducer, Settings
 from tw_ampopt._update.accumulator import (
     GradientAccumulator,
     Progress,
@@ -273,41 +273,53 @@ class Updater:
         average: Average | None,
         group: Any,
     ) -> tuple[Any, Average | None, Callable[[], list[Any]]]:
-        """Returns [K][M] sums, the rest of the mean, and a function for the memory.
+        """Returns [K][M] sums, what turns them into means, and what remembers them.
 
-        A reducer with memory gets shares of the mean, so that it remembers shares of
-        means. With a group, sums are means over the ranks.
+        With a group, sums are means over the ranks. The last is called in the branch
+        that updates, as a reducer's memory is that of the updates that are made.
         """
         reducer = self._settings.reducer
+        if reducer is not None and not is_elementwise(reducer):
+            return self._sum_unpacked(reducer, plan, given, average, group)
         if reducer is None:
             if len(given) == 1 and group is None:
                 return given, average, list  # A single tower needs none.
             reducer = self._on_first
             if group is None:
                 reducer = tw_reduce.all_reduce(self.devices)
-        if not self._sees_gradients:
-            sums = _of_ranks(self._checked(given, reducer(given)), group)
-            return sums, average, list
+        sums = _of_ranks(self._checked(given, reducer(given)), group)
+        return sums, average, list
+
+    def _sum_unpacked(
+        self,
+        reducer: Reducer,
+        plan: PackPlan,
+        given: Sequence[Sequence[Buffer]],
+        average: Average | None,
+        group: Any,
+    ) -> tuple[Any, Average | None, Callable[[], list[Any]]]:
+        """Does the same by a reducer of gradients in their variables' shapes.
+
+        One with memory gets shares of the mean, so that it remembers these.
+        """
         if self.memory is not None:
             given, average = self._averaged(given, average), None
-
-        def unpacked(own: Sequence[Buffer]) -> list[Any]:
-            return unpack_tensors(own, plan, self._shapes)
-
-        def packed(own: Sequence[Any]) -> list[Buffer]:
-            return pack_tensors(own, plan)
-
-        grads = on_devices(self.devices, unpacked, given)
+        grads = on_devices(
+            self.devices, lambda own: unpack_tensors(own, plan, self._shapes), given
+        )
+        remember: Callable[[], list[Any]] = list
         if self.memory is None:
             sums = _of_ranks(self._checked(grads, reducer(grads)), group)
-            return on_devices(self.devices, packed, sums), average, list
-        add = None
-        if group is not None:
-            grads = self._averaged(grads, partial(scale, factor=1.0 / group.size))
-            add = partial(self._sum_of_all, group)
-        reduced = self.memory.update(grads, add=add)
-        remember = partial(self.memory.commit, reduced, if_=True)
-        return on_devices(self.devices, packed, reduced.sums), average, remember
+        else:
+            add = None
+            if group is not None:
+                grads = self._averaged(grads, partial(scale, factor=1.0 / group.size))
+                add = partial(self._sum_of_all, group)
+            reduced = self.memory.update(grads, add=add)
+            remember = partial(self.memory.commit, reduced, if_=True)
+            sums = reduced.sums
+        packed = on_devices(self.devices, lambda own: pack_tensors(own, plan), sums)
+        return packed, average, remember
 
     def _sum_of_all(self, group: Any, given: Sequence[Sequence[Any]]) -> Any:
         """Adds the tensors of the towers of all ranks."""
