@@ -68,9 +68,9 @@ def follower(copies: Any, callbacks: Sequence[Any]) -> keras.callbacks.Callback:
     """Returns the callback to run after ``callbacks``."""
     base = keras.callbacks.Callback
     changes = any(
-        getattr(type(own), hook) is not getattr(base, hook)
-        for own in callbacks
-        if not type(own).__module__.startswith("keras.")
+        getattr(type(callback), hook) is not getattr(base, hook)
+        for callback in callbacks
+        if not type(callback).__module__.startswith("keras.")
         for hook in _BATCH_HOOKS
     )
     return (_AfterBatches if changes else Follower)(copies)
@@ -82,15 +82,14 @@ def look_between_batches(callbacks: Any) -> bool:
     Of Keras's, only ``LambdaCallback`` and those that save every few batches do.
     """
     base = keras.callbacks.Callback
-    callbacks = getattr(callbacks, "callbacks", callbacks)
-    for own in tf.nest.flatten(callbacks or []):
-        is_keras = type(own).__module__.startswith("keras.")
-        is_keras &= not isinstance(own, keras.callbacks.LambdaCallback)
-        saves_by_epoch = getattr(own, "save_freq", "epoch") == "epoch"
-        if isinstance(own, Follower) or (is_keras and saves_by_epoch):
+    for callback in _flat(callbacks):
+        is_keras = type(callback).__module__.startswith("keras.")
+        is_keras &= not isinstance(callback, keras.callbacks.LambdaCallback)
+        saves_by_epoch = getattr(callback, "save_freq", "epoch") == "epoch"
+        if isinstance(callback, Follower) or (is_keras and saves_by_epoch):
             continue
         for hook in _BATCH_HOOKS:
-            function = getattr(getattr(own, hook), "__func__", None)
+            function = getattr(getattr(callback, hook), "__func__", None)
             if function is not getattr(base, hook):
                 return True
     return False
@@ -98,21 +97,49 @@ def look_between_batches(callbacks: Any) -> bool:
 
 def check_saves(callbacks: Any) -> None:
     """Refuses Keras callbacks that save every few batches."""
-    callbacks = getattr(callbacks, "callbacks", callbacks)
-    for own in tf.nest.flatten(callbacks or []):
-        if isinstance(getattr(own, "save_freq", None), int):
+    for callback in _flat(callbacks):
+        if isinstance(getattr(callback, "save_freq", None), int):
             raise ValueError(
-                f"TowerModel: {type(own).__name__}(save_freq={own.save_freq}) would "
-                "save rank 0's weights between two averagings; with local_steps use "
-                "save_freq='epoch'."
+                f"TowerModel: {type(callback).__name__}(save_freq="
+                f"{callback.save_freq}) would save rank 0's weights between two "
+                "averagings; with local_steps use save_freq='epoch'."
             )
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Refuses callbacks that need an optimizer's whole state, if ranks have parts."""
+    for callback in _flat(callbacks, unwrap=True):
+        if getattr(callback, "save_freq", "epoch") != "epoch":
+            raise ValueError(
+                f"TowerModel: {type(callback).__name__} saves between batches, when "
+                "the optimizer's state is divided among ranks; with "
+                "variables='sharded' and a group use save_freq='epoch'; got "
+                f"{callback.save_freq!r}."
+            )
+        if type(callback).__name__ in ("SwapEMAWeights", "OrbaxCheckpoint"):
+            raise ValueError(
+                f"TowerModel: {type(callback).__name__} reads the optimizer's "
+                "variables itself, of which a rank has only a part; with "
+                "variables='sharded' and a group use ModelCheckpoint, and "
+                "ema_overwrite_frequency."
+            )
+
+
+def may_save(callbacks: Any) -> bool:
+    """Returns whether callbacks may save a model when an epoch ends."""
+    known = keras.callbacks
+    savers = (known.ModelCheckpoint, known.BackupAndRestore, known.LambdaCallback)
+    return any(
+        isinstance(callback, savers)
+        or not type(callback).__module__.startswith(("keras.", "tw_keras."))
+        for callback in _flat(callbacks, unwrap=True)
+    )
 
 
 def may_stop(callbacks: Any) -> bool:
     """Returns whether callbacks may ask to stop; some of Keras's never do."""
-    callbacks = getattr(callbacks, "callbacks", callbacks)
     never = (*_WRITERS, keras.callbacks.History, keras.callbacks.ReduceLROnPlateau)
-    return any(type(own) not in never for own in tf.nest.flatten(callbacks or []))
+    return any(type(callback) not in never for callback in _flat(callbacks))
 
 
 def show_tower_0(callbacks: Sequence[Any], model: Any) -> None:
@@ -121,9 +148,13 @@ def show_tower_0(callbacks: Sequence[Any], model: Any) -> None:
     ``OrbaxCheckpoint`` does not call ``save``, but reads the model's parts.
     """
     kinds = getattr(keras.callbacks, "OrbaxCheckpoint", ())
-    for own in callbacks:
-        if isinstance(own, kinds):
-            own.set_model = lambda _, own=own: type(own).set_model(own, model)
+    for callback in callbacks:
+        if isinstance(callback, kinds):
+            callback.set_model = partial(_set_model, callback, model)
+
+
+def _set_model(callback: Any, model: Any, _: Any) -> None:
+    type(callback).set_model(callback, model)
 
 
 def back_up_at_once(callbacks: Sequence[Any]) -> None:
@@ -211,8 +242,14 @@ def on_rank_0(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
     return _OnRank0(callback)
 
 
+def _flat(callbacks: Any, *, unwrap: bool = False) -> list[Any]:
+    """Lists the callbacks in an argument of ``fit``; may ``unwrap`` those of rank 0."""
+    every = tf.nest.flatten(getattr(callbacks, "callbacks", callbacks) or [])
+    return of_this_rank(every, None) if unwrap else every
+
+
 def of_this_rank(callbacks: Sequence[Any], ranks: Any) -> list[Any]:
     """Returns the callbacks of this rank."""
     if ranks is not None and not ranks.is_first:
-        return [own for own in callbacks if not isinstance(own, (*_WRITERS, _OnRank0))]
-    return [own.callback if isinstance(own, _OnRank0) else own for own in callbacks]
+        return [one for one in callbacks if not isinstance(one, (*_WRITERS, _OnRank0))]
+    return [one.callback if isinstance(one, _OnRank0) else one for one in callbacks]

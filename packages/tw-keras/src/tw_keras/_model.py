@@ -22,7 +22,6 @@ from tw_keras._over_ranks.agreement import settings_of
 from tw_keras._over_ranks.forgotten import warn_if_forgotten
 from tw_keras._over_ranks.local_steps import LocalSteps, check_local_steps
 from tw_keras._over_ranks.ranks import Ranks
-from tw_keras._over_ranks.sharded import check_callbacks, may_save
 from tw_keras._steps import Steps
 from tw_keras._update.optimizers import accumulates
 from tw_reduce import Reducer, ReducerState
@@ -300,11 +299,11 @@ class TowerModel(AsTower0):
             stops = _following.may_stop(callbacks)
             settings = settings_of(self, bound.arguments)
             if self._own.setting.shards is not None:
-                check_callbacks(callbacks)
+                _following.check_callbacks(callbacks)
                 settings["towers"] = len(self._own.towers)
             ranks.begin_fit(settings, may_stop=stops)
             self._saves = self._own.has_parts and ranks.is_any(
-                ranks.is_first and may_save(callbacks)
+                ranks.is_first and _following.may_save(callbacks)
             )
         if isinstance(callbacks, keras.callbacks.CallbackList):
             if ranks is not None:

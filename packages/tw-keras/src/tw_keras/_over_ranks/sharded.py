@@ -170,37 +170,3 @@ def _taken_apart(optimizer: Any) -> Any:
     state.clear()
     state.update(vars(fresh))
     return whole
-
-
-def _flat(callbacks: Any) -> list[Any]:
-    every = tf.nest.flatten(getattr(callbacks, "callbacks", callbacks) or [])
-    return [getattr(own, "callback", own) for own in every]  # those of rank 0 alone
-
-
-def check_callbacks(callbacks: Any) -> None:
-    """Refuses callbacks that need an optimizer's whole state, if ranks have parts."""
-    for own in _flat(callbacks):
-        if getattr(own, "save_freq", "epoch") != "epoch":
-            raise ValueError(
-                f"TowerModel: {type(own).__name__} saves between batches, when "
-                "the optimizer's state is divided among ranks; with "
-                "variables='sharded' and a group use save_freq='epoch'; got "
-                f"{own.save_freq!r}."
-            )
-        if type(own).__name__ in ("SwapEMAWeights", "OrbaxCheckpoint"):
-            raise ValueError(
-                f"TowerModel: {type(own).__name__} reads the optimizer's variables "
-                "itself, of which a rank has only a part; with variables='sharded' and "
-                "a group use ModelCheckpoint, and ema_overwrite_frequency."
-            )
-
-
-def may_save(callbacks: Any) -> bool:
-    """Returns whether callbacks may save a model when an epoch ends."""
-    own = keras.callbacks
-    kinds = (own.ModelCheckpoint, own.BackupAndRestore, own.LambdaCallback)
-    return any(
-        isinstance(one, kinds)
-        or not type(one).__module__.startswith(("keras.", "tw_keras."))
-        for one in _flat(callbacks)
-    )
