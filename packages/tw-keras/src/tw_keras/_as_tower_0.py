@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar, cast
 import keras
 
 from tw_keras._copies import Copies
+from tw_keras._keras_compat import look_up
 
 T = TypeVar("T")
 
@@ -62,7 +63,8 @@ class AsTower0(keras.Model):  # type: ignore[misc] # Keras is untyped
     get_build_config = OfTower0[Callable[[], Any]]()
     save_own_variables = OfTower0[Callable[[Any], None]]()
     _obj_type = OfTower0[Callable[[], str]]()
-    # For ``clone_model``, as ``_layers`` is.
+    # For ``clone_model``.
+    _layers = OfTower0[list[keras.layers.Layer]]([])
     _run_through_graph = OfTower0[Callable[..., Any]]()
     # A tf.train.Checkpoint of this equals one of the plain model.
     _trackable_children = OfTower0[Callable[..., Any]]()
@@ -122,9 +124,7 @@ class AsTower0(keras.Model):  # type: ignore[misc] # Keras is untyped
             return self._own.main.__reduce__()
 
     def _lookup_dependency(self, *args: Any, **kwargs: Any) -> Any:
-        main = self._own.main
-        main._maybe_initialize_trackable()  # as TensorFlow does when it tracks
-        return main._lookup_dependency(*args, **kwargs)
+        return look_up(self._own.main, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         # Only for names that nothing here defines: those of the user's class.

@@ -1,8 +1,8 @@
 """Builds a model from its first batch, and lists its random generators' states."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
@@ -12,7 +12,13 @@ import tensorflow as tf
 
 from tw_core.internal import is_variable, tf_variable
 from tw_keras import _batches
-from tw_keras._checks import layers_of, metrics_of, optimizers_of
+from tw_keras._checks import metrics_of, optimizers_of
+from tw_keras._keras_compat import (
+    build_from_symbols,
+    compiled_loss_of,
+    layers_of,
+    replaced,
+)
 
 
 def is_seed(variable: Any) -> bool:
@@ -97,7 +103,7 @@ def has_metrics_built(model: Any, data: Any) -> bool:
     outputs = (model.built and getattr(model, "outputs", None)) or ()
     if not model.run_eagerly and max(len(outputs), len(tf.nest.flatten(y))) > 1:
         # The loss of a model with several outputs has one metric per output.
-        stateful.append(getattr(model, "_compile_loss", None))
+        stateful.append(compiled_loss_of(model))
     return all(getattr(own, "built", True) for own in stateful)
 
 
@@ -137,7 +143,7 @@ def build_metrics(data: Any, model: Any, method: str) -> None:
     batch = _batches.any_rows(data)
     optimizer, model.optimizer = model.optimizer, None  # its slots are placed elsewhere
     try:
-        model._symbolic_build(data_batch=_symbols(batch))
+        build_from_symbols(model, _symbols(batch))
     except Exception:
         if not has_own_step(model):
             raise
@@ -156,20 +162,12 @@ def _step(model: Any, method: str, data: Any) -> None:
     """Calls a step whose optimizers create no slots; those are placed elsewhere."""
     with ExitStack() as stack:
         for own in optimizers_of(model):
-            stack.enter_context(_without_apply(own))
+            stack.enter_context(replaced(own, "apply", lambda _: _apply_nothing))
         getattr(model, method)(data)
 
 
-@contextmanager
-def _without_apply(optimizer: Any) -> Iterator[None]:
-    own_method = vars(optimizer).get("apply")
-    optimizer.apply = lambda *_, **__: None
-    try:
-        yield
-    finally:
-        del optimizer.apply
-        if own_method is not None:  # set on the object before
-            optimizer.apply = own_method
+def _apply_nothing(*_: Any, **__: Any) -> None:
+    pass
 
 
 def _trace_any(call: Callable[[Any], None], batches: Sequence[Any]) -> Any:

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tw_keras._keras_compat import layers_of
 from tw_keras._update.at_owners import held_in
 from tw_keras._update.over_towers import WrappedOptimizer
 
@@ -78,12 +79,6 @@ def check_outside() -> None:
             "TowerModel: makes its own copies of the model, and cannot be made in the "
             "scope of a tf.distribute strategy; leave that scope."
         )
-
-
-def layers_of(model: Any) -> list[Any]:
-    """Lists a model and its layers, outer ones before those inside them."""
-    layers: list[Any] = model._flatten_layers()
-    return layers
 
 
 def optimizers_of(model: Any) -> list[Any]:

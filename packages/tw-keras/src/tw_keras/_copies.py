@@ -12,6 +12,7 @@ import tensorflow as tf
 from tw_core import Tower, copy_to_replicas
 from tw_core.internal import follow_variables, host_of, tf_variable
 from tw_keras import _building, _checks
+from tw_keras._keras_compat import compiles_by_default, layers_of, state_of_layers
 from tw_keras._over_ranks.agreement import take_of_rank_0
 from tw_keras._over_ranks.ranks import Ranks
 from tw_keras._over_ranks.sharded import ShardedStates
@@ -134,7 +135,7 @@ class Copies:
         # XLA cannot assign variables on another device.
         if asked == "auto" and not (are_gpus and self.variables != "parameter_server"):
             return False
-        others = [own for own in _checks.layers_of(self.main) if not own.supports_jit]
+        others = [own for own in layers_of(self.main) if not own.supports_jit]
         if asked and others:
             names = ", ".join(own.name for own in others)
             _log.warning(
@@ -144,7 +145,7 @@ class Copies:
             )
             return False
         # Keras itself does not where operations must be deterministic.
-        return bool(self.main._resolve_auto_jit_compile() if asked == "auto" else asked)
+        return compiles_by_default(self.main) if asked == "auto" else bool(asked)
 
     @property
     def optimizers(self) -> list[Any]:
@@ -397,9 +398,7 @@ class Copies:
 
     def take_state_of_ranks(self) -> None:
         """Makes non-trainable state equal on all towers of all ranks."""
-        # Without frozen weights, which do not change, and without metrics.
-        layers = _checks.layers_of(self.main)
-        state = [v for layer in layers for v in layer._non_trainable_variables]
+        state = state_of_layers(self.main)
         state += [v for v in self._unlisted_state() if not v.trainable]
         if self.ranks is not None:
             synchronized = self.ranks_in_steps is not None
@@ -416,7 +415,7 @@ class Copies:
     def _freeze_alike(self) -> None:
         """Sets ``trainable`` in every copy as in tower 0's."""
         for model in self.distinct[1:]:
-            layers = zip(*map(_checks.layers_of, (model, self.main)), strict=False)
+            layers = zip(*map(layers_of, (model, self.main)), strict=False)
             weights = zip(model.weights, self.main.weights, strict=False)
             for own, main in [*layers, *weights]:  # outer layers before inner ones
                 if own.trainable != main.trainable:

@@ -4,17 +4,14 @@ A user's callback may set weights, the optimizer's state or a layer's variables 
 time; so do some of Keras's, such as ``SwapEMAWeights``.
 """
 
-import os
-import shutil
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tw_keras._files import companion_of, is_remote
+from tw_keras._keras_compat import replace_initial_epoch
 
 
 class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
@@ -36,8 +33,7 @@ class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
         """Takes the values of rank 0, whose callbacks may have restored them."""
         self._copy()
         if self._copies.ranks is not None:
-            first = self._copies.take_from_rank_0(self.model._initial_epoch or 0)
-            self.model._initial_epoch = first or None
+            replace_initial_epoch(self.model, self._copies.take_from_rank_0)
             self._copies.memory.take_of_rank_0(self._copies.optimizers)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -45,7 +41,7 @@ class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
         self._copy()
         self._copies.forget_gathered()
         if self._copies.ranks is not None:
-            self._copies.ranks.begin_epoch(self.model._epoch_iterator)
+            self._copies.ranks.begin_epoch(self.model._train_batches)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Gathers the reducer's memory on rank 0, as the model may be saved now."""
@@ -155,43 +151,6 @@ def show_tower_0(callbacks: Sequence[Any], model: Any) -> None:
 
 def _set_model(callback: Any, model: Any, _: Any) -> None:
     type(callback).set_model(callback, model)
-
-
-def back_up_at_once(callbacks: Sequence[Any]) -> None:
-    """Makes ``BackupAndRestore`` replace its two files once both are written.
-
-    A process killed between the two would leave the weights of one epoch with the
-    number of another; one killed while writing, half a file. A backup within an epoch
-    records that epoch's number; Keras records 0 in the first epoch of any ``fit``.
-    """
-    for own in callbacks:
-        if isinstance(own, keras.callbacks.BackupAndRestore):
-            own.on_epoch_begin = partial(_note_epoch, own)
-            if not is_remote(own.backup_dir):
-                own._save_model = partial(_save_at_once, own)
-
-
-def _note_epoch(callback: Any, epoch: int, logs: Any = None) -> None:
-    callback._current_epoch = epoch
-    type(callback).on_epoch_begin(callback, epoch, logs)
-
-
-def _save_at_once(callback: Any) -> None:
-    paths = callback._weights_path, callback._training_metadata_path
-    new = [str(Path(path).with_name(f"new.{Path(path).name}")) for path in paths]
-    callback._weights_path, callback._training_metadata_path = new
-    try:
-        type(callback)._save_model(callback)
-    finally:
-        callback._weights_path, callback._training_metadata_path = paths
-    before = callback._prev_weights_path, callback._prev_training_metadata_path
-    for path, kept in zip(paths, before, strict=True):
-        if callback.double_checkpoint and os.path.exists(path):
-            shutil.copy(path, kept)
-    companions = [(companion_of(new[0]), companion_of(paths[0]))]
-    for written, path in [*zip(new, paths, strict=True), *companions]:
-        if os.path.exists(written):
-            os.replace(written, path)
 
 
 _BATCH_HOOKS = (

@@ -5,12 +5,13 @@ import logging
 import re
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import tensorflow as tf
 
 from tw_keras import _batches
+from tw_keras._keras_compat import replaced
 
 _log = logging.getLogger(__name__)
 # Where XLA fails: a variable on another device, or the first node that it names.
@@ -54,23 +55,19 @@ def or_without_xla(run: Callable[[Any], Any], name: str, model: Any) -> Any:
     return run_or_fall_back
 
 
-@contextmanager
-def _keeping(taken: list[Any], data: Any) -> Iterator[None]:
+def _keeping(taken: list[Any], data: Any) -> AbstractContextManager[None]:
     """Keeps the batch that Keras takes from an iterator, from 3.16 on untraced."""
+
+    def keeping(take: Callable[[], Any]) -> Callable[[], Any]:
+        def keep() -> Any:
+            taken[:] = [take()]
+            return taken[0]
+
+        return keep
+
     if not isinstance(data, tf.data.Iterator):
-        yield
-        return
-    take = data.get_next_as_optional
-
-    def keep() -> Any:
-        taken[:] = [take()]
-        return taken[0]
-
-    data.get_next_as_optional = keep
-    try:
-        yield
-    finally:
-        del data.get_next_as_optional
+        return nullcontext()
+    return replaced(data, "get_next_as_optional", keeping)
 
 
 @contextmanager

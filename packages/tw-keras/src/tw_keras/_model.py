@@ -17,13 +17,18 @@ from tw_keras import _building, _checks, _following
 from tw_keras._as_tower_0 import AsTower0
 from tw_keras._copies import Copies, Weigh
 from tw_keras._files import written_beside
+from tw_keras._keras_compat import (
+    accumulates,
+    back_up_at_once,
+    dataset_of,
+    end_iteration,
+)
 from tw_keras._lost_errors import naming_what_failed, or_without_xla
 from tw_keras._over_ranks.agreement import settings_of
 from tw_keras._over_ranks.forgotten import warn_if_forgotten
 from tw_keras._over_ranks.local_steps import LocalSteps, check_local_steps
 from tw_keras._over_ranks.ranks import Ranks
 from tw_keras._steps import Steps
-from tw_keras._update.optimizers import accumulates
 from tw_reduce import Reducer, ReducerState
 from tw_reduce.reducers import check_adds
 
@@ -55,8 +60,8 @@ class TowerModel(AsTower0):
     _fits = _stops = _has_failed = False
     _batch_method = "train_step"  # of the last call of train_on_batch and the like
     _saves = False  # Whether a callback of rank 0 may, as an epoch ends.
-    _epoch_iterator: Any = None
-    _test_iterator: Any = None
+    _train_batches: Any = None
+    _test_batches: Any = None
 
     def __init__(
         self,
@@ -163,7 +168,6 @@ class TowerModel(AsTower0):
             ranks=ranks,
         )
         self._steps = Steps(self._own)
-        self.__dict__["_layers"] = self._own.main._layers  # without tracking them
         self.jit_compile = False  # XLA compiles towers, never all of them together
         if getattr(self._own.main, "compiled", False):  # a model that was loaded
             self._own.adopt_optimizers()
@@ -312,7 +316,7 @@ class TowerModel(AsTower0):
             callbacks = [*tf.nest.flatten(callbacks)]
             callbacks = _following.of_this_rank(callbacks, ranks)
             if ranks is not None:
-                _following.back_up_at_once(callbacks)
+                back_up_at_once(callbacks)
             _following.show_tower_0(callbacks, self._own.main)
             bound.arguments["callbacks"] = [
                 *callbacks,
@@ -327,8 +331,8 @@ class TowerModel(AsTower0):
             ):
                 history = super().fit(*bound.args[1:], **bound.kwargs)
         finally:
-            _end_iteration(self._epoch_iterator)
-            self._fits, self._epoch_iterator = False, None
+            end_iteration(self._train_batches)
+            self._fits, self._train_batches = False, None
         self.copy_to_replicas()  # Averages replace weights when training ends.
         return history
 
@@ -351,8 +355,8 @@ class TowerModel(AsTower0):
             with self._noting_failure():
                 return super().evaluate(*bound.args[1:], **bound.kwargs)
         finally:
-            _end_iteration(self._test_iterator)
-            self._evaluates, self._test_iterator = False, None
+            end_iteration(self._test_batches)
+            self._evaluates, self._test_batches = False, None
 
     @contextmanager
     def _accumulating(self, callbacks: Any) -> Iterator[None]:
@@ -434,7 +438,7 @@ class TowerModel(AsTower0):
         setattr(self, name, made)
 
     def _finish_epoch(self) -> None:
-        dataset = getattr(self._epoch_iterator, "_distributed_dataset", None)
+        dataset = dataset_of(self._train_batches)
         ranks = self._ranks
         if ranks is not None and dataset is not None and not ranks.results.has_stepped:
             # A rank without any batch learns the exchanges of the others from a trace.
@@ -566,15 +570,15 @@ class TowerModel(AsTower0):
         self, iterator: Any = None, data_batch: Any = None
     ) -> None:
         # Keras calls this before it traces a step.
-        dataset = getattr(iterator, "_distributed_dataset", None)
+        dataset = dataset_of(iterator)
         data = getattr(dataset, "element_spec", data_batch)
         method = "test_step" if self._evaluates else "train_step"
         method = self._batch_method if iterator is None else method
         ranks, trains = self._ranks, not self._evaluates
         if trains:
-            self._epoch_iterator = iterator
+            self._train_batches = iterator
         else:
-            self._test_iterator = iterator
+            self._test_batches = iterator
         is_new = False
         if data is not None:
             is_new = self._own.prepare(data, method)
@@ -583,16 +587,6 @@ class TowerModel(AsTower0):
         takes = is_new or self._evaluates or (ranks is not None and not ranks.has_begun)
         if ranks is not None and takes and not self._fits:
             self._own.take_from_rank_0()
-
-
-def _end_iteration(batches: Any) -> None:
-    """Breaks the reference cycle around an iterator over data of unknown size.
-
-    TensorFlow may take up to a minute to delete an old iterator, and would do so
-    wherever Python collects garbage: in a step that other ranks wait for.
-    """
-    if batches is not None:
-        batches._epoch_iterator = None
 
 
 def _ranks_of(

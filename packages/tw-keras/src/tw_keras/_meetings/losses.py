@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tw_core.internal import is_same_in_towers, may_meet, meet, weigh
 from tw_keras._checks import check_losses, reductions_of
+from tw_keras._keras_compat import replaced_losses
 from tw_keras._meetings.step import Step
 from tw_keras._update.optimizers import scales_losses
 
@@ -133,15 +134,8 @@ class Losses:
             check_losses(self._step.rescaled)
             if not losses.built:
                 losses.build(y_true, y_pred)
-            plain = losses._flat_losses
-            losses._flat_losses = [
-                own._replace(loss=partial(self._rescaled, n, own.loss))
-                for n, own in enumerate(plain)
-            ]
-            try:
+            with replaced_losses(losses, partial(partial, self._rescaled)):
                 return call(y_true, y_pred, sample_weight)
-            finally:
-                losses._flat_losses = plain
 
         return method
 

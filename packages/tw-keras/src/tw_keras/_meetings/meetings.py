@@ -9,7 +9,7 @@ only calls that involve other towers or ranks are replaced.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from tw_core.internal import (
     values_of,
 )
 from tw_keras._checks import check_records, metrics_of
+from tw_keras._keras_compat import ADDED_LOSSES, compiled_loss_of, replaced
 from tw_keras._meetings import metrics
 from tw_keras._meetings.losses import Losses
 from tw_keras._meetings.step import Step
@@ -46,19 +47,13 @@ class Meetings:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Makes towers synchronise in calls of optimizers and metrics, while open."""
-        replaced: dict[tuple[int, str], tuple[Any, Any]] = {}
-        try:
+        known = set[tuple[int, str]]()
+        with ExitStack() as stack:
             for owner, method, new in self._replacements():
-                if (id(owner), method) not in replaced:  # a metric may be held twice
-                    # Set on the object, which keeps its class and so is saved as usual.
-                    replaced[id(owner), method] = owner, vars(owner).get(method)
-                    setattr(owner, method, new(getattr(owner, method)))
+                if (id(owner), method) not in known:  # a metric may be held twice
+                    known.add((id(owner), method))
+                    stack.enter_context(replaced(owner, method, new))
             yield
-        finally:
-            for (_, method), (owner, own_method) in replaced.items():
-                delattr(owner, method)
-                if own_method is not None:  # set on the object before
-                    setattr(owner, method, own_method)
 
     def _replacements(self) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
         """Yields objects, names of methods, and functions that wrap these methods."""
@@ -74,11 +69,11 @@ class Meetings:
                 yield metric, "update_state", partial(metrics.updating, n, is_mean)
             if not step.is_alone:
                 yield metric, "result", partial(metrics.showing, n, losses)
-        compiled = getattr(main, "_compile_loss", None)
+        compiled = compiled_loss_of(main)
         if step.rescaled and compiled:
             yield compiled, "call", partial(losses.rescaling, compiled)
         if not (step.average or step.is_whole):
-            yield main, "_aggregate_additional_loss", losses.parted
+            yield main, ADDED_LOSSES, losses.parted
 
     def combine(self, place: tuple[str, int], brought: list[Any]) -> Sequence[Any]:
         """Makes the call that all towers have reached, once; returns [K] answers."""

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tw_core.internal import is_variable, may_meet, meet
+from tw_keras._keras_compat import mask_of, set_mask
 from tw_keras._meetings.losses import Losses
 from tw_keras._meetings.step import Step
 
@@ -23,7 +24,7 @@ def updating(
     def method(*arguments: Any, **named: Any) -> Any:
         if not may_meet():
             return original(*arguments, **named)
-        masks = tf.nest.map_structure(_mask_of, arguments)
+        masks = tf.nest.map_structure(mask_of, arguments)
         # Variables are read here: the update may run after a later assignment.
         values = tf.nest.map_structure(_read, (arguments, named))
         means = tf.nest.map_structure(is_mean, values[0])
@@ -65,7 +66,7 @@ def update(step: Step, metric: Any, calls: Sequence[Any]) -> None:
             tf.nest.flatten(values), tf.nest.flatten(masks), strict=True
         ):
             if mask is not None:
-                value._keras_mask = mask  # as Keras's layers leave it
+                set_mask(value, mask)
         options = tf.nest.map_structure(merge, *named)
         if weights[0] is not None:
             add = partial(step.merged, adds=True)
@@ -122,7 +123,3 @@ def _takes_a_mean(metric: Any, values: Sequence[Any]) -> bool:
 
 def _read(value: Any) -> Any:
     return tf.convert_to_tensor(value) if is_variable(value) else value
-
-
-def _mask_of(value: Any) -> Any:
-    return getattr(value, "_keras_mask", None)

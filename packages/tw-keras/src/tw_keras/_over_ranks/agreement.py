@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tw_core.ranks import RankGroup
+from tw_keras._keras_compat import inner_of
 
 _UNSET_SEED = 87_654_321  # TensorFlow's answer if no seed was set
 _SEEDS_APART = 0x9E3779B1  # odd and large, so that layers' seeds stay apart
@@ -80,8 +81,7 @@ def take_of_rank_0(
 
 def settings_of(model: Any, arguments: Mapping[str, Any]) -> dict[str, int]:
     """Returns the settings of a ``fit`` call that must be equal on all ranks."""
-    optimizer = getattr(model, "optimizer", None)
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # that scales losses
+    optimizer = inner_of(getattr(model, "optimizer", None))
     accumulates = getattr(optimizer, "gradient_accumulation_steps", None)
     # Progress is of an optimizer over towers, which accumulates by itself.
     count, steps = getattr(optimizer, "progress", None) or (0, accumulates)

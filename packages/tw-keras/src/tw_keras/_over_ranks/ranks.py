@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tw_core.internal import tf_variable
 from tw_core.ranks import RankGroup
+from tw_keras._keras_compat import end_after, iterator_of
 from tw_keras._over_ranks.agreement import begin_fit
 from tw_keras._over_ranks.exchanges import Exchanges
 from tw_keras._over_ranks.local_steps import Alone, LocalSteps
@@ -108,7 +109,7 @@ class Ranks:
     def _is_of(self, iterator: Any) -> bool:
         """Returns whether an iterator is that of the epoch."""
         # Others belong to ``train_on_batch``, or to a ``fit`` in a callback.
-        return getattr(self._batches, "_current_iterator", None) is iterator
+        return iterator_of(self._batches) is iterator
 
     def _has_more_after(self, iterator: Any) -> bool:
         """Returns whether this rank may have another step after the next batch's."""
@@ -172,10 +173,7 @@ class Ranks:
                 f"steps_per_execution={steps}; got {of_all.numpy().tolist()} by rank. "
                 "Use uneven='wait'."
             )
-        if batches.steps_per_epoch:  # Data continues in the next epoch.
-            batches.steps_per_epoch = least
-        else:
-            batches._num_batches = least
+        end_after(batches, least)
 
     def finish_epoch(self) -> None:
         """Takes part in the others' updates until no rank has a batch."""

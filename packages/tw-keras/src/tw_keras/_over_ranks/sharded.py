@@ -6,8 +6,8 @@ files are written or read, it becomes the plain optimizer of whole variables, wh
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -25,6 +25,7 @@ from tw_builders.internal import (
 )
 from tw_core import Tower
 from tw_core.internal import tf_variable
+from tw_keras._keras_compat import counter_of, replaced
 from tw_keras._over_ranks.exchanges import Exchanges, StepGroup
 
 _log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class ShardedStates:
     def begin_anew(self) -> None:
         """Restarts optimizers without updates from the variables' present values."""
         for shards in self._known.values():
-            if int(with_inner(shards.optimizer)[-1]._iterations) == 0:
+            if int(counter_of(with_inner(shards.optimizer)[-1])) == 0:
                 shards.begin_anew()
 
     def gather(self) -> None:
@@ -122,11 +123,11 @@ class ShardedStates:
         wholes = [(own, make_whole(own)) for own in self._known.values()]
         with ExitStack() as stack:
             for shards, whole in wholes:
-                tf_variable(with_inner(whole)[-1]._iterations).assign(_NOT_READ)
+                tf_variable(counter_of(with_inner(whole)[-1])).assign(_NOT_READ)
                 stack.enter_context(as_whole(shards.optimizer, whole))
             yield
         for shards, whole in wholes:
-            if int(with_inner(whole)[-1]._iterations) != _NOT_READ:
+            if int(counter_of(with_inner(whole)[-1])) != _NOT_READ:
                 self._load(shards, whole)
 
     def _load(self, shards: RankShards, whole: Any) -> None:
@@ -135,27 +136,20 @@ class ShardedStates:
             self._wholes[id(shards.optimizer)] = whole
             self.has_loaded = True
 
-    @contextmanager
-    def finalizing(self, optimizer: Any) -> Iterator[None]:
+    def finalizing(self, optimizer: Any) -> AbstractContextManager[None]:
         """Makes Keras finalize shards' values, such as averages, and sends them."""
+
+        def of_shards(plain: Callable[[Any], None]) -> Callable[[Any], None]:
+            def finalize(variables: Any) -> None:
+                shards = self._known.get(id(optimizer))
+                plain(variables) if shards is None else shards.finalize(plain)
+
+            return finalize
+
         is_keras = isinstance(optimizer, keras.optimizers.Optimizer)
         if self._group is None or not is_keras:
-            yield
-            return
-        plain = optimizer.finalize_variable_values
-
-        def finalize(var_list: Any) -> None:
-            shards = self._known.get(id(optimizer))
-            if shards is None:
-                plain(var_list)
-                return
-            shards.finalize(plain)
-
-        optimizer.finalize_variable_values = finalize
-        try:
-            yield
-        finally:
-            del optimizer.finalize_variable_values
+            return nullcontext()
+        return replaced(optimizer, "finalize_variable_values", of_shards)
 
 
 _NOT_READ = -1  # updates

@@ -6,7 +6,7 @@ while it applies it treats each copy as tower 0's variable.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import keras
@@ -16,8 +16,16 @@ from tw_builders import apply_at_owners
 from tw_builders.internal import owned, owners_of, place_of
 from tw_core import Tower
 from tw_core.internal import create_slots, tf_variable
+from tw_keras._keras_compat import (
+    AVERAGING,
+    VARIABLE_KEY,
+    check_known,
+    replace_value,
+    replaced,
+    slots_of,
+    trained_by,
+)
 from tw_keras._update.gradients import Rows
-from tw_keras._update.optimizers import inner_of
 from tw_keras._update.places import Terms, WithCopies
 
 
@@ -37,7 +45,7 @@ class AtOwners(WithCopies):
         columns = self._of_towers(variables)
         rows = rows if len(rows) == len(columns) else [*rows] * len(columns)
         # Else errors name owners.
-        inner_of(self._optimizer)._check_variables_are_known(columns[0])
+        check_known(self._optimizer, columns[0])
         with _taking_copies(self._optimizer, columns):
             apply_at_owners(
                 self._towers,
@@ -68,26 +76,19 @@ def _build(
 
             return add
 
-        with _replaced(optimizer, "add_variable_from_reference", beside_owner):
+        with _replaced(optimizer, {"add_variable_from_reference": beside_owner}):
             create_slots(optimizer, columns[0])
 
 
 def _move_slots(optimizer: Any, towers: Sequence[Tower]) -> None:
-    variables = inner_of(optimizer)._trainable_variables
+    variables = trained_by(optimizer)
     owners = owners_of(variables, len(towers))
     homes = {
         _key(own): towers[k].device for own, k in zip(variables, owners, strict=True)
     }
     for own in _with_inner(optimizer):
-        trained = own._trainable_variables
-        lists = [
-            value
-            for name, value in vars(own).items()
-            if name not in ("_variables", "_trainable_variables")
-            if isinstance(value, list) and len(value) == len(trained)
-        ]
-        for slots in lists:  # in the order of the variables
-            for slot, variable in zip(slots, trained, strict=True):
+        for slots in slots_of(own):
+            for slot, variable in zip(slots, trained_by(own), strict=True):
                 if isinstance(slot, keras.Variable):
                     _move(slot, homes[_key(variable)])
 
@@ -97,13 +98,15 @@ def _move(slot: Any, device: str) -> None:
     if place_of(old.device) == place_of(device):
         return
     with tf.device(device):
-        slot._value = tf.Variable(
+        moved = tf.Variable(
             old.read_value(), trainable=False, name=slot.name, dtype=old.dtype
         )
+    replace_value(slot, moved)
 
 
-@contextmanager
-def _taking_copies(optimizer: Any, columns: Sequence[Sequence[Any]]) -> Iterator[None]:
+def _taking_copies(
+    optimizer: Any, columns: Sequence[Sequence[Any]]
+) -> AbstractContextManager[None]:
     """Makes an optimizer treat all towers' copies as tower 0's variables."""
     originals = {
         _key(copy): column[0]
@@ -119,33 +122,20 @@ def _taking_copies(optimizer: Any, columns: Sequence[Sequence[Any]]) -> Iterator
         # Its list has tower 0's variables, which get the new values later.
         return lambda variables: average([owners.get(_key(v), v) for v in variables])
 
-    with ExitStack() as stack:
-        stack.enter_context(_replaced(optimizer, "_var_key", of_original))
-        for method in _AVERAGING:
-            stack.enter_context(_replaced(optimizer, method, of_owners))
-        yield
-
-
-# Of ``use_ema``.
-_AVERAGING = (
-    "_update_model_variables_moving_average",
-    "_overwrite_model_variables_with_average_value",
-)
+    averaging = dict.fromkeys(AVERAGING, of_owners)
+    return _replaced(optimizer, {VARIABLE_KEY: of_original, **averaging})
 
 
 @contextmanager
 def _replaced(
-    optimizer: Any, method: str, new: Callable[[Any], Callable[..., Any]]
+    optimizer: Any, methods: dict[str, Callable[[Any], Callable[..., Any]]]
 ) -> Iterator[None]:
-    """Replaces a method of an optimizer and of those inside it."""
-    optimizers = _with_inner(optimizer)
-    for own in optimizers:
-        setattr(own, method, new(getattr(own, method)))
-    try:
+    """Replaces methods of an optimizer and of those inside it."""
+    with ExitStack() as stack:
+        for own in _with_inner(optimizer):
+            for name, new in methods.items():
+                stack.enter_context(replaced(own, name, new))
         yield
-    finally:
-        for own in optimizers:
-            delattr(own, method)
 
 
 def _with_inner(optimizer: Any) -> list[Any]:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tw_core import Tower
 from tw_core.ranks import RankGroup
 from tw_keras._files import Arrays, companion_of, read_memory, write_memory
-from tw_keras._update.optimizers import inner_of
+from tw_keras._keras_compat import counter_of
 from tw_reduce import Reducer, ReducerState
 from tw_reduce.internal import is_stateful
 
@@ -241,7 +241,7 @@ class Memory:
 
 def _warn_if_resumed(optimizer: Any) -> None:
     """Says that memory is new where its optimizer is not, as after a checkpoint."""
-    updates = int(inner_of(optimizer)._iterations)
+    updates = int(counter_of(optimizer))
     if updates > 0:
         _log.warning(
             "TowerModel: %s has made %d updates, but the reducer's memory starts from "

@@ -7,14 +7,11 @@ import keras
 import tensorflow as tf
 
 from tw_core.internal import tf_variable
+from tw_keras._keras_compat import accumulates, counter_of
+from tw_keras._keras_compat import inner_of as inner_of
 from tw_keras._update.gradients import NARROW
 
 _SCALING = keras.optimizers.LossScaleOptimizer
-
-
-def inner_of(optimizer: Any) -> Any:
-    """Returns the optimizer in a ``LossScaleOptimizer``; any other as it is."""
-    return optimizer.inner_optimizer if isinstance(optimizer, _SCALING) else optimizer
 
 
 def scale_of(optimizer: Any) -> Any:
@@ -31,17 +28,6 @@ def scales_losses(optimizer: Any) -> bool:
     return has_own or optimizer.loss_scale_factor is not None
 
 
-def accumulates(optimizer: Any) -> bool:
-    """Returns whether an optimizer accumulates as Keras's base class does."""
-    inner, base = inner_of(optimizer), keras.optimizers.Optimizer
-    if not getattr(inner, "gradient_accumulation_steps", None):
-        return False
-    names = ("apply", "_backend_apply_gradients")
-    return all(getattr(type(inner), n) is getattr(base, n) for n in names) and (
-        inner is optimizer or type(optimizer).apply is _SCALING.apply
-    )
-
-
 def may_accumulate(optimizer: Any, variables: Sequence[Any]) -> bool:
     """Returns whether towers can accumulate gradients in an optimizer's place."""
     # Their sum times a scale may overflow where one gradient does not.
@@ -53,5 +39,5 @@ def may_accumulate(optimizer: Any, variables: Sequence[Any]) -> bool:
 
 def is_update_due(inner: Any) -> tf.Tensor:
     """Returns whether the next call of an optimizer's ``apply`` updates."""
-    count = tf_variable(inner._iterations).read_value() + 1
+    count = tf_variable(counter_of(inner)).read_value() + 1
     return tf.equal(count % inner.gradient_accumulation_steps, 0)

@@ -7,10 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import Tower
-from tw_core.internal import apply_pairs, create_slots, tf_variable
+from tw_core.internal import apply_pairs, create_slots
 from tw_core.ranks import RankGroup
+from tw_keras._keras_compat import accumulators_of
 from tw_keras._update.gradients import Rows
-from tw_keras._update.optimizers import inner_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +55,7 @@ class Place:
 
     def accumulators(self, variables: Sequence[Any]) -> Rows:
         """Returns the optimizer's [T][M] accumulators of gradients."""
-        inner = inner_of(self._optimizer)
-        places = [inner._get_variable_index(own) for own in variables]
-        return [[tf_variable(inner._accumulated_gradients[n]) for n in places]]
+        return [accumulators_of(self._optimizer, variables)]
 
     def apply(self, rows: Rows, variables: Sequence[Any], terms: Terms) -> None:
         """Updates from [T][M] reduced gradients, or from [1][M] for all."""

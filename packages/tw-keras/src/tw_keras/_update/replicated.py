@@ -20,8 +20,8 @@ from tw_core.internal import (
     values_of,
 )
 from tw_keras import _batches
+from tw_keras._keras_compat import trained_by
 from tw_keras._update.gradients import Rows
-from tw_keras._update.optimizers import inner_of
 from tw_keras._update.places import Terms, WithCopies
 
 
@@ -85,7 +85,7 @@ class Replicated(WithCopies):
                 return
             every = rows if len(rows) == len(columns) else [*rows] * len(columns)
             # Averages of weights are of all, also of those without a gradient.
-            trained = self._of_towers(inner_of(self._optimizer)._trainable_variables)
+            trained = self._of_towers(trained_by(self._optimizer))
             self._follow_learning_rate()
             call_once(
                 _apply,
