@@ -206,7 +206,7 @@ def test_xla_is_used_as_keras_decides(
     )
     # On a machine with GPUs Keras compiles what it can.
     monkeypatch.setattr(keras.Model, "_resolve_auto_jit_compile", lambda self: True)
-    own = model._own
+    own = model._copies
     own.towers = [type("Tower", (), {"device": device}) for device in devices]
     with caplog.at_level(logging.WARNING, "tw_keras"):
         assert own.compiles(asked) is wanted

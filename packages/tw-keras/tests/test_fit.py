@@ -173,7 +173,7 @@ def test_as_many_updates_are_counted_as_batches_of_unknown_length(
     assert int(model.optimizer.iterations) == 9  # Plain Keras counts 12.
     for tower in model.towers:
         assert int(tower.layers[1].calls) == 9
-    for own in model._own.row(0, model.optimizer).place.states[1:]:
+    for own in model._copies.row(0, model.optimizer).place.states[1:]:
         assert int(own.variables[0]) == 9
 
 

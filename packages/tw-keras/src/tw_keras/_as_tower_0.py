@@ -15,7 +15,7 @@ class OfTower0(Generic[T]):
     """An attribute or a method of tower 0's model."""
 
     def __init__(self, before: Any = None) -> None:
-        """Takes the value to return before the copies exist, when Keras reads some."""
+        """Takes the value to return before the copies exist."""
         self._before = before
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -24,17 +24,23 @@ class OfTower0(Generic[T]):
     def __get__(self, model: Any, kind: Any = None) -> T:
         if model is None:
             return cast(T, self)
-        own = vars(model).get("_own")
-        return cast(T, self._before if own is None else getattr(own.main, self._name))
+        main = _tower_0(model)
+        return cast(T, self._before if main is None else getattr(main, self._name))
 
     def __set__(self, model: Any, value: Any) -> None:
         """Does nothing: Keras sets some attributes while it creates the object."""
 
 
+def _tower_0(model: Any) -> Any:
+    """Returns tower 0's model; None before the copies exist, when Keras reads some."""
+    copies = vars(model).get("_copies")
+    return None if copies is None else copies.main
+
+
 class AsTower0(keras.Model):  # type: ignore[misc] # Keras is untyped
     """Behaves as tower 0's model, which Keras saves, shows and copies."""
 
-    _own: Copies
+    _copies: Copies
 
     variables = OfTower0[list[keras.Variable]]()
     trainable_variables = OfTower0[list[keras.Variable]]()
@@ -72,31 +78,31 @@ class AsTower0(keras.Model):  # type: ignore[misc] # Keras is untyped
     @property
     def trainable(self) -> bool:
         """Whether the model is trainable; set in every copy."""
-        own = vars(self).get("_own")
-        return True if own is None else bool(own.main.trainable)
+        main = _tower_0(self)
+        return main is None or bool(main.trainable)
 
     @trainable.setter
     def trainable(self, value: bool) -> None:
-        if "_own" in vars(self):
-            for model in self._own.distinct:
+        if _tower_0(self) is not None:
+            for model in self._copies.distinct:
                 model.trainable = value
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls tower 0's copy, which also becomes part of a model built from this."""
-        return self._own.main(*args, **kwargs)
+        return self._copies.main(*args, **kwargs)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Calls tower 0's copy."""
-        return self._own.main(*args, **kwargs)
+        return self._copies.main(*args, **kwargs)
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         """Computes tower 0's loss."""
-        return self._own.main.compute_loss(*args, **kwargs)
+        return self._copies.main.compute_loss(*args, **kwargs)
 
     def get_compile_config(self) -> dict[str, Any] | None:
         """Returns tower 0's compile config; None with an optimizer over towers."""
-        with self._own.without_wrapped():
-            return self._own.main.get_compile_config()  # type: ignore[no-any-return]
+        with self._copies.without_wrapped():
+            return self._copies.main.get_compile_config()  # type: ignore[no-any-return]
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Refuses: each tower would be quantized separately."""
@@ -105,39 +111,40 @@ class AsTower0(keras.Model):  # type: ignore[misc] # Keras is untyped
             "ordinary model."
         )
 
-    @property  # type: ignore[misc] # and read-only
+    @property  # type: ignore[misc] # of ``object`` it can be set
     def __class__(self) -> Any:
-        # ``isinstance`` and Keras see tower 0's class: ``keras.saving.save_model``
-        # writes it, and callbacks read its name.
-        own = vars(self).get("_own")
-        return type(self) if own is None else type(own.main)
+        # ``keras.saving.save_model`` writes an object's ``__class__``, and callbacks
+        # read the class's name: here those of tower 0. ``isinstance`` asks ``type``
+        # too, and so accepts both that class and ``TowerModel``.
+        main = _tower_0(self)
+        return type(self) if main is None else type(main)
 
     def __repr__(self) -> str:
         return f"<TowerModel name={self.name}, built={self.built}>"
 
     def __dir__(self) -> list[str]:
         # Keras saves the attributes with these names, and must find tower 0's alone.
-        return dir(self._own.main)
+        return dir(self._copies.main)
 
     def __reduce__(self) -> Any:
-        with self._own.without_wrapped():
-            return self._own.main.__reduce__()
+        with self._copies.without_wrapped():
+            return self._copies.main.__reduce__()
 
     def _lookup_dependency(self, *args: Any, **kwargs: Any) -> Any:
-        return look_up(self._own.main, *args, **kwargs)
+        return look_up(self._copies.main, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         # Only for names that nothing here defines: those of the user's class.
-        if name.startswith("_") or "_own" not in vars(self):
+        if name.startswith("_") or "_copies" not in vars(self):
             raise AttributeError(f"TowerModel has no attribute {name!r}.")
-        return getattr(self._own.main, name)
+        return getattr(self._copies.main, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        own: Any = vars(self).get("_own")
-        is_ours = name in vars(self) or hasattr(type(self), name)
-        is_ours = is_ours or own is None or name.startswith("_")
-        if not is_ours and hasattr(own.main, name):
-            for model in own.distinct:
-                setattr(model, name, value)
+        main = _tower_0(self)
+        is_ours = main is None or name.startswith("_")
+        is_ours = is_ours or name in vars(self) or hasattr(type(self), name)
+        if is_ours or not hasattr(main, name):
+            super().__setattr__(name, value)
             return
-        super().__setattr__(name, value)
+        for model in self._copies.distinct:
+            setattr(model, name, value)

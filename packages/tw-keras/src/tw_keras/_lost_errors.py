@@ -14,11 +14,14 @@ from tw_keras import _batches
 from tw_keras._keras_compat import replaced
 
 _log = logging.getLogger(__name__)
-# Where XLA fails: a variable on another device, or the first node that it names.
-_NAME = re.compile(r"(?s)(.*access resource |.*?(; got |\[id=\d+ |node `?))([^`}\s,]+)")
+# Finds in a message what XLA cannot compile: a variable on another device, the last if
+# there are several; else the first node, by any of the wordings of XLA and of tw_core.
+_OPERATION = re.compile(
+    r"(?s)(?:.*access resource |.*?(?:; got |\[id=\d+ |node `?))(?P<name>[^`}\s,]+)"
+)
 
 
-def or_without_xla(run: Callable[[Any], Any], name: str, model: Any) -> Any:
+def or_without_xla(run: Callable[[Any], Any], name: str, model: Any, steps: Any) -> Any:
     """Wraps a model's step function ``name``, to continue without XLA if that fails.
 
     XLA fails as a step first runs, before it updates; in a call of several steps a
@@ -31,21 +34,26 @@ def or_without_xla(run: Callable[[Any], Any], name: str, model: Any) -> Any:
             with _keeping(taken, data):
                 return run(data)
         except (tf.errors.OpError, ValueError) as error:
-            has_run, may = not isinstance(error, ValueError), model._own.may_fall_back
+            has_run = isinstance(error, tf.errors.OpError)
+            # A trace refuses by this word; the program's errors may have its letters.
             if not re.search("(?i)xla" if has_run else r"\bXLA\b", str(error)):
-                raise  # The program's own error may contain these letters, too.
-            found = _NAME.match(str(error))
-            what = found[3].rstrip(".") if found else "a step"
-            last = model._steps.last.take() if has_run and may else None
-            batches = [own.get_value() for own in taken] or ([last[1]] if last else [])
-            if not may or (has_run and not batches):
+                raise
+            found = _OPERATION.match(str(error))
+            what = found["name"].rstrip(".") if found else "a step"
+            may_fall_back = steps.copies.may_fall_back
+            last = steps.last.take() if has_run and may_fall_back else None
+            batches = [batch.get_value() for batch in taken]
+            if last is not None and not batches:
+                batches = [last[1]]
+            # Without the batch that a step has taken, steps cannot go on.
+            if not may_fall_back or (has_run and not batches):
                 error.add_note(
                     f"TowerModel: XLA cannot compile {what}; rewrite it, or use "
                     "compile(jit_compile=False)."
                 )
                 raise
         _log.warning("TowerModel: steps run without XLA, which cannot compile %s", what)
-        model._own.setting.jit_compile = False
+        steps.copies.setting.jit_compile = False
         model.train_function = model.test_function = model.predict_function = None
         getattr(model, f"make_{name}")()
         if batches and name != "predict_function":  # taken from an iterator

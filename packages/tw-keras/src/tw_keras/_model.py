@@ -157,7 +157,7 @@ class TowerModel(AsTower0):
         alone = check_local_steps(local_steps, group=group)
         ranks = _ranks_of(group, data, uneven, alone)
         # Keras would track, save and count models in a list, but not those in here.
-        self._own = Copies(
+        self._copies = Copies(
             make_model,
             towers,
             variables,
@@ -167,16 +167,16 @@ class TowerModel(AsTower0):
             inline=inline,
             ranks=ranks,
         )
-        self._steps = Steps(self._own)
+        self._steps = Steps(self._copies)
         self.jit_compile = False  # XLA compiles towers, never all of them together
-        if getattr(self._own.main, "compiled", False):  # a model that was loaded
-            self._own.adopt_optimizers()
-            super().compile(optimizer=self._own.main.optimizer, jit_compile=False)
+        if getattr(self._copies.main, "compiled", False):  # a model that was loaded
+            self._copies.adopt_optimizers()
+            super().compile(optimizer=self._copies.main.optimizer, jit_compile=False)
 
     @property
     def towers(self) -> list[Any]:
         """The K copies, the first of which is saved; one model K times if shared."""
-        return list(self._own.models)
+        return list(self._copies.models)
 
     @property
     def stop_training(self) -> bool:
@@ -194,18 +194,18 @@ class TowerModel(AsTower0):
 
     @property
     def _ranks(self) -> Ranks | None:
-        own = vars(self).get("_own")  # Keras asks before the copies are made.
-        return None if own is None else own.ranks
+        copies = vars(self).get("_copies")  # Keras asks before the copies are made.
+        return None if copies is None else copies.ranks
 
     @property
     def devices(self) -> list[str]:
         """The K towers' devices."""
-        return [tower.device for tower in self._own.towers]
+        return [tower.device for tower in self._copies.towers]
 
     @property
     def reducer_states(self) -> list[ReducerState]:
         """The memory of a reducer that has one, for each optimizer that has applied."""
-        return self._own.memory.holders
+        return self._copies.memory.holders
 
     def copy_to_replicas(self) -> None:
         """Copies the values of tower 0, its optimizer's included, to all towers.
@@ -214,7 +214,7 @@ class TowerModel(AsTower0):
         that load values call it last. Call it after changing ``towers[0]`` and before
         ``train_on_batch`` and the like.
         """
-        self._own.make_equal()
+        self._copies.make_equal()
 
     def compile(
         self,
@@ -245,22 +245,22 @@ class TowerModel(AsTower0):
           ValueError: losses whose reduction is ``"none"``; ``run_eagerly`` with layers
             synchronised over ranks; an unknown ``jit_compile``.
         """
-        own = self._own
+        copies = self._copies
         if jit_compile not in ("auto", True, False, None):  # None is Keras's False.
             raise ValueError(
                 f"jit_compile must be True, False or 'auto'; got {jit_compile!r}."
             )
         if run_eagerly:
-            own.check_eager()
-        if own.ranks is not None:
-            own.ranks.forget_steps()
-        own.compile(args, kwargs)
-        for model in own.distinct:
+            copies.check_eager()
+        if copies.ranks is not None:
+            copies.ranks.forget_steps()
+        copies.compile(args, kwargs)
+        for model in copies.distinct:
             model.run_eagerly, model.jit_compile = run_eagerly, False
-        own.setting.jit_compile = not run_eagerly and own.compiles(jit_compile)
-        own.may_fall_back = jit_compile == "auto" and own.ranks is None
+        copies.setting.jit_compile = not run_eagerly and copies.compiles(jit_compile)
+        copies.may_fall_back = jit_compile == "auto" and copies.ranks is None
         super().compile(
-            optimizer=own.main.optimizer,
+            optimizer=copies.main.optimizer,
             run_eagerly=run_eagerly,
             steps_per_execution=steps_per_execution,
             jit_compile=False,
@@ -302,32 +302,32 @@ class TowerModel(AsTower0):
             ranks.average_rest()
             stops = _following.may_stop(callbacks)
             settings = settings_of(self, bound.arguments)
-            if self._own.setting.shards is not None:
+            if self._copies.setting.shards is not None:
                 _following.check_callbacks(callbacks)
-                settings["towers"] = len(self._own.towers)
+                settings["towers"] = len(self._copies.towers)
             ranks.begin_fit(settings, may_stop=stops)
-            self._saves = self._own.has_parts and ranks.is_any(
+            self._saves = self._copies.has_parts and ranks.is_any(
                 ranks.is_first and _following.may_save(callbacks)
             )
         if isinstance(callbacks, keras.callbacks.CallbackList):
             if ranks is not None:
-                callbacks.append(_following.follower(self._own, callbacks.callbacks))
+                callbacks.append(_following.follower(self._copies, callbacks.callbacks))
         elif callbacks or ranks is not None:
             callbacks = [*tf.nest.flatten(callbacks)]
             callbacks = _following.of_this_rank(callbacks, ranks)
             if ranks is not None:
                 back_up_at_once(callbacks)
-            _following.show_tower_0(callbacks, self._own.main)
+            _following.show_tower_0(callbacks, self._copies.main)
             bound.arguments["callbacks"] = [
                 *callbacks,
-                _following.follower(self._own, callbacks),
+                _following.follower(self._copies, callbacks),
             ]
         self._fits = True
         try:
             with (
                 self._noting_failure(),
                 self._accumulating(callbacks),
-                self._own.finalizing(),
+                self._copies.finalizing(),
             ):
                 history = super().fit(*bound.args[1:], **bound.kwargs)
         finally:
@@ -361,21 +361,21 @@ class TowerModel(AsTower0):
     @contextmanager
     def _accumulating(self, callbacks: Any) -> Iterator[None]:
         """Lets towers accumulate gradients, unless callbacks may read optimizers."""
-        own = self._own
+        copies = self._copies
         # A reducer's memory depends on how often it is used, which no callback changes.
-        at_once = not own.memory and _following.look_between_batches(callbacks)
-        over_towers = [o for o in own.optimizers if getattr(o, "accumulates", False)]
+        at_once = not copies.memory and _following.look_between_batches(callbacks)
+        over_towers = [o for o in copies.optimizers if getattr(o, "accumulates", False)]
         if self._ranks is not None and (
-            over_towers or any(map(accumulates, own.optimizers))
+            over_towers or any(map(accumulates, copies.optimizers))
         ):
             at_once = self._ranks.is_any(at_once)
-        own.setting.at_once.assign(at_once)
+        copies.setting.at_once.assign(at_once)
         try:
             yield
         finally:
-            own.setting.at_once.assign(True)
+            copies.setting.at_once.assign(True)
             # After an epoch nothing is left; after an error ranks are out of step.
-            own.settle(over_ranks=False)
+            copies.settle(over_ranks=False)
 
     @contextmanager
     def _noting_failure(self) -> Iterator[None]:
@@ -404,7 +404,7 @@ class TowerModel(AsTower0):
             callbacks = [*tf.nest.flatten(callbacks)]
             arguments["callbacks"] = [
                 *callbacks,
-                _following.follower(self._own, callbacks),
+                _following.follower(self._copies, callbacks),
             ]
 
     def predict_on_batch(self, x: Any) -> Any:
@@ -433,8 +433,8 @@ class TowerModel(AsTower0):
         _building.global_seeds()  # A step that makes them is traced twice.
         if ranks is not None and name == "train_function":
             made = ranks.running(made)
-        if self._own.setting.jit_compile:
-            made = or_without_xla(made, name, self)
+        if self._copies.setting.jit_compile:
+            made = or_without_xla(made, name, self, self._steps)
         setattr(self, name, made)
 
     def _finish_epoch(self) -> None:
@@ -445,7 +445,7 @@ class TowerModel(AsTower0):
             specs, eagerly = dataset.element_spec, self.run_eagerly
             self._steps.trace_for_others(specs, run_eagerly=eagerly)
         self._steps.finish_epoch()
-        self._own.take_state_of_ranks()
+        self._copies.take_state_of_ranks()
 
     def reset_metrics(self) -> None:
         """Resets the metrics."""
@@ -458,7 +458,7 @@ class TowerModel(AsTower0):
 
         With a ``group`` all ranks call it, and get results over all ranks' rows.
         """
-        self._own.memory.forget_gathered()
+        self._copies.memory.forget_gathered()
         return self._on_batch("train_on_batch", "train_step", args, kwargs)
 
     def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
@@ -490,9 +490,9 @@ class TowerModel(AsTower0):
         if not self._evaluates:
             if self._ranks is not None:
                 self._finish_epoch()
-            self._own.settle(over_ranks=True)
+            self._copies.settle(over_ranks=True)
             if self._saves:
-                self._own.gather()
+                self._copies.gather()
         if self._ranks is not None:
             method = "test_step" if self._evaluates else "train_step"
             logs = self._merged_logs(self._ranks, method, logs)
@@ -508,7 +508,7 @@ class TowerModel(AsTower0):
 
     def set_weights(self, weights: Any) -> None:
         """Sets all towers' weights."""
-        self._own.main.set_weights(weights)
+        self._copies.main.set_weights(weights)
         self.copy_to_replicas()
 
     def load_weights(self, *args: Any, **kwargs: Any) -> None:
@@ -516,11 +516,11 @@ class TowerModel(AsTower0):
 
         The reducer's memory is loaded too, if it was saved beside them.
         """
-        own = self._own
-        with own.sharded.reading():
-            own.main.load_weights(*args, **kwargs)
+        copies = self._copies
+        with copies.sharded.reading():
+            copies.main.load_weights(*args, **kwargs)
         filepath = args[0] if args else kwargs["filepath"]
-        own.memory.load(filepath, own.optimizers, own.main.weights)
+        copies.memory.load(filepath, copies.optimizers, copies.main.weights)
         self.copy_to_replicas()
 
     def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
@@ -531,7 +531,7 @@ class TowerModel(AsTower0):
         for no rank, and may save alone, unless ranks have shards of the optimizer's
         state, which it then gathers.
         """
-        self._save(self._own.main.save_weights, filepath, *args, **kwargs)
+        self._save(self._copies.main.save_weights, filepath, *args, **kwargs)
 
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Saves tower 0, an ordinary model; loading it does not need this package.
@@ -540,13 +540,13 @@ class TowerModel(AsTower0):
         with it; save that with ``tf.train.Checkpoint``. With a ``group``, works as
         ``save_weights`` does. A reducer's memory is written to a file beside it.
         """
-        self._save(self._own.main.save, filepath, *args, **kwargs)
+        self._save(self._copies.main.save, filepath, *args, **kwargs)
 
     def _save(self, write: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
         ranks, what = self._ranks, f"the save of {filepath}"
         if ranks is not None:  # Rank 0 may have saved alone before the last call.
             what += f" after {ranks.num_calls} calls of fit and the like"
-        sharded = self._own.sharded
+        sharded = self._copies.sharded
         if not (self._fits or self._has_failed):
             sharded.gather()
         if ranks is not None and not ranks.is_first:
@@ -557,10 +557,10 @@ class TowerModel(AsTower0):
         overwrite = args[0] if args else kwargs.get("overwrite", True)
         with written_beside(filepath, overwrite=overwrite) as path:
             whole = sharded.writing(fits=self._fits, has_failed=self._has_failed)
-            with self._own.without_wrapped(), whole:
+            with self._copies.without_wrapped(), whole:
                 write(path, *args, **kwargs)
-            weights = self._own.main.weights
-            self._own.memory.save(path, self._own.optimizers, weights)
+            weights = self._copies.main.weights
+            self._copies.memory.save(path, self._copies.optimizers, weights)
         if not self._fits:
             sharded.forget_whole()
         if ranks is not None and not self._fits:
@@ -581,12 +581,12 @@ class TowerModel(AsTower0):
             self._test_batches = iterator
         is_new = False
         if data is not None:
-            is_new = self._own.prepare(data, method)
+            is_new = self._copies.prepare(data, method)
             if ranks is not None and self._fits and trains and not self.run_eagerly:
                 self._steps.trace_beforehand(data)
         takes = is_new or self._evaluates or (ranks is not None and not ranks.has_begun)
         if ranks is not None and takes and not self._fits:
-            self._own.take_from_rank_0()
+            self._copies.take_from_rank_0()
 
 
 def _ranks_of(

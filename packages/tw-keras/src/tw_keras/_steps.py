@@ -27,7 +27,7 @@ class Steps:
     """Runs the copies' steps: traced once, or eagerly on tower 0 for all."""
 
     def __init__(self, copies: Copies) -> None:
-        self._own = copies
+        self.copies = copies
         self.last = LastBatch()
 
     def step(self, method: str, data: Any) -> Any:
@@ -38,19 +38,19 @@ class Steps:
             return self._step(method, data)
 
     def _step(self, method: str, data: Any) -> Any:
-        own, ranks = self._own, self._own.ranks
+        copies, ranks = self.copies, self.copies.ranks
         trains, is_alone = method == "train_step", tf.executing_eagerly()
-        synchronized = [] if is_alone else own.synchronized(trains=trains)
+        synchronized = [] if is_alone else copies.synchronized(trains=trains)
         sizes, parts, lent = self._cut(method, self._held(method, data))
         if ranks is not None:
             ranks.exchanges.begin_step()
-        reductions = reductions_of(own.main)
-        added = own.adds or reductions == {"sum"}
+        reductions = reductions_of(copies.main)
+        added = copies.adds or reductions == {"sum"}
         weights = None if added else self._weights(parts, sizes)
         if trains and ranks is not None and ranks.alone is not None:
             ranks.alone.note(weights or sizes)
         step = Step(
-            copies=own,
+            copies=copies,
             is_alone=is_alone,
             trains=trains,
             average=not added,
@@ -67,8 +67,8 @@ class Steps:
         with meetings.held(), self._naming_rows(data, sizes):
             logs = self._run(method, parts, meetings, counted)
         if is_alone and trains:
-            own.make_equal()
-        if added and own.main.losses:
+            copies.make_equal()
+        if added and copies.main.losses:
             meetings.losses.check_parted()
         merged = merged_logs(step, logs, meetings.losses.are_means)
         if ranks is not None:
@@ -79,11 +79,11 @@ class Steps:
         self, reductions: frozenset[str], *, added: bool, is_alone: bool, trains: bool
     ) -> frozenset[str]:
         """Returns the loss reductions that must first become means, or are refused."""
-        is_one = is_alone or len(self._own.towers) == 1
-        if is_one and self._own.ranks_in_steps is None:
+        is_one = is_alone or len(self.copies.towers) == 1
+        if is_one and self.copies.ranks_in_steps is None:
             return frozenset()
         kinds: set[Any] = set() if added else {"sum"}
-        if self._own.weigh is None:
+        if self.copies.weigh is None:
             kinds.add("mean_with_sample_weight")
         if trains:
             kinds |= {"none", None}
@@ -93,7 +93,7 @@ class Steps:
         self, data: Any, sizes: Sequence[Any], weights: Any, *, trains: bool
     ) -> Report:
         """Reports a batch; if ranks train together, they exchange it, at once."""
-        ranks = self._own.ranks
+        ranks = self.copies.ranks
         if ranks is None:
             return Report(sizes, weights)
         if trains and ranks.alone is None:
@@ -115,8 +115,8 @@ class Steps:
 
     def finish_epoch(self) -> None:
         """Takes part in other ranks' updates until none has a batch."""
-        if self._own.ranks is not None:
-            self._own.ranks.finish_epoch()
+        if self.copies.ranks is not None:
+            self.copies.ranks.finish_epoch()
 
     def predict(self, data: Any) -> Any:
         """Returns every copy's predictions for its part, in the batch's order."""
@@ -131,19 +131,19 @@ class Steps:
 
         Returns the parts' sizes, the parts, and how many have only a padding row.
         """
-        data, towers = _batches.tensors(data), self._own.towers
+        data, towers = _batches.tensors(data), self.copies.towers
         count, own = self._own_parts(method)
         sizes = _batches.checked_sizes(data, count)
         if tf.executing_eagerly():  # Tower 0 takes all rows of its rank.
             sizes, own = _by_rank(sizes, own, len(towers))
         parts = cut(data, sizes, lends_row=True)[own]
         sizes, parts = sizes[own], on_devices(parts, towers[: len(parts)])
-        self._own.build(data, method)
+        self.copies.build(data, method)
         return sizes, parts, _batches.lent_rows(sizes)
 
     def _own_parts(self, method: str) -> tuple[int, slice]:
         """Returns into how many parts a batch is cut, and which are this rank's."""
-        count, ranks = len(self._own.towers), self._own.ranks
+        count, ranks = len(self.copies.towers), self.copies.ranks
         if ranks is None or method == "predict_step":  # A rank predicts all its rows.
             return count, slice(count)
         return ranks.parts(count)
@@ -164,7 +164,7 @@ class Steps:
         rows = _batches.static_rows(data)
         if isinstance(size, int) and rows is not None and size != rows:
             error.add_note(
-                f"(in tower {k} of {len(self._own.towers)}, which has {size} of the "
+                f"(in tower {k} of {len(self.copies.towers)}, which has {size} of the "
                 f"batch's {rows} rows)"
             )
 
@@ -185,7 +185,7 @@ class Steps:
 
         Uses tower 0's variables and restores their values: nothing is updated.
         """
-        last, main = self.last.take(), self._own.main
+        last, main = self.last.take(), self.copies.main
         if last is None:
             return
         method, data = last
@@ -193,16 +193,16 @@ class Steps:
         sizes = _batches.checked_sizes(data, count)
         parts = cut(data, sizes, lends_row=True)[own]
         before = [variable.numpy() for variable in main.variables]
-        meetings = Meetings(Step(copies=self._own, average=True, trains=False))
+        meetings = Meetings(Step(copies=self.copies, average=True, trains=False))
 
-        def combine(place: Any, brought: list[Any]) -> Sequence[Any]:
+        def combine(place: Any, values: list[Any]) -> Sequence[Any]:
             if place[0] == "result":
-                return meetings.combine(place, brought)
-            return [None] * len(brought)
+                return meetings.combine(place, values)
+            return [None] * len(values)
 
         try:
             with meetings.held():
-                for part, tower in zip(parts, self._own.towers, strict=True):
+                for part, tower in zip(parts, self.copies.towers, strict=True):
                     with (
                         naming(tower),
                         tf.device(tower.device),
@@ -227,7 +227,7 @@ class Steps:
     ) -> list[Any]:
         """Runs a step of every copy, traced once; eagerly, tower 0's for all."""
         if not tf.executing_eagerly():
-            if self._own.is_plain:
+            if self.copies.is_plain:
                 return self._run_alone(method, parts)
             return self._run_once(method, parts, meetings, counted)
         combine = _no_meeting
@@ -235,12 +235,12 @@ class Steps:
             combine = meetings.combine
             meetings.losses.of_tower = meetings.losses.factors
         creating = _refusing_new_variables()
-        with tf.device(self._own.towers[0].device), creating, meeting_alone(combine):
-            return [getattr(self._own.main, method)(parts[0])]
+        with tf.device(self.copies.towers[0].device), creating, meeting_alone(combine):
+            return [getattr(self.copies.main, method)(parts[0])]
 
     def _run_alone(self, method: str, parts: Sequence[Any]) -> list[Any]:
         """Runs a lone tower's step as one function, its update and metrics included."""
-        run = getattr(self._own.main, method)
+        run = getattr(self.copies.main, method)
 
         def step(part: Any) -> list[Any]:
             with (
@@ -248,9 +248,9 @@ class Steps:
                 synchronized_layers(),
                 _batches.after(part),
             ):
-                return map_towers(lambda _, own: run(own), self._own.towers, [part])
+                return map_towers(lambda _, own: run(own), self.copies.towers, [part])
 
-        if self._own.setting.jit_compile:
+        if self.copies.setting.jit_compile:
             step = tf.function(step, autograph=False, jit_compile=True)
         return step(parts[0])
 
@@ -274,55 +274,57 @@ class Steps:
                     meetings.losses.note_logs(logs)
                 return logs
 
-        of_towers = zip(parts, self._own.models, self._own.beside_models(), strict=True)
+        of_towers = zip(
+            parts, self.copies.models, self.copies.beside_models(), strict=True
+        )
         factors = [] if meetings is None else meetings.losses.factors
         items = [
             (part, model, factors[k : k + 1], beside)
             for k, (part, model, beside) in enumerate(of_towers)
         ]
-        ranks = self._own.ranks_in_steps if method == "train_step" else None
+        ranks = self.copies.ranks_in_steps if method == "train_step" else None
         num_ranks = 1 if ranks is None else ranks.group.size
         return call_towers_once(
             step,
             items,
-            [tower.scope for tower in self._own.towers],
+            [tower.scope for tower in self.copies.towers],
             combine=_no_meeting if meetings is None else meetings.combine,
             counted=counted,
-            written_once=self._own.shared_state(),
-            kept_equal=self._own.kept_equal(),
+            written_once=self.copies.shared_state(),
+            kept_equal=self.copies.kept_equal(),
             settle=None if num_ranks == 1 else self._settle,
             outside="" if len(items) * num_ranks == 1 else _OUTSIDE,
-            inline=self._own.inline,
-            jit_compile=self._own.setting.jit_compile and method == "train_step",
+            inline=self.copies.inline,
+            jit_compile=self.copies.setting.jit_compile and method == "train_step",
             num_ranks=num_ranks,
             sum_ranks=None if ranks is None else ranks.exchanges.sum_layer,
         )
 
     def _settle(self, handles: Sequence[Any], values: Sequence[Any]) -> Sequence[Any]:
         """Returns all ranks' common values of trained variables a step assigned."""
-        written, known = set(map(id, handles)), set(map(id, self._own.assigned))
-        self._own.assigned += [
+        written, known = set(map(id, handles)), set(map(id, self.copies.assigned))
+        self.copies.assigned += [
             own
-            for own in map(tf_variable, self._own.kept_equal())
+            for own in map(tf_variable, self.copies.kept_equal())
             if id(own.handle) in written and id(own) not in known
         ]
-        ranks: Any = self._own.ranks_in_steps
+        ranks: Any = self.copies.ranks_in_steps
         return list(ranks.exchanges.of_first(values))
 
     def _weights(self, parts: Sequence[Any], sizes: Sequence[Any]) -> Any:
         weights = [
             self._weight(part, size, tower)
-            for part, size, tower in zip(parts, sizes, self._own.towers, strict=False)
+            for part, size, tower in zip(parts, sizes, self.copies.towers, strict=False)
         ]
         is_equal = isinstance(weights[0], int) and len(set(weights)) == 1
-        return None if is_equal and self._own.ranks is None else weights
+        return None if is_equal and self.copies.ranks is None else weights
 
     def _weight(self, part: Any, size: Any, tower: Tower) -> Any:
-        if self._own.weigh is None:
+        if self.copies.weigh is None:
             return size
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(part)
         with tf.device(tower.device):
-            weight = self._own.weigh(x, y, sample_weight)
+            weight = self.copies.weigh(x, y, sample_weight)
             if not tf.is_tensor(weight):  # A number would become float32.
                 weight = tf.constant(weight, tf.float64)
             return tf.where(size > 0, weight, tf.zeros_like(weight))
@@ -333,9 +335,9 @@ class Steps:
         TensorFlow traces a function twice if it creates variables, but ranks match
         exchanges by their place in a trace. Rank 0's values are taken before that.
         """
-        if _building.has_own_step(self._own.main):
-            self._own.take_from_rank_0()
-        if not all(own.built for own in optimizers_of(self._own.main)):
+        if _building.has_own_step(self.copies.main):
+            self.copies.take_from_rank_0()
+        if not all(own.built for own in optimizers_of(self.copies.main)):
             self.trace(data)
 
     def trace(self, data: Any) -> None:
@@ -345,7 +347,7 @@ class Steps:
 
     def trace_for_others(self, data: Any, *, run_eagerly: bool) -> None:
         """Learns from a trace what ranks that have a batch exchange."""
-        ranks: Any = self._own.ranks
+        ranks: Any = self.copies.ranks
         with ranks.exchanges.recording() if run_eagerly else nullcontext():
             self.trace(data)
 
@@ -393,5 +395,5 @@ def _refusing_new_variables() -> Iterator[None]:
             raise refused[0]
 
 
-def _no_meeting(place: Any, brought: list[Any]) -> Sequence[Any]:
-    raise RuntimeError(f"TowerModel: a predict_step reached {place} ({brought}).")
+def _no_meeting(place: Any, values: list[Any]) -> Sequence[Any]:
+    raise RuntimeError(f"TowerModel: a predict_step reached {place} ({values}).")
