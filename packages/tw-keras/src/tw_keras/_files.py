@@ -122,7 +122,8 @@ def _checksum_of(weights: Sequence[Any]) -> int:
 def _checksum(arrays: Mapping[str, Any]) -> int:
     """Returns a checksum of names, shapes, dtypes and values."""
     total = 0
-    for name, own in sorted(arrays.items()):
-        told = repr((name, own.shape, str(own.dtype))).encode()
-        total = zlib.crc32(np.ascontiguousarray(own).tobytes(), zlib.crc32(told, total))
+    for name, array in sorted(arrays.items()):
+        header = repr((name, array.shape, str(array.dtype))).encode()
+        total = zlib.crc32(header, total)
+        total = zlib.crc32(np.ascontiguousarray(array).tobytes(), total)
     return total

@@ -8,7 +8,7 @@ towers; and losses whose reduction is not a mean over rows, next to others.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -122,7 +122,7 @@ class Losses:
                 "'sum_over_batch_size', or remove the regularizers."
             )
 
-    def rescaling(self, losses: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+    def rescaling(self, compiled: Any, call: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a ``call`` of compiled losses that makes all means over rows.
 
         Refuses those without a reduction.
@@ -132,32 +132,39 @@ class Losses:
             if not may_meet():
                 return call(y_true, y_pred, sample_weight)
             check_losses(self._step.rescaled)
-            if not losses.built:
-                losses.build(y_true, y_pred)
-            with replaced_losses(losses, partial(partial, self._rescaled)):
+            if not compiled.built:
+                compiled.build(y_true, y_pred)
+            with replaced_losses(compiled, self._mean_over_rows):
                 return call(y_true, y_pred, sample_weight)
 
         return method
 
-    def _rescaled(
-        self, n: int, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
-    ) -> Any:
-        value = loss(y_true, y_pred, sample_weight)
-        reduction = loss.reduction if loss.reduction in self._step.rescaled else None
-        if reduction == "sum":
-            return weigh(value, tf.math.reciprocal_no_nan(self.of_tower[0]))
-        if reduction is None or sample_weight is None:  # a mean over rows already
-            return value
-        total = tf.reduce_sum(tf.cast(sample_weight, tf.float64))
-        return weigh(value, meet(("divisor", n), total, answer=_NUMBER))
+    def _mean_over_rows(self, n: int, loss: Any) -> Callable[..., tf.Tensor]:
+        """Returns a function that computes the n-th loss as a mean over rows."""
+
+        def mean(y_true: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
+            value = loss(y_true, y_pred, sample_weight)
+            if loss.reduction not in self._step.rescaled:
+                return value
+            if loss.reduction == "sum":
+                # Cancels the tower's part, by which its loss is multiplied later.
+                return weigh(value, tf.math.reciprocal_no_nan(self.of_tower[0]))
+            if sample_weight is None:  # a mean over rows already
+                return value
+            total = tf.reduce_sum(tf.cast(sample_weight, tf.float64))
+            return weigh(value, meet(("divisor", n), total, answer=_NUMBER))
+
+        return mean
 
     def divisor_factors(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns [K] factors that turn losses over ``sums`` into means over rows."""
+        """Returns [K] factors that turn losses over ``sums`` into means over rows.
+
+        ``sums``: of the towers' sample weights, by which Keras has divided.
+        """
         step, ranks = self._step, self._step.ranks
-        sums = [tf.cast(own, tf.float64) for own in step.of_own_rows(sums)]
-        rows = [
-            tf.cast(own, tf.float64) for own in step.report.weights or [1] * len(sums)
-        ]
+        rows = step.report.weights or [1] * len(sums)
+        rows = [tf.cast(number, tf.float64) for number in rows]
+        sums = [tf.cast(total, tf.float64) for total in step.of_own_rows(sums)]
         totals = tf.stack([tf.add_n(rows), tf.add_n(sums)])
         if ranks is not None and step.trains:
             [totals] = ranks.exchanges.sum_layer("divisors of losses", [totals])
@@ -169,8 +176,8 @@ class Losses:
             )
         per_row = tf.math.divide_no_nan(totals[0], totals[1])
         return [
-            tf.math.divide_no_nan(own, of_tower) * per_row
-            for own, of_tower in zip(sums, rows, strict=True)
+            tf.math.divide_no_nan(total, of_tower) * per_row
+            for total, of_tower in zip(sums, rows, strict=True)
         ]
 
     def have_weighed(self, n: int, optimizer: Any) -> bool:
@@ -237,7 +244,7 @@ def _reductions(value: tf.Tensor) -> set[str]:
         return {op.type}
     inputs = list(op.inputs)
     if op.type == "Mul":
-        inputs = [own for own in inputs if not is_same_in_towers(own)]
+        inputs = [factor for factor in inputs if not is_same_in_towers(factor)]
         if len(inputs) > 1:
             return {op.type}
     return set().union(*map(_reductions, inputs))

@@ -75,26 +75,26 @@ class Meetings:
         if not (step.average or step.is_whole):
             yield main, ADDED_LOSSES, losses.parted
 
-    def combine(self, place: tuple[str, int], brought: list[Any]) -> Sequence[Any]:
+    def combine(self, place: tuple[str, int], values: list[Any]) -> Sequence[Any]:
         """Makes the call that all towers have reached, once; returns [K] answers."""
         kind, n = place
         if kind == "divisor":
-            return self.losses.divisor_factors(brought)
+            return self.losses.divisor_factors(values)
         if kind == "part":
             return self._step.report.parts()
         if kind == "result":
-            return [metrics.as_tensors(self._metrics[n].result())] * len(brought)
+            return [metrics.as_tensors(self._metrics[n].result())] * len(values)
         if kind == "optimizer":
-            self._update(n, brought)
+            self._update(n, values)
         else:
-            metrics.update(self._step, self._metrics[n], brought)
-        return [None] * len(brought)
+            metrics.update(self._step, self._metrics[n], values)
+        return [None] * len(values)
 
-    def _homes(self, n: int, brought: tuple[Any, ...]) -> dict[int, str]:
+    def _homes(self, n: int, call: tuple[Any, ...]) -> dict[int, str]:
         """Maps gradients' ids to the devices that apply them."""
         if self._copies.variables == "replicated" or self._copies.setting.shards:
             return {}
-        grads, variables, _ = brought
+        grads, variables, _ = call
         owners = owned(self._copies.of_towers(variables), self._optimizers[n])
         pairs = zip(grads, owners, strict=True)
         return {id(g): tf_variable(own).device for parts, own in pairs for g in parts}
@@ -157,14 +157,13 @@ def _applying(
     def method(*arguments: Any, **named: Any) -> Any:
         if not may_meet():
             return original(*arguments, **named)
-        brought = _brought(*arguments, **named)
-        together = homes(n, brought)
-        return meet(("optimizer", n), brought, waits=True, together=together)
+        call = _call_of_apply(*arguments, **named)
+        return meet(("optimizer", n), call, waits=True, together=homes(n, call))
 
     return method
 
 
-def _brought(grads: Any, trainable_variables: Any = None) -> tuple[Any, ...]:
+def _call_of_apply(grads: Any, trainable_variables: Any = None) -> tuple[Any, ...]:
     if trainable_variables is None:
         raise ValueError(
             "TowerModel: optimizer.apply needs the tower's variables, as in "
@@ -180,7 +179,7 @@ def _brought(grads: Any, trainable_variables: Any = None) -> tuple[Any, ...]:
 
 
 def _joined(grads: Sequence[Sequence[Any]]) -> list[Any]:
-    """Joins the parts that ``_brought`` split for use outside of a tower."""
+    """Joins the parts that ``_call_of_apply`` split for use outside of a tower."""
     joined = []
     for parts in grads:
         with tf.device(getattr(values_of(parts[0]), "device", None)):

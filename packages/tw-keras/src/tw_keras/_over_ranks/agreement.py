@@ -28,10 +28,10 @@ def begin_fit(
     """
     seed, _ = tf.compat.v1.get_seed(1)
     drawn = int(np.random.default_rng().integers(2**31))
-    own = np.zeros([group.size, 2 + len(settings)], np.int64)
-    told = drawn if seed == _UNSET_SEED else seed, may_stop
-    own[group.rank] = *told, *settings.values()
-    (total,) = group.sum([tf.constant(own)], names=["settings of fit"])
+    proposed = drawn if seed == _UNSET_SEED else seed
+    report = np.zeros([group.size, 2 + len(settings)], np.int64)
+    report[group.rank] = proposed, may_stop, *settings.values()
+    (total,) = group.sum([tf.constant(report)], names=["settings of fit"])
     of_all = total.numpy()
     unlike = [
         f"{name}={_by_rank(name, column.tolist())}"

@@ -131,9 +131,9 @@ class Alone:
             self.begin()
         steps, weight = self._counted.numpy().tolist()
         averager: Any = self._averager
-        told = averager.average(steps, weight, has_more=has_more, stops=stops)
+        averaging = averager.average(steps, weight, has_more=has_more, stops=stops)
         self.drop()
-        return told.is_last, told.stops
+        return averaging.is_last, averaging.stops
 
 
 def check_local_steps(local_steps: Any, *, group: Any) -> Any:

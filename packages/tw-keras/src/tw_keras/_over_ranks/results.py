@@ -68,8 +68,8 @@ class Results:
             for n in names
         ]
         numbers = [*own, *shown, bool(logs)]
-        told = tf.stack([tf.cast(number, tf.float64) for number in numbers])
-        (total,) = self._group.sum([told], names=["logs of the last batches"])
+        scalars = tf.stack([tf.cast(number, tf.float64) for number in numbers])
+        (total,) = self._group.sum([scalars], names=["logs of the last batches"])
         count = len(names)
         averages = tf.math.divide_no_nan(total[:count], total[-1])
         are_metrics = tf.equal(total[count:-1], total[-1]).numpy()

@@ -157,12 +157,13 @@ class Memory:
         group = self._group
         if group is None or self._reducer is None:
             return
-        told = [self._has_read, group.rank == 0 and bool(self._loaded)]
-        (told,) = group.sum([tf.cast(told, tf.float32)], names=["memory that was read"])
+        flags = [self._has_read, group.rank == 0 and bool(self._loaded)]
+        [sums] = group.sum([tf.cast(flags, tf.float32)], names=["memory that was read"])
+        has_read, has_loaded = (sums > 0).numpy()
         loaded, self._loaded, self._has_read = self._loaded, {}, False
-        if not told[0] > 0:
+        if not has_read:
             return
-        if not told[1] > 0:  # Rank 0 has started from zero.
+        if not has_loaded:  # Rank 0 has started from zero.
             for holder in self.holders:
                 holder.reset()
             return
@@ -217,15 +218,15 @@ class Memory:
     def _summed(self, parts: dict[str, dict[int, Any]], like: Arrays) -> Arrays:
         """Sums [R K, ...] arrays over ranks, each of which fills in its own parts."""
         group: Any = self._group
-        brought = []
+        wholes = []
         for key, own in like.items():
             count = len(own)
             whole = np.zeros([group.size * count, *own.shape[1:]], own.dtype)
             for rank, array in parts[key].items():
                 whole[rank * count : (rank + 1) * count] = array
-            brought.append(tf.constant(whole))
+            wholes.append(tf.constant(whole))
         names = [f"memory {key}" for key in like]
-        sums = group.sum(brought, names=names) if brought else []
+        sums = group.sum(wholes, names=names) if wholes else []
         return {key: own.numpy() for key, own in zip(like, sums, strict=True)}
 
     def _arrays(self, place: int, optimizer: Any) -> Arrays:
