@@ -5,7 +5,6 @@ time; so do some of Keras's, such as ``SwapEMAWeights``.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import keras
@@ -144,13 +143,9 @@ def show_tower_0(callbacks: Sequence[Any], model: Any) -> None:
     ``OrbaxCheckpoint`` does not call ``save``, but reads the model's parts.
     """
     kinds = getattr(keras.callbacks, "OrbaxCheckpoint", ())
-    for callback in callbacks:
-        if isinstance(callback, kinds):
-            callback.set_model = partial(_set_model, callback, model)
-
-
-def _set_model(callback: Any, model: Any, _: Any) -> None:
-    type(callback).set_model(callback, model)
+    for one in callbacks:
+        if isinstance(one, kinds):
+            one.set_model = lambda _, one=one: type(one).set_model(one, model)
 
 
 _BATCH_HOOKS = (

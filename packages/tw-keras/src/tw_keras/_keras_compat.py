@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ def _reader(name: str) -> Callable[[Any], Any]:
     return lambda owner: getattr(owner, name, None)
 
 
+layers_of = methodcaller("_flatten_layers")  # a model and all inside, outer ones first
+compiles_by_default = methodcaller("_resolve_auto_jit_compile")  # a model, by XLA
 compiled_loss_of = _reader("_compile_loss")  # of a model: adds its losses
 mask_of = _reader("_keras_mask")  # of a layer's output
 dataset_of = _reader("_distributed_dataset")  # of an epoch's batches, in ``tf.data``
@@ -106,17 +109,6 @@ def check_known(optimizer: Any, variables: Sequence[Any]) -> None:
 def replace_value(variable: Any, value: tf.Variable) -> None:
     """Replaces the TensorFlow variable in a variable of Keras."""
     variable._value = value
-
-
-def layers_of(model: Any) -> list[Any]:
-    """Lists a model and its layers, outer ones before those inside them."""
-    layers: list[Any] = model._flatten_layers()
-    return layers
-
-
-def compiles_by_default(model: Any) -> bool:
-    """Returns what Keras makes of ``jit_compile="auto"``."""
-    return bool(model._resolve_auto_jit_compile())
 
 
 def state_of_layers(model: Any) -> list[Any]:
