@@ -10,7 +10,7 @@ import tensorflow as tf
 from tower_models import CPUS, check_near, seeded
 
 from tw_keras import TowerModel
-from tw_keras._copies import Copies
+from tw_keras._copies.copies import Copies
 
 kinds, layers = keras.optimizers, keras.layers
 RANDOM = np.random.default_rng(0)

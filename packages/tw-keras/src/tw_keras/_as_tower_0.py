@@ -5,7 +5,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import keras
 
-from tw_keras._copies import Copies
+from tw_keras._copies.copies import Copies
 from tw_keras._keras_compat import look_up
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ class AsTower0(keras.Model):  # type: ignore[misc] # Keras is untyped
     @trainable.setter
     def trainable(self, value: bool) -> None:
         if _tower_0(self) is not None:
-            for model in self._copies.distinct:
+            for model in self._copies.models.distinct:
                 model.trainable = value
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -146,5 +146,5 @@ class AsTower0(keras.Model):  # type: ignore[misc] # Keras is untyped
         if is_ours or not hasattr(main, name):
             super().__setattr__(name, value)
             return
-        for model in self._copies.distinct:
+        for model in self._copies.models.distinct:
             setattr(model, name, value)

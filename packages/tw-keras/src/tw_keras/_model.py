@@ -13,9 +13,10 @@ from tw_core import Tower
 from tw_core import towers as make_towers
 from tw_core.internal import check_flag, check_function
 from tw_core.ranks import RankGroup
-from tw_keras import _building, _checks, _following
+from tw_keras import _checks, _following
 from tw_keras._as_tower_0 import AsTower0
-from tw_keras._copies import Copies, Weigh
+from tw_keras._copies.building import global_seeds
+from tw_keras._copies.copies import Copies, Weigh
 from tw_keras._files import written_beside
 from tw_keras._keras_compat import (
     accumulates,
@@ -176,7 +177,7 @@ class TowerModel(AsTower0):
     @property
     def towers(self) -> list[Any]:
         """The K copies, the first of which is saved; one model K times if shared."""
-        return list(self._copies.models)
+        return list(self._copies.models.by_tower)
 
     @property
     def stop_training(self) -> bool:
@@ -255,7 +256,7 @@ class TowerModel(AsTower0):
         if copies.ranks is not None:
             copies.ranks.forget_steps()
         copies.compile(args, kwargs)
-        for model in copies.distinct:
+        for model in copies.models.distinct:
             model.run_eagerly, model.jit_compile = run_eagerly, False
         copies.setting.jit_compile = not run_eagerly and copies.compiles(jit_compile)
         copies.may_fall_back = jit_compile == "auto" and copies.ranks is None
@@ -302,13 +303,15 @@ class TowerModel(AsTower0):
             ranks.average_rest()
             stops = _following.may_stop(callbacks)
             settings = settings_of(self, bound.arguments)
-            if self._copies.setting.shards is not None:
+            has_shards = self._copies.setting.shards is not None
+            if has_shards:
                 _following.check_callbacks(callbacks)
                 settings["towers"] = len(self._copies.towers)
             ranks.begin_fit(settings, may_stop=stops)
-            self._saves = self._copies.has_parts and ranks.is_any(
-                ranks.is_first and _following.may_save(callbacks)
-            )
+            # Rank 0 saves the state of which ranks have parts.
+            has_parts = has_shards or bool(self._copies.memory)
+            may_save = ranks.is_first and _following.may_save(callbacks)
+            self._saves = has_parts and ranks.is_any(may_save)
         if isinstance(callbacks, keras.callbacks.CallbackList):
             if ranks is not None:
                 callbacks.append(_following.follower(self._copies, callbacks.callbacks))
@@ -327,7 +330,7 @@ class TowerModel(AsTower0):
             with (
                 self._noting_failure(),
                 self._accumulating(callbacks),
-                self._copies.finalizing(),
+                self._copies.sharded.finalizing(self._copies.optimizer),
             ):
                 history = super().fit(*bound.args[1:], **bound.kwargs)
         finally:
@@ -430,7 +433,7 @@ class TowerModel(AsTower0):
         made, ranks = vars(self).get(name), self._ranks
         if made is None or made is before:
             return
-        _building.global_seeds()  # A step that makes them is traced twice.
+        global_seeds()  # A step that makes them is traced twice.
         if ranks is not None and name == "train_function":
             made = ranks.running(made)
         if self._copies.setting.jit_compile:

@@ -13,9 +13,11 @@ from tw_builders.internal import cut, on_devices, rows_of
 from tw_core import Tower, map_towers
 from tw_core.internal import call_towers_once, may_meet, meeting_alone, tf_variable
 from tw_core.synchronized import synchronized_layers
-from tw_keras import _batches, _building
+from tw_keras import _batches
 from tw_keras._checks import optimizers_of, reductions_of
-from tw_keras._copies import Copies, naming
+from tw_keras._copies.building import has_own_step
+from tw_keras._copies.copies import Copies
+from tw_keras._copies.models import naming
 from tw_keras._lost_errors import LastBatch
 from tw_keras._meetings.meetings import Meetings
 from tw_keras._meetings.metrics import merged_logs
@@ -274,28 +276,27 @@ class Steps:
                     meetings.losses.note_logs(logs)
                 return logs
 
-        of_towers = zip(
-            parts, self.copies.models, self.copies.beside_models(), strict=True
-        )
+        copies, models = self.copies, self.copies.models
+        of_towers = zip(parts, models.by_tower, copies.beside_models(), strict=True)
         factors = [] if meetings is None else meetings.losses.factors
         items = [
             (part, model, factors[k : k + 1], beside)
             for k, (part, model, beside) in enumerate(of_towers)
         ]
-        ranks = self.copies.ranks_in_steps if method == "train_step" else None
+        ranks = copies.ranks_in_steps if method == "train_step" else None
         num_ranks = 1 if ranks is None else ranks.group.size
         return call_towers_once(
             step,
             items,
-            [tower.scope for tower in self.copies.towers],
+            [tower.scope for tower in copies.towers],
             combine=_no_meeting if meetings is None else meetings.combine,
             counted=counted,
-            written_once=self.copies.shared_state(),
-            kept_equal=self.copies.kept_equal(),
+            written_once=models.shared_state(),
+            kept_equal=models.kept_equal(),
             settle=None if num_ranks == 1 else self._settle,
             outside="" if len(items) * num_ranks == 1 else _OUTSIDE,
-            inline=self.copies.inline,
-            jit_compile=self.copies.setting.jit_compile and method == "train_step",
+            inline=copies.inline,
+            jit_compile=copies.setting.jit_compile and method == "train_step",
             num_ranks=num_ranks,
             sum_ranks=None if ranks is None else ranks.exchanges.sum_layer,
         )
@@ -305,7 +306,7 @@ class Steps:
         written, known = set(map(id, handles)), set(map(id, self.copies.assigned))
         self.copies.assigned += [
             own
-            for own in map(tf_variable, self.copies.kept_equal())
+            for own in map(tf_variable, self.copies.models.kept_equal())
             if id(own.handle) in written and id(own) not in known
         ]
         ranks: Any = self.copies.ranks_in_steps
@@ -335,7 +336,7 @@ class Steps:
         TensorFlow traces a function twice if it creates variables, but ranks match
         exchanges by their place in a trace. Rank 0's values are taken before that.
         """
-        if _building.has_own_step(self.copies.main):
+        if has_own_step(self.copies.main):
             self.copies.take_from_rank_0()
         if not all(own.built for own in optimizers_of(self.copies.main)):
             self.trace(data)

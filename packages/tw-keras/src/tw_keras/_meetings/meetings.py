@@ -95,7 +95,7 @@ class Meetings:
         if self._copies.variables == "replicated" or self._copies.setting.shards:
             return {}
         grads, variables, _ = call
-        owners = owned(self._copies.of_towers(variables), self._optimizers[n])
+        owners = owned(self._copies.models.counterparts(variables), self._optimizers[n])
         pairs = zip(grads, owners, strict=True)
         return {id(g): tf_variable(own).device for parts, own in pairs for g in parts}
 

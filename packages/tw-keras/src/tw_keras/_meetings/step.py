@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tw_core.internal import weigh
 from tw_keras._batches import join
-from tw_keras._copies import Copies
+from tw_keras._copies.copies import Copies
 from tw_keras._meetings.report import Report
 from tw_reduce import Reducer, mean, sum_on_device
 

@@ -1,17 +1,18 @@
-"""The copies of a model: made, built, compiled, and kept equal."""
+"""The copies of a model, with all that trains them: optimizers, a reducer, ranks."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from tw_core import Tower, copy_to_replicas
-from tw_core.internal import follow_variables, host_of, tf_variable
-from tw_keras import _building, _checks
+from tw_core import Tower
+from tw_core.internal import follow_variables
+from tw_keras import _checks
+from tw_keras._copies import building
+from tw_keras._copies.models import Models
 from tw_keras._keras_compat import compiles_by_default, layers_of, state_of_layers
 from tw_keras._over_ranks.agreement import take_of_rank_0
 from tw_keras._over_ranks.ranks import Ranks
@@ -23,11 +24,16 @@ from tw_reduce import Reducer, all_reduce
 
 _log = logging.getLogger(__name__)
 Weigh = Callable[[Any, Any, Any], Any]
-_SEED_STEP = 0x9E3779B9  # odd and large, so that layers' seeds stay apart
 
 
 class Copies:
-    """The copies of a model, the first of which is saved."""
+    """What a ``TowerModel`` trains: its models, their optimizers' state, other ranks.
+
+    ``models``: the towers' copies, of which the first, ``main``, is saved. ``row``: an
+    update, one per optimizer; ``setting``: what all updates have in common. ``memory``:
+    a reducer's, and ``sharded``: the state of optimizers of which ranks have parts;
+    rank 0 gathers both before it saves. ``assigned``: what a step assigns to weights.
+    """
 
     def __init__(
         self,
@@ -46,24 +52,27 @@ class Copies:
         The arguments are those of ``TowerModel``; ``adds``: losses are sums over rows,
         whatever ``compile`` says.
         """
-        self.towers, self.variables = towers, variables
-        self.weigh, self.adds, self.inline, self.ranks = weigh, adds, inline, ranks
+        self.towers, self.variables, self.ranks = towers, variables, ranks
+        self.weigh, self.adds, self.inline = weigh, adds, inline
         self.may_fall_back = False  # to steps without XLA
         self.assigned: list[Any] = []  # tower 0's variables that train, by a step
-        self.states_by_row: Sequence[Sequence[Any]] = ()  # [K], each tower's own
-        self._is_built = False
-        self._built_for = set[str]()  # names of steps
-        others = self.ranks_in_steps
+        is_shared = variables == "parameter_server"
+        self.models = Models(make_model, towers, is_shared=is_shared)
+        self.main = self.models.main
+        self._alone = alone = None if ranks is None else ranks.alone
+        self.outer = None if alone is None else alone.settings.outer
+        # The other ranks, if training steps exchange anything with them.
+        self.ranks_in_steps = others = ranks if alone is None else None
         exchanges = None if others is None else others.exchanges
         self.memory = Memory(
-            *(reducer, towers if others is None else towers[:1], self.of_towers),
+            *(reducer, towers if others is None else towers[:1]),
+            of_towers=self.models.counterparts,
             trained_of=lambda n, own: self.row(n, own).trained,
             add_of=self._add_of,
             group=None if ranks is None else ranks.group,
         )
-        if ranks is not None and ranks.alone is not None:
-            ranks.alone.find = self._averaged
-            ranks.alone.find_state = self._averaged_state
+        if alone is not None:
+            alone.find, alone.find_state = self._averaged, self._averaged_state
         self.sharded = ShardedStates(exchanges, towers)
         has_shards = variables == "sharded" and exchanges and exchanges.group.size > 1
         with tf.init_scope(), tf.device("/cpu:0"):
@@ -71,7 +80,7 @@ class Copies:
         self.setting = Setting(
             towers=towers,
             variables=variables,
-            of_towers=self.of_towers,
+            of_towers=self.models.counterparts,
             # For callbacks that read optimizers between batches.
             at_once=at_once,
             reducer=None if self.memory else reducer,
@@ -80,48 +89,16 @@ class Copies:
             shards=self.sharded if has_shards else None,
         )
         self._rows: dict[int, Row] = {}  # by optimizer
-        made = [_make(make_model, device) for device in self._homes()]
-        # [K]; one model K times where towers share variables
-        self.models = made * (len(towers) // len(made))
         if self.outer is not None:  # so that it is saved with tower 0
             setattr(self.main, _checks.OUTER, self.outer)
-        if all(model.built for model in self.models):
-            self.make_equal()
-
-    def _homes(self) -> list[str]:
-        """Returns the devices of the distinct models' variables."""
-        devices = [tower.device for tower in self.towers]
-        is_shared = self.variables == "parameter_server"
-        return [host_of(devices[0])] if is_shared else devices
-
-    @property
-    def ranks_in_steps(self) -> Ranks | None:
-        """The other ranks, if training steps exchange anything with them."""
-        is_alone = self.ranks is None or self.ranks.alone is not None
-        return None if is_alone else self.ranks
-
-    @property
-    def outer(self) -> Any:
-        """The optimizer that applies the ranks' averages, or None."""
-        alone = None if self.ranks is None else self.ranks.alone
-        return None if alone is None else alone.settings.outer
-
-    @property
-    def main(self) -> Any:
-        """Tower 0's model."""
-        return self.models[0]
-
-    @property
-    def distinct(self) -> list[Any]:
-        """The models, each once."""
-        return list(dict.fromkeys(self.models))
+        self.make_equal()
 
     @property
     def is_plain(self) -> bool:
         """Whether a lone tower trains exactly as its plain model would."""
-        is_alone = len(self.towers) == 1 and self.ranks is None
         return (
-            is_alone
+            len(self.towers) == 1
+            and self.ranks is None
             and self.setting.reducer is None
             and not self.memory
             and self.variables != "parameter_server"  # maybe on another device
@@ -145,37 +122,20 @@ class Copies:
             )
             return False
         # Keras itself does not where operations must be deterministic.
-        return compiles_by_default(self.main) if asked == "auto" else bool(asked)
+        return bool(compiles_by_default(self.main) if asked == "auto" else asked)
 
     @property
     def optimizers(self) -> list[Any]:
         """Tower 0's optimizers, which update all towers."""
         return _checks.optimizers_of(self.main)
 
-    def of_towers(self, variables: Sequence[Any]) -> list[list[Any]]:
-        """Returns [K] lists: each tower's counterparts of tower 0's ``variables``."""
-        lists = [
-            [*model.variables, *more]
-            for model, more in zip(self.models, self.unlisted(), strict=True)
-        ]
-        columns = zip(*lists, strict=True)
-        own = {id(column[0]): column for column in columns}
-        shared = len(self.towers)
-        found = [own.get(id(v), (v,) * shared) for v in variables]
-        return [[column[k] for column in found] for k in range(shared)]
-
     def compile(self, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         """Compiles every copy, all with tower 0's optimizers."""
-        self._freeze_alike()
         self._rows.clear()
-        self._built_for.clear()
-        given = tf.nest.map_structure(wrapped, (args, options))
-        for model, tower in zip(self.distinct, self.towers, strict=False):
-            with tf.device(tower.device):
-                model.compile(*given[0], **given[1])
+        self.models.compile(*tf.nest.map_structure(wrapped, (args, options)))
         kind: Any = type(self.main)
         is_plain = kind.compute_loss is keras.Model.compute_loss
-        if is_plain and not _building.has_own_step(self.main):
+        if is_plain and not building.has_own_step(self.main):
             # Other steps may call a compiled loss themselves, and average.
             _checks.check_losses(_checks.reductions_of(self.main))
         self.adopt_optimizers()
@@ -183,8 +143,10 @@ class Copies:
     def adopt_optimizers(self) -> None:
         """Makes all towers use tower 0's optimizers."""
         optimizers = self.optimizers
-        for model in self.distinct[1:]:
-            _share_optimizers(self.main, model)
+        for name, value in list(vars(self.main).items()):
+            if isinstance(value, keras.optimizers.Optimizer):
+                for model in self.models.distinct[1:]:
+                    setattr(model, name, value)
         reduces = self.setting.reducer is not None and self.ranks_in_steps is None
         reduces = reduces or bool(self.memory)
         _checks.check_optimizers(
@@ -229,26 +191,18 @@ class Copies:
             )
 
     def make_equal(self) -> None:
-        """Checks that the copies match, and copies tower 0's values to all."""
-        if not all(model.built for model in self.models):
+        """Copies tower 0's values, also of optimizers, to all, once all are built."""
+        if not self.models.make_equal() or self.variables == "parameter_server":
             return
-        self._is_built = True
-        self._follow_states_of_rows()
-        if self.variables == "parameter_server":
-            return
-        if len(self.towers) > 1:
-            _checks.check_adapted(self.distinct)
-            self._copy_variables()
-            self._give_own_seeds()
         for n, optimizer in enumerate(self.optimizers):
-            row, is_main = self.row(n, optimizer), optimizer is self._optimizer
+            row, is_main = self.row(n, optimizer), optimizer is self.optimizer
             if optimizer.built and is_main:
                 row.build(self.main.trainable_variables)
             row.place.make_equal()
 
     @property
-    def _optimizer(self) -> Any:
-        """That of ``compile``, which updates all of the model; or None."""
+    def optimizer(self) -> Any:
+        """The optimizer of ``compile``, which updates all of the model; or None."""
         return getattr(self.main, "optimizer", None)
 
     def row(self, number: int, optimizer: Any) -> Row:
@@ -259,17 +213,8 @@ class Copies:
 
     def build_optimizer(self) -> None:
         """Creates the state of the optimizer of ``compile``, placed for updates."""
-        number = self.optimizers.index(self._optimizer)
-        self.row(number, self._optimizer).build(self.main.trainable_variables)
-
-    def finalizing(self) -> AbstractContextManager[None]:
-        """Scope in which Keras finalizes the values of shards."""
-        return self.sharded.finalizing(self._optimizer)
-
-    @property
-    def has_parts(self) -> bool:
-        """Whether ranks have parts of the state that rank 0 saves."""
-        return bool(self.memory) or self.setting.shards is not None
+        number = self.optimizers.index(self.optimizer)
+        self.row(number, self.optimizer).build(self.main.trainable_variables)
 
     def gather(self) -> None:
         """Gives rank 0 the state of which ranks have parts; all ranks call it."""
@@ -298,7 +243,7 @@ class Copies:
 
     def _averaged(self) -> list[list[Any]]:
         """Returns [K][N] variables that ranks average; [1][N] if towers share them."""
-        lists = self.of_towers(self.kept_equal())
+        lists = self.models.counterparts(self.models.kept_equal())
         return lists[:1] if self.variables == "parameter_server" else lists
 
     def _averaged_state(self) -> list[list[Any]]:
@@ -314,69 +259,31 @@ class Copies:
 
     def build_outer(self) -> None:
         """Creates the outer optimizer's state, before files are loaded into it."""
-        alone = None if self.ranks is None else self.ranks.alone
-        if alone is not None and self.outer and self._is_built and alone.follows:
+        alone = self._alone
+        if alone is not None and self.outer and self.models.are_built and alone.follows:
             with tf.device(self.towers[0].device):
                 follow_variables(self.outer, self._averaged()[0])
-
-    def unlisted(self) -> list[list[Any]]:
-        """Returns [K] lists of state not listed by Keras, without per-row states."""
-        every = []
-        for model in self.models:
-            of_rows = set(map(id, _building.states_of_rows(model)))
-            found = _building.unlisted_of(model)
-            every.append([v for v in found if id(v) not in of_rows])
-        return every
-
-    def kept_equal(self) -> list[Any]:
-        """Lists tower 0's variables whose copies are equal after every step."""
-        more = [v for v in self._unlisted_state() if v.trainable]
-        return [*self.main.trainable_variables, *more]
-
-    def shared_state(self) -> list[Any]:
-        """Lists shared variables, which tower 0 assigns; not states of generators."""
-        if self.variables != "parameter_server":
-            return []
-        every = (*self.main.variables, *self.unlisted()[0])
-        return [v for v in every if not _building.is_random(v)]
 
     def beside_models(self) -> list[tuple[Any, ...]]:
         """Returns [K] tuples of objects, apart from its model, that a tower may use."""
         of_rows = [row.place.states for row in self._rows.values()]
         states = [own for own in of_rows if len(own) == len(self.towers)]
-        seeds, unlisted = _building.global_seeds(), self.unlisted()
+        seeds, unlisted = building.global_seeds(), self.models.unlisted()
         return [
-            ([own[k] for own in states], seeds, unlisted[k], self.states_by_row[k])
-            for k in range(len(self.towers))
+            ([own[k] for own in states], seeds, unlisted[k], by_row)
+            for k, by_row in enumerate(self.models.states_by_row)
         ]
-
-    def _unlisted_state(self) -> list[Any]:
-        return [v for v in self.unlisted()[0] if not _building.is_random(v)]
-
-    def _copy_variables(self) -> None:
-        """Copies tower 0's variables, except seeds and shared constants."""
-        lists = [
-            [v for v in (*model.variables, *more) if not _building.is_random(v)]
-            for model, more in zip(self.models, self.unlisted(), strict=True)
-        ]
-        constant = {
-            id(column[0])
-            for column in zip(*lists, strict=False)
-            if not column[0].trainable and all(v is column[0] for v in column)
-        }
-        copy_to_replicas([[v for v in own if id(v) not in constant] for own in lists])
 
     def take_from_rank_0(self, number: int = 0) -> int:
         """Gives this rank's towers rank 0's values, including the optimizers'.
 
         Returns rank 0's ``number``.
         """
-        if self.ranks is None or not self._is_built:
+        if self.ranks is None or not self.models.are_built:
             return number
         group = self.ranks.group
-        own = getattr(self.main, "optimizer", None)
-        is_built = own is not None and own.built
-        seeds, loaded = _building.global_seeds(), int(self.sharded.has_loaded)
+        is_built = self.optimizer is not None and self.optimizer.built
+        seeds, loaded = building.global_seeds(), int(self.sharded.has_loaded)
         has_built, loaded, number = take_of_rank_0(
             group, int(is_built), loaded, number, seeds=seeds
         )
@@ -385,7 +292,7 @@ class Copies:
         self.build_outer()
         if loaded:
             self.sharded.scatter_loaded()
-        variables = [*self.main.variables, *self._unlisted_state()]
+        variables = [*self.main.variables, *self.models.unlisted_state()]
         variables += [] if self.outer is None else self.outer.variables
         for n, optimizer in enumerate(self.optimizers):
             variables += self.row(n, optimizer).place.of_rank_0(group)
@@ -399,7 +306,7 @@ class Copies:
     def take_state_of_ranks(self) -> None:
         """Makes non-trainable state equal on all towers of all ranks."""
         state = state_of_layers(self.main)
-        state += [v for v in self._unlisted_state() if not v.trainable]
+        state += [v for v in self.models.unlisted_state() if not v.trainable]
         if self.ranks is not None:
             synchronized = self.ranks_in_steps is not None
             synchronized &= bool(_checks.synchronized_layers_of(self.main))
@@ -407,43 +314,10 @@ class Copies:
             # A rank whose data has ended has not received these.
             eager = getattr(self.main, "run_eagerly", False)
             eager = eager and self.ranks_in_steps is not None
-            assigned = self.kept_equal() if eager else self.assigned
+            assigned = self.models.kept_equal() if eager else self.assigned
             self.ranks.take_state(assigned, of_last=True)
         if state or self.assigned:
             self.make_equal()
-
-    def _freeze_alike(self) -> None:
-        """Sets ``trainable`` in every copy as in tower 0's."""
-        for model in self.distinct[1:]:
-            layers = zip(*map(layers_of, (model, self.main)), strict=False)
-            weights = zip(model.weights, self.main.weights, strict=False)
-            for own, main in [*layers, *weights]:  # outer layers before inner ones
-                if own.trainable != main.trainable:
-                    own.trainable = main.trainable
-
-    def _follow_states_of_rows(self) -> None:
-        """Resets per-row states in all towers if they are reset in tower 0."""
-        every = [_building.states_of_rows(model) for model in self.models]
-        if self.variables == "parameter_server" and every[0]:
-            if len(self.states_by_row) != len(self.towers):
-                own = [_like(every[0], tower) for tower in self.towers[1:]]
-                self.states_by_row = [every[0], *own]
-            every = [list(own) for own in self.states_by_row]
-        self.states_by_row = every
-        for first, *others in zip(*every, strict=True):
-            if not np.any(tf_variable(first).numpy()):
-                for own in others:
-                    own.assign(tf.zeros_like(tf_variable(own)))
-
-    def _give_own_seeds(self) -> None:
-        """Gives every tower its own random seeds, derived from tower 0's.
-
-        Otherwise dropout would zero the same positions in all towers' parts.
-        """
-        seeds = [_building.seeds_of(model) for model in self.models]
-        for k, of_tower in enumerate(seeds[1:], start=1):
-            for own, main in zip(of_tower, seeds[0], strict=True):
-                own.assign(tf.add(main.value, [k * _SEED_STEP, 0]))
 
     def prepare(self, data: Any, method: str) -> bool:
         """Creates the first batch's variables from its specs, before a step is traced.
@@ -453,71 +327,16 @@ class Copies:
         """
         is_new = self.build(data, method)
         self.build_outer()
-        main, own = self.main, getattr(self.main, "optimizer", None)
-        if own is None or own.built or not main.trainable_variables:
-            return is_new
-        if not _building.has_own_step(main):
+        lacks_state = self.optimizer is not None and not self.optimizer.built
+        trained = self.main.trainable_variables if lacks_state else ()
+        if trained and not building.has_own_step(self.main):
             self.build_optimizer()
         return is_new
 
     def build(self, data: Any, method: str) -> bool:
-        """Creates a step's variables, outside of the step; returns whether any are new.
-
-        A later step may call layers that the first has not.
-        """
-        lacks_layers = not self._is_built or (
-            method not in self._built_for and bool(_building.unbuilt_of(self.main))
-        )
-        lacks_metrics = method != "predict_step" and not (
-            self._is_built and _building.has_metrics_built(self.main, data)
-        )
-        if not (lacks_layers or lacks_metrics):
-            return False
-        with tf.init_scope():
-            for model, tower, home in zip(
-                self.distinct, self.towers, self._homes(), strict=False
-            ):
-                with tf.device(home), naming(tower):
-                    if lacks_layers:
-                        _building.build_layers(data, model, method)
-            main, own = self.main, self.towers[0]
-            if lacks_metrics and not _building.has_metrics_built(main, data):
-                with tf.device(own.device), naming(own):
-                    _building.build_metrics(data, main, method)
-            self._built_for.add(method)
-            if lacks_layers:
+        """Creates a step's variables, outside of the step; returns if any are new."""
+        is_new = self.models.build(data, method)
+        if is_new:
+            with tf.init_scope():
                 self.make_equal()
-        return lacks_layers
-
-
-@contextmanager
-def naming(tower: Tower) -> Iterator[None]:
-    """Adds a note that names the tower to errors raised inside."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"(in {tower.name} of {tower.total}, on {tower.device})")
-        raise
-
-
-def _like(states: Sequence[Any], tower: Tower) -> list[tf.Variable]:
-    with tf.device(tower.device):
-        zeros = [tf.zeros_like(tf_variable(own)) for own in states]
-        return [tf.Variable(own, trainable=False) for own in zeros]
-
-
-def _make(make_model: Callable[[], Any], device: str) -> Any:
-    with tf.device(device):
-        model = make_model()
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            "TowerModel: make_model must return a keras.Model; got "
-            f"{type(model).__name__}."
-        )
-    return model
-
-
-def _share_optimizers(main: Any, model: Any) -> None:
-    for name, value in list(vars(main).items()):
-        if isinstance(value, keras.optimizers.Optimizer):
-            setattr(model, name, value)
+        return is_new
