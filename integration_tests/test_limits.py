@@ -71,6 +71,14 @@ FAULTS = {
         {f"{HIGH}/_b.py": "import tw_low\n\ntw_low._work\n"},
         "tw_high/_b.py:3 imports tw_low._work, which is private to tw-low",
     ),
+    "private member": (
+        {f"{HIGH}/_keras_compat.py": "", f"{HIGH}/_b.py": "self._a = model.x._slots\n"},
+        "^[^\n]*tw_high/_b.py:1 uses _slots, a private member of another [^\n]*$",
+    ),
+    "private member by its name": (
+        {f"{HIGH}/_keras_compat.py": "", f"{HIGH}/_b.py": "getattr(x, '_slots', 0)\n"},
+        "tw_high/_b.py:1 uses _slots, a private member of another",
+    ),
     "foreign test": (
         {"packages/tw-low/tests/test_a.py": "import tw_high\n"},
         "tests/test_a.py:1 imports tw_high, which tw-low does not need",

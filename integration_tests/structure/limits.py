@@ -183,6 +183,35 @@ def find_trespasses(root: Path) -> Iterator[str]:
                 yield f"{place} imports {name}, which is private to {sibling}."
 
 
+def find_private_members(root: Path) -> Iterator[str]:
+    """Finds private members of others outside of ``_keras_compat.py``, if there is one.
+
+    Those of a class itself, inherited or overridden, are read from ``self``.
+    """
+    allowed = settings(root)["towers"].get("allowed_members", [])
+    for room in root.glob("packages/*/src/*/_keras_compat.py"):
+        for file in sorted({*room.parent.rglob("*.py")} - {room}):
+            place = str(file.relative_to(root))
+            for node in ast.walk(ast.parse(file.read_text())):
+                match node:
+                    case ast.Attribute(value=owner, attr=name):
+                        pass
+                    case ast.Call(
+                        func=ast.Name(id="getattr" | "hasattr" | "setattr"),
+                        args=[owner, ast.Constant(value=str(name)), *_],
+                    ):
+                        pass
+                    case _:
+                        continue
+                is_own = ast.unparse(owner) in ("self", "cls", "super()")
+                is_private = name.startswith("_") and not name.startswith("__")
+                if is_private and not is_own and f"{place}: {name}" not in allowed:
+                    yield (
+                        f"{place}:{node.lineno} uses {name}, a private member of "
+                        "another object; give it a function in _keras_compat.py."
+                    )
+
+
 def find_foreign_tests(root: Path) -> Iterator[str]:
     """Finds tests of a package that import what is not installed with it alone."""
     manifests = find_manifests(root)
@@ -303,6 +332,7 @@ RULES: tuple[Callable[[Path], Iterator[str]], ...] = (
     find_crowded,
     find_circles,
     find_trespasses,
+    find_private_members,
     find_foreign_tests,
     find_wrong_bounds,
     find_arrows_up,

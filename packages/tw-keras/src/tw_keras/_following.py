@@ -23,24 +23,24 @@ class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
         super().__init__()
         self._copies = copies
 
-    def _copy(self, *_: Any, **__: Any) -> None:
+    def copy(self, *_: Any, **__: Any) -> None:
         self._copies.make_equal()
 
-    on_test_begin = on_test_end = on_predict_begin = on_predict_end = _copy
+    on_test_begin = on_test_end = on_predict_begin = on_predict_end = copy
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Takes the values of rank 0, whose callbacks may have restored them."""
-        self._copy()
+        self.copy()
         if self._copies.ranks is not None:
             replace_initial_epoch(self.model, self._copies.take_from_rank_0)
             self._copies.memory.take_of_rank_0(self._copies.optimizers)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Discards gathered state, and prepares the ranks for an epoch."""
-        self._copy()
+        self.copy()
         self._copies.forget_gathered()
         if self._copies.ranks is not None:
-            self._copies.ranks.begin_epoch(self.model._train_batches)
+            self._copies.ranks.begin_epoch(self._copies.train_batches)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Gathers the reducer's memory on rank 0, as the model may be saved now."""
@@ -48,7 +48,7 @@ class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Learns whether a callback on any rank asks to stop."""
-        self._copy()
+        self.copy()
         if self._copies.ranks is not None:
             self._copies.ranks.agree_on_stop()
 
@@ -56,7 +56,7 @@ class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
 class _AfterBatches(Follower):
     """Also copies after callbacks that run between batches."""
 
-    on_train_batch_begin = on_train_batch_end = Follower._copy
+    on_train_batch_begin = on_train_batch_end = Follower.copy
 
 
 def follower(copies: Any, callbacks: Sequence[Any]) -> keras.callbacks.Callback:

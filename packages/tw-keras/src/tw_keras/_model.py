@@ -61,7 +61,6 @@ class TowerModel(AsTower0):
     _fits = _stops = _has_failed = False
     _batch_method = "train_step"  # of the last call of train_on_batch and the like
     _saves = False  # Whether a callback of rank 0 may, as an epoch ends.
-    _train_batches: Any = None
     _test_batches: Any = None
 
     def __init__(
@@ -334,8 +333,8 @@ class TowerModel(AsTower0):
             ):
                 history = super().fit(*bound.args[1:], **bound.kwargs)
         finally:
-            end_iteration(self._train_batches)
-            self._fits, self._train_batches = False, None
+            end_iteration(self._copies.train_batches)
+            self._fits, self._copies.train_batches = False, None
         self.copy_to_replicas()  # Averages replace weights when training ends.
         return history
 
@@ -441,7 +440,7 @@ class TowerModel(AsTower0):
         setattr(self, name, made)
 
     def _finish_epoch(self) -> None:
-        dataset = dataset_of(self._train_batches)
+        dataset = dataset_of(self._copies.train_batches)
         ranks = self._ranks
         if ranks is not None and dataset is not None and not ranks.results.has_stepped:
             # A rank without any batch learns the exchanges of the others from a trace.
@@ -579,7 +578,7 @@ class TowerModel(AsTower0):
         method = self._batch_method if iterator is None else method
         ranks, trains = self._ranks, not self._evaluates
         if trains:
-            self._train_batches = iterator
+            self._copies.train_batches = iterator
         else:
             self._test_batches = iterator
         is_new = False

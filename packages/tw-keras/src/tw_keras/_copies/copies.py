@@ -55,6 +55,7 @@ class Copies:
         self.towers, self.variables, self.ranks = towers, variables, ranks
         self.weigh, self.adds, self.inline = weigh, adds, inline
         self.may_fall_back = False  # to steps without XLA
+        self.train_batches: Any = None  # Keras's, while a fit goes on
         self.assigned: list[Any] = []  # tower 0's variables that train, by a step
         is_shared = variables == "parameter_server"
         self.models = Models(make_model, towers, is_shared=is_shared)
