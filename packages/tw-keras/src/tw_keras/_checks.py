@@ -89,12 +89,12 @@ def optimizers_of(model: Any) -> list[Any]:
     held: list[Any] = []
     kinds = (keras.optimizers.Optimizer, dict, list, tuple)
     for layer in layers_of(model):
-        own = {n: value for n, value in vars(layer).items() if isinstance(value, kinds)}
-        held += [leaf for name in sorted(own) for leaf in held_in(own[name])]
+        for _, value in sorted(vars(layer).items()):
+            if isinstance(value, kinds):
+                held += held_in(value)
     outer = vars(model).get(OUTER)  # also in TensorFlow's dicts of tracked objects
-    found = [own for own in held if isinstance(own, keras.optimizers.Optimizer)]
-    found = [own for own in found if own is not outer]
-    return list({id(own): own for own in found}.values())
+    found = [leaf for leaf in held if isinstance(leaf, keras.optimizers.Optimizer)]
+    return list({id(own): own for own in found if own is not outer}.values())
 
 
 def metrics_of(model: Any) -> list[Any]:
@@ -103,16 +103,16 @@ def metrics_of(model: Any) -> list[Any]:
     A plain step updates those, too.
     """
     metrics = [*model.metrics, *keras.Model.metrics.fget(model)]
-    return list({id(own): own for own in metrics}.values())
+    return list({id(metric): metric for metric in metrics}.values())
 
 
 def check_adapted(models: Sequence[Any]) -> None:
     """Refuses layers adapted in some copies only, whose state is not in variables."""
     layers = zip(*map(layers_of, models), strict=False)
     unlike = [
-        own[0].name
-        for own in layers
-        if hasattr(own[0], "adapt") and len({_adapted(layer) for layer in own}) > 1
+        column[0].name
+        for column in layers
+        if hasattr(column[0], "adapt") and len(set(map(_adapted, column))) > 1
     ]
     if unlike:
         raise ValueError(
@@ -136,7 +136,7 @@ def check_optimizers(
     ``reduces``: a reducer was given that only an optimizer's update would call.
     """
     over_towers = [o for o in optimizers if isinstance(o, WrappedOptimizer)]
-    for wrapped in [own.wrapped for own in over_towers]:
+    for wrapped in [optimizer.wrapped for optimizer in over_towers]:
         known = len(getattr(wrapped, "devices", ())) or num_towers
         if known != num_towers:
             raise ValueError(

@@ -250,7 +250,7 @@ class Steps:
                 synchronized_layers(),
                 _batches.after(part),
             ):
-                return map_towers(lambda _, own: run(own), self.copies.towers, [part])
+                return map_towers(lambda _, part: run(part), self.copies.towers, [part])
 
         if self.copies.setting.jit_compile:
             step = tf.function(step, autograph=False, jit_compile=True)
@@ -305,9 +305,9 @@ class Steps:
         """Returns all ranks' common values of trained variables a step assigned."""
         written, known = set(map(id, handles)), set(map(id, self.copies.assigned))
         self.copies.assigned += [
-            own
-            for own in map(tf_variable, self.copies.models.kept_equal())
-            if id(own.handle) in written and id(own) not in known
+            variable
+            for variable in map(tf_variable, self.copies.models.kept_equal())
+            if id(variable.handle) in written and id(variable) not in known
         ]
         ranks: Any = self.copies.ranks_in_steps
         return list(ranks.exchanges.of_first(values))
@@ -338,7 +338,7 @@ class Steps:
         """
         if has_own_step(self.copies.main):
             self.copies.take_from_rank_0()
-        if not all(own.built for own in optimizers_of(self.copies.main)):
+        if not all(optimizer.built for optimizer in optimizers_of(self.copies.main)):
             self.trace(data)
 
     def trace(self, data: Any) -> None:

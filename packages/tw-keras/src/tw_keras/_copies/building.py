@@ -32,26 +32,26 @@ def unlisted_of(model: Any) -> list[Any]:
     Searches wherever Keras or ``tf.Module`` would track them: attributes of layers,
     modules and TensorFlow's random generators, and lists and dicts in these.
     """
-    seen = {id(tf_variable(own)) for own in model.variables}
+    seen = {id(tf_variable(v)) for v in model.variables}
     found: list[Any] = []
     stack: list[Any] = [model]
     while stack:
-        own = stack.pop()
-        if type(own) in _LEAVES:  # Most are; this runs between epochs.
+        value = stack.pop()
+        if type(value) in _LEAVES:  # Most are; this runs between epochs.
             continue
-        own = own.state if isinstance(own, tf.random.Generator) else own
-        key = id(tf_variable(own)) if is_variable(own) else id(own)
-        if key in seen or isinstance(own, keras.optimizers.Optimizer):
+        value = value.state if isinstance(value, tf.random.Generator) else value
+        key = id(tf_variable(value)) if is_variable(value) else id(value)
+        if key in seen or isinstance(value, keras.optimizers.Optimizer):
             continue
         seen.add(key)
-        if is_variable(own):
-            found.append(own)
-        elif isinstance(own, dict):
-            stack += reversed(list(own.values()))
-        elif isinstance(own, list | tuple):
-            stack += reversed(own)
-        elif isinstance(own, _HOLDERS):
-            stack += [vars(own)[name] for name in sorted(vars(own), reverse=True)]
+        if is_variable(value):
+            found.append(value)
+        elif isinstance(value, dict):
+            stack += reversed(list(value.values()))
+        elif isinstance(value, list | tuple):
+            stack += reversed(value)
+        elif isinstance(value, _HOLDERS):
+            stack += [vars(value)[name] for name in sorted(vars(value), reverse=True)]
     return found
 
 
@@ -62,7 +62,7 @@ _HOLDERS = (keras.layers.Layer, keras.random.SeedGenerator, tf.Module)
 def states_of_rows(model: Any) -> list[Any]:
     """Lists the states of stateful recurrent layers, one per row of a batch."""
     stateful = [o for o in layers_of(model) if getattr(o, "stateful", False)]
-    every = [tf.nest.flatten(getattr(own, "states", None)) for own in stateful]
+    every = [tf.nest.flatten(getattr(layer, "states", None)) for layer in stateful]
     return [state for states in every for state in states if is_variable(state)]
 
 
@@ -104,7 +104,7 @@ def has_metrics_built(model: Any, data: Any) -> bool:
     if not model.run_eagerly and max(len(outputs), len(tf.nest.flatten(y))) > 1:
         # The loss of a model with several outputs has one metric per output.
         stateful.append(compiled_loss_of(model))
-    return all(getattr(own, "built", True) for own in stateful)
+    return all(getattr(metric, "built", True) for metric in stateful)
 
 
 def build_layers(data: Any, model: Any, method: str) -> None:
@@ -128,7 +128,7 @@ def build_layers(data: Any, model: Any, method: str) -> None:
 
 def unbuilt_of(model: Any) -> list[str]:
     """Names a model's layers that may still create variables."""
-    return [own.name for own in layers_of(model)[1:] if not own.built]
+    return [layer.name for layer in layers_of(model)[1:] if not layer.built]
 
 
 def _call(model: Any, data: Any, *, is_own: bool) -> None:
@@ -161,8 +161,8 @@ def has_own_step(model: Any) -> bool:
 def _step(model: Any, method: str, data: Any) -> None:
     """Calls a step whose optimizers create no slots; those are placed elsewhere."""
     with ExitStack() as stack:
-        for own in optimizers_of(model):
-            stack.enter_context(replaced(own, "apply", lambda _: _apply_nothing))
+        for optimizer in optimizers_of(model):
+            stack.enter_context(replaced(optimizer, "apply", lambda _: _apply_nothing))
         getattr(model, method)(data)
 
 

@@ -68,7 +68,7 @@ class Copies:
         self.memory = Memory(
             *(reducer, towers if others is None else towers[:1]),
             of_towers=self.models.counterparts,
-            trained_of=lambda n, own: self.row(n, own).trained,
+            trained_of=lambda n, optimizer: self.row(n, optimizer).trained,
             add_of=self._add_of,
             group=None if ranks is None else ranks.group,
         )
@@ -103,19 +103,19 @@ class Copies:
             and self.setting.reducer is None
             and not self.memory
             and self.variables != "parameter_server"  # maybe on another device
-            and not any(isinstance(own, WrappedOptimizer) for own in self.optimizers)
+            and not any(isinstance(one, WrappedOptimizer) for one in self.optimizers)
         )
 
     def compiles(self, asked: bool | str) -> bool:
         """Returns whether XLA compiles steps; "auto": as Keras does, for GPUs."""
         kind_of = tf.DeviceSpec.from_string
-        are_gpus = "GPU" in [kind_of(own.device).device_type for own in self.towers]
+        are_gpus = "GPU" in [kind_of(tower.device).device_type for tower in self.towers]
         # XLA cannot assign variables on another device.
         if asked == "auto" and not (are_gpus and self.variables != "parameter_server"):
             return False
-        others = [own for own in layers_of(self.main) if not own.supports_jit]
+        others = [layer for layer in layers_of(self.main) if not layer.supports_jit]
         if asked and others:
-            names = ", ".join(own.name for own in others)
+            names = ", ".join(layer.name for layer in others)
             _log.warning(
                 "TowerModel: steps run without XLA, which cannot compile %s; "
                 "compile(jit_compile=False) silences this",
@@ -250,9 +250,9 @@ class Copies:
     def _averaged_state(self) -> list[list[Any]]:
         """Returns [K][M] variables of the optimizers; [1][M] if towers share them."""
         states = []
-        for n, own in enumerate(self.optimizers):
-            if own.built and not isinstance(own, WrappedOptimizer):
-                states.append(self.row(n, own).place.states or [own])
+        for n, optimizer in enumerate(self.optimizers):
+            if optimizer.built and not isinstance(optimizer, WrappedOptimizer):
+                states.append(self.row(n, optimizer).place.states or [optimizer])
         return [
             [v for state in of_tower for v in state.variables]
             for of_tower in zip(*states, strict=True)
@@ -268,10 +268,10 @@ class Copies:
     def beside_models(self) -> list[tuple[Any, ...]]:
         """Returns [K] tuples of objects, apart from its model, that a tower may use."""
         of_rows = [row.place.states for row in self._rows.values()]
-        states = [own for own in of_rows if len(own) == len(self.towers)]
+        states = [state for state in of_rows if len(state) == len(self.towers)]
         seeds, unlisted = building.global_seeds(), self.models.unlisted()
         return [
-            ([own[k] for own in states], seeds, unlisted[k], by_row)
+            ([state[k] for state in states], seeds, unlisted[k], by_row)
             for k, by_row in enumerate(self.models.states_by_row)
         ]
 

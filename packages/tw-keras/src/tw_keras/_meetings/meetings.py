@@ -97,7 +97,7 @@ class Meetings:
         grads, variables, _ = call
         owners = owned(self._copies.models.counterparts(variables), self._optimizers[n])
         pairs = zip(grads, owners, strict=True)
-        return {id(g): tf_variable(own).device for parts, own in pairs for g in parts}
+        return {id(g): tf_variable(v).device for parts, v in pairs for g in parts}
 
     def _update(self, n: int, calls: Sequence[Any]) -> None:
         """Makes the update by an optimizer, for all towers' calls of ``apply``."""

@@ -54,11 +54,11 @@ def update(step: Step, metric: Any, calls: Sequence[Any]) -> None:
     """Updates a metric with the arguments of [K] towers."""
     positional = [call[0] for call in calls]
     named = [dict(call[1]) for call in calls]
-    weights = [own.pop("sample_weight", None) for own in named]
+    weights = [options.pop("sample_weight", None) for options in named]
     with tf.device(step.copies.towers[0].device):
         merge = partial(step.merged, adds=isinstance(metric, keras.metrics.Sum))
         values = tf.nest.map_structure(
-            lambda is_mean, *own: merge(*own, is_mean=is_mean),
+            lambda is_mean, *of_towers: merge(*of_towers, is_mean=is_mean),
             *(calls[0][3], *positional),
         )
         masks = tf.nest.map_structure(merge, *[call[2] for call in calls])
@@ -90,7 +90,7 @@ def merged_logs(
     return {
         name: _log(
             step,
-            [own[name] for own in of_towers],
+            [logs[name] for logs in of_towers],
             is_mean=are_means.get(name, False),
         )
         for name in first

@@ -31,7 +31,7 @@ class Report:
 
     @cached_property
     def _wide(self) -> list[tf.Tensor]:
-        return [tf.cast(own, tf.float64) for own in self.weights or self.rows]
+        return [tf.cast(number, tf.float64) for number in self.weights or self.rows]
 
     @cached_property
     def _own_weight(self) -> tf.Tensor:
@@ -41,7 +41,7 @@ class Report:
     def _own_rows(self) -> tf.Tensor:
         if self.weights is None:
             return self._own_weight
-        return tf.add_n([tf.cast(own, tf.float64) for own in self.rows])
+        return tf.add_n([tf.cast(number, tf.float64) for number in self.rows])
 
     @cached_property
     def all(self) -> Sequence[tf.Tensor]:
@@ -57,7 +57,7 @@ class Report:
 
     def parts(self) -> list[tf.Tensor]:
         """Returns the [K] towers' fractions of the whole batch, by weight."""
-        return [tf.math.divide_no_nan(own, self.weight) for own in self._wide]
+        return [tf.math.divide_no_nan(weight, self.weight) for weight in self._wide]
 
     @property
     def is_plain(self) -> bool:

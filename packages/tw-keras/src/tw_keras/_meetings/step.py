@@ -59,7 +59,7 @@ class Step:
             return list(values)
         rows = len(values) - self.lent
         none = tf.zeros_like(values[0])
-        return [tf.where(k < rows, own, none) for k, own in enumerate(values)]
+        return [tf.where(k < rows, value, none) for k, value in enumerate(values)]
 
     def mean(self, values: Sequence[Any], *, is_mean: bool = False) -> Any:
         """Averages the towers' losses, or adds them where they are sums.

@@ -136,20 +136,22 @@ class Exchanges:
 
     def sum_layer(self, name: str, tensors: Sequence[Any]) -> list[Any]:
         """Adds sums over this rank's towers over the ranks, in the forward pass."""
-        if not all(own.shape.is_fully_defined() for own in tensors):
+        if not all(tensor.shape.is_fully_defined() for tensor in tensors):
             raise ValueError(
                 f"TowerModel: {name} sums tensors over ranks, so their shapes must be "
-                f"known; got {', '.join(str(own.shape) for own in tensors)}."
+                f"known; got {', '.join(str(tensor.shape) for tensor in tensors)}."
             )
         key = self._counted(unnumbered(name))
-        dtypes = [own.dtype for own in tensors]
+        dtypes = [tensor.dtype for tensor in tensors]
         wide = [
-            tf.cast(own, tf.float32) if own.dtype.name in NARROW else own
-            for own in tensors
+            tf.cast(tensor, tf.float32) if tensor.dtype.name in NARROW else tensor
+            for tensor in tensors
         ]
         self._recorded[key] = specs_of(wide)
         sums = self._sum_layer(key, wide)
-        return [tf.cast(own, dtype) for own, dtype in zip(sums, dtypes, strict=True)]
+        return [
+            tf.cast(total, dtype) for total, dtype in zip(sums, dtypes, strict=True)
+        ]
 
     def _sum_layer(self, key: str, tensors: Sequence[Any]) -> list[Any]:
         names = [f"{key}, tensor {n}" for n in range(len(tensors))]
@@ -161,8 +163,8 @@ class Exchanges:
         values = [tf.identity(value) for value in values]
         [active] = self.sum_layer("ranks that assign", [tf.one_hot(rank, size)])
         is_first = tf.equal(tf.argmax(active), rank)
-        own = [tf.where(is_first, value, tf.zeros_like(value)) for value in values]
-        return self.sum_layer("assigned variables", own)
+        selected = [tf.where(is_first, value, tf.zeros_like(value)) for value in values]
+        return self.sum_layer("assigned variables", selected)
 
     def record(self, number: int, replay: Replay) -> None:
         """Records an optimizer's update, which a rank without a batch makes too."""
@@ -173,23 +175,19 @@ class Exchanges:
     ) -> list[Any]:
         """Adds tensors, dense or sparse, over the ranks; unique rows stay unique."""
         key = self._counted(what)
-        parts = [split_rows(own) for own in tensors]
         if not names:
             names = [f"{key}, tensor {n}" for n in range(len(tensors))]
-        of_parts = [n for n, own in zip(names, parts, strict=True) for _ in own]
-        flat = [part for own in parts for part in own]
+        # A sparse gradient of a table that is read in several ways has several parts.
+        parts = list(map(split_rows, tensors))
+        of_parts = [n for n, row in zip(names, parts, strict=True) for _ in row]
+        flat = [part for row in parts for part in row]
         sums = iter(self._sum(key, flat, of_parts))
-        return [
-            join_rows(
-                [
-                    with_unique_rows(next(sums))
-                    if has_unique_rows(part)
-                    else next(sums)
-                    for part in own
-                ]
-            )
-            for own in parts
-        ]
+
+        def total_of(part: Any) -> Any:
+            total = next(sums)
+            return with_unique_rows(total) if has_unique_rows(part) else total
+
+        return [join_rows(list(map(total_of, row))) for row in parts]
 
     def _counted(self, what: str) -> str:
         """Names an exchange; those of one name match by their order in a step."""
@@ -199,28 +197,17 @@ class Exchanges:
     def _sum(self, key: str, tensors: Sequence[Any], names: Sequence[str]) -> list[Any]:
         if self.only_records:
             return list(tensors)
-        are_sparse = [isinstance(own, tf.IndexedSlices) for own in tensors]
-        flat: list[Any] = []
-        specs: list[tf.TensorSpec] = []
-        for own, is_sparse in zip(tensors, are_sparse, strict=True):
-            parts = [own.values, own.indices] if is_sparse else [own]
-            flat += parts
-            specs += [
-                tf.TensorSpec([None, *p.shape[1:]] if is_sparse else p.shape, p.dtype)
-                for p in parts
-            ]
+        are_sparse = [isinstance(tensor, tf.IndexedSlices) for tensor in tensors]
+        specs = [
+            tf.TensorSpec([None, *own.shape[1:]] if is_sparse else own.shape, own.dtype)
+            for tensor, is_sparse in zip(tensors, are_sparse, strict=True)
+            for own in _dense([tensor])
+        ]
 
         def run(*flat: Any) -> list[Any]:
-            sums = self.group.sum(_sparse(flat, are_sparse), names=names)
-            parts = [
-                [own.values, own.indices]
-                if isinstance(own, tf.IndexedSlices)
-                else [own]
-                for own in sums
-            ]
-            return [part for own in parts for part in own]
+            return _dense(self.group.sum(_sparse(flat, are_sparse), names=names))
 
-        return _sparse(self.apart(key, run, flat, specs), are_sparse)
+        return _sparse(self.apart(key, run, _dense(tensors), specs), are_sparse)
 
     def apart(
         self,
@@ -265,16 +252,16 @@ class Exchanges:
 
             def take_part(weight: tf.Tensor, _: tf.Tensor) -> None:
                 self.count_anew()  # It may be traced twice.
-                for key, own in list(self._recorded.items()):
-                    if callable(own):
-                        own(weight)
+                for key, replayed in list(self._recorded.items()):
+                    if callable(replayed):
+                        replayed(weight)
                     else:
-                        self._sum_layer(str(key), zeros_of(own))
+                        self._sum_layer(str(key), zeros_of(replayed))
 
             functions: list[Callable[..., Any]] = [report, take_part]
             # A trace meets the other ranks in branches that are not taken, too.
             if not self._is_eager:
-                functions = [tf.function(own, autograph=False) for own in functions]
+                functions = [tf.function(one, autograph=False) for one in functions]
             self._idle = tuple(map(self.group.bounded, functions))
         return self._idle
 
@@ -332,8 +319,17 @@ class StepGroup:
     def _run(
         self, name: str, run: Callable[..., list[Any]], tensors: Sequence[Any]
     ) -> list[Any]:
-        specs = [tf.TensorSpec(own.shape, own.dtype) for own in tensors]
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
         return self._exchanges.apart(name, run, tensors, specs)
+
+
+def _dense(tensors: Sequence[Any]) -> list[Any]:
+    """Lists tensors, of sparse ones the values and indices."""
+    parts = [
+        (own.values, own.indices) if isinstance(own, tf.IndexedSlices) else (own,)
+        for own in tensors
+    ]
+    return [part for row in parts for part in row]
 
 
 def _sparse(flat: Sequence[Any], are_sparse: Sequence[bool]) -> list[Any]:

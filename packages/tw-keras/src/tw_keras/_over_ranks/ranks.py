@@ -140,9 +140,10 @@ class Ranks:
             (total,) = self.group.sum([asked], names=["whether ranks stop"])
             self.stops = bool(total[0] > 0)
 
-    def is_any(self, own: bool) -> bool:
+    def is_any(self, condition: bool) -> bool:
         """Returns whether a condition is true on any rank; all ranks call it."""
-        (total,) = self.group.sum([tf.constant([float(own)])], names=["conditions"])
+        flag = tf.constant([float(condition)])
+        (total,) = self.group.sum([flag], names=["conditions"])
         return bool(total[0] > 0)
 
     def begin_epoch(self, batches: Any) -> None:
@@ -156,10 +157,10 @@ class Ranks:
     def _end_with_first(self, batches: Any) -> None:
         """Ends this rank's epoch with the first rank's last batch."""
         number = batches.num_batches
-        own = [0] * self.group.size
-        own[self.group.rank] = -1 if number is None else number
-        own = tf.constant(own, tf.int64)
-        (of_all,) = self.group.sum([own], names=["numbers of batches"])
+        numbers = [0] * self.group.size
+        numbers[self.group.rank] = -1 if number is None else number
+        numbers = tf.constant(numbers, tf.int64)
+        (of_all,) = self.group.sum([numbers], names=["numbers of batches"])
         least, steps = int(tf.reduce_min(of_all)), batches.steps_per_execution
         if least < 0:
             raise ValueError(
@@ -199,10 +200,10 @@ class Ranks:
     def begin_fit(self, settings: Mapping[str, int], *, may_stop: bool) -> None:
         """Refuses settings that differ; gives ranks that share their data one seed."""
         steps = 0 if self.alone is None else self.alone.settings.steps
-        own = {"data": self.shares_data, "uneven": self._ends_first, **settings}
-        own["local_steps"] = steps
+        every = {"data": self.shares_data, "uneven": self._ends_first, **settings}
+        every["local_steps"] = steps
         self._may_stop = begin_fit(
-            self.group, own, seeds=self.shares_data, may_stop=may_stop
+            self.group, every, seeds=self.shares_data, may_stop=may_stop
         )
 
     def begin(self, variables: Sequence[Any]) -> None:
@@ -219,9 +220,9 @@ class Ranks:
             return
         root = 0
         if of_last:
-            own = [0] * self.group.size
-            own[self.group.rank] = int(self._is_last)
-            (had,) = self.group.sum([tf.constant(own)], names=["ranks with a batch"])
+            flags = [0] * self.group.size
+            flags[self.group.rank] = int(self._is_last)
+            (had,) = self.group.sum([tf.constant(flags)], names=["ranks with a batch"])
             root = int(tf.argmax(had))
         if root == 0:
             self.begin(variables)
@@ -229,7 +230,7 @@ class Ranks:
         values = [tf_variable(v).read_value() for v in variables]
         if self.group.rank != root:
             values = [tf.zeros_like(value) for value in values]
-        names = [unnumbered(name_of(own)) for own in variables]
+        names = [unnumbered(name_of(variable)) for variable in variables]
         for variable, value in zip(
             variables, self.group.sum(values, names=names), strict=True
         ):
