@@ -162,8 +162,7 @@ class Copies:
     @contextmanager
     def without_wrapped(self) -> Iterator[None]:
         """Detaches an optimizer over towers while tower 0 is saved."""
-        main = self.main
-        optimizer = getattr(main, "optimizer", None)
+        main, optimizer = self.main, self.optimizer
         if not isinstance(optimizer, WrappedOptimizer):
             yield
             return
