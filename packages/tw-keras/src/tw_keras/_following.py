@@ -10,7 +10,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tw_keras._copies.copies import Copies
 from tw_keras._keras_compat import replace_initial_epoch
+from tw_keras._over_ranks.ranks import Ranks
 
 
 class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
@@ -19,7 +21,7 @@ class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
     Ranks synchronise there too, after all callbacks.
     """
 
-    def __init__(self, copies: Any) -> None:
+    def __init__(self, copies: Copies) -> None:
         super().__init__()
         self._copies = copies
 
@@ -59,7 +61,7 @@ class _AfterBatches(Follower):
     on_train_batch_begin = on_train_batch_end = Follower.copy
 
 
-def follower(copies: Any, callbacks: Sequence[Any]) -> keras.callbacks.Callback:
+def follower(copies: Copies, callbacks: Sequence[Any]) -> keras.callbacks.Callback:
     """Returns the callback to run after ``callbacks``."""
     base = keras.callbacks.Callback
     changes = any(
@@ -202,7 +204,7 @@ def _flat(callbacks: Any, *, unwrap: bool = False) -> list[Any]:
     return of_this_rank(every, None) if unwrap else every
 
 
-def of_this_rank(callbacks: Sequence[Any], ranks: Any) -> list[Any]:
+def of_this_rank(callbacks: Sequence[Any], ranks: Ranks | None) -> list[Any]:
     """Returns the callbacks of this rank."""
     if ranks is not None and not ranks.is_first:
         return [one for one in callbacks if not isinstance(one, (*_WRITERS, _OnRank0))]

@@ -136,7 +136,9 @@ class Alone:
         return averaging.is_last, averaging.stops
 
 
-def check_local_steps(local_steps: Any, *, group: Any) -> Any:
+def check_local_steps(
+    local_steps: int | LocalSteps | None, *, group: RankGroup | None
+) -> LocalSteps | None:
     """Returns the settings of local steps, or None; refuses invalid ones."""
     if local_steps is None:
         return None
