@@ -14,8 +14,9 @@ import tensorflow as tf
 from tw_core import Tower
 from tw_core.internal import add_to_sums, clear_sums, make_sums, tf_variable
 from tw_keras import _batches
+from tw_keras._keras_compat import counter_of, inner_of
 from tw_keras._update.gradients import NARROW, Rows
-from tw_keras._update.optimizers import inner_of, is_update_due
+from tw_keras._update.optimizers import is_update_due
 from tw_keras._update.places import Place
 
 Reduce = Callable[[Rows, Sequence[Any]], Rows]
@@ -91,7 +92,7 @@ class Accumulation:
         ``reduce`` takes the [K][N] sums.
         """
         steps = self._inner.gradient_accumulation_steps
-        if reduce is None or int(self._inner._iterations) % steps == 0:
+        if reduce is None or int(counter_of(self._inner)) % steps == 0:
             self._zero(self._sums)
         else:
             self._move(self._sums, self._variables, reduce)

@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tw_builders.internal import RankShards, shared_state
-from tw_core.internal import tf_variable
 from tw_core.ranks import RankGroup
+from tw_keras._keras_compat import accumulators_of, trained_by
 from tw_keras._update.gradients import Rows
-from tw_keras._update.optimizers import inner_of
 from tw_keras._update.places import Place, Terms
 
 
@@ -35,8 +34,8 @@ class InShards(Place):
 
     def accumulators(self, variables: Sequence[Any]) -> Rows:
         """Returns the [1][S] accumulators of this rank's shards."""
-        slots = inner_of(self._optimizer)._accumulated_gradients
-        return [self._of(variables, list(map(tf_variable, slots)))]
+        slots = accumulators_of(self._optimizer, trained_by(self._optimizer))
+        return [self._of(variables, slots)]
 
     def _of(self, variables: Sequence[Any], own: Sequence[Any]) -> list[Any]:
         places = set(self.places(variables))

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from tw_core.internal import tf_variable
 from tw_keras._keras_compat import accumulates, counter_of
-from tw_keras._keras_compat import inner_of as inner_of
 from tw_keras._update.gradients import NARROW
 
 _SCALING = keras.optimizers.LossScaleOptimizer

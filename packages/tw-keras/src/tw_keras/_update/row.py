@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tw_core import Tower
 from tw_core.internal import is_elementwise, keep_repeated_rows, scale
+from tw_keras._keras_compat import trained_by
 from tw_keras._update.accumulate import Accumulation
 from tw_keras._update.at_owners import AtOwners
 from tw_keras._update.gradients import (
@@ -31,7 +32,7 @@ from tw_keras._update.gradients import (
     zeros_of,
 )
 from tw_keras._update.in_shards import InShards
-from tw_keras._update.optimizers import inner_of, may_accumulate, scale_of
+from tw_keras._update.optimizers import may_accumulate, scale_of
 from tw_keras._update.over_towers import OverTowers, WrappedOptimizer
 from tw_keras._update.places import Place, Terms
 from tw_keras._update.reduce import (
@@ -99,8 +100,7 @@ class Row:
         """All of tower 0's variables that the optimizer was built for."""
         if isinstance(self.place, InShards):
             return self.place.shards.columns[0]
-        trained: Sequence[Any] = inner_of(self.optimizer)._trainable_variables
-        return trained
+        return trained_by(self.optimizer)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the state of all stages; ``variables`` are tower 0's."""
