@@ -35,18 +35,19 @@ class Follower(keras.callbacks.Callback):  # type: ignore[misc] # untyped
         self.copy()
         if self._copies.ranks is not None:
             replace_initial_epoch(self.model, self._copies.take_from_rank_0)
-            self._copies.memory.take_of_rank_0(self._copies.optimizers)
+            self._copies.memory.take_of_rank_0()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Discards gathered state, and prepares the ranks for an epoch."""
         self.copy()
-        self._copies.forget_gathered()
+        for state in self._copies.states:
+            state.forget_gathered()
         if self._copies.ranks is not None:
             self._copies.ranks.begin_epoch(self._copies.train_batches)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Gathers the reducer's memory on rank 0, as the model may be saved now."""
-        self._copies.memory.gather(self._copies.optimizers)
+        self._copies.memory.gather()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Learns whether a callback on any rank asks to stop."""

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
@@ -30,6 +30,7 @@ from tw_keras._over_ranks.forgotten import warn_if_forgotten
 from tw_keras._over_ranks.local_steps import LocalSteps, check_local_steps
 from tw_keras._over_ranks.ranks import Ranks
 from tw_keras._steps import Steps
+from tw_keras._update.states import Save
 from tw_reduce import Reducer, ReducerState
 from tw_reduce.reducers import check_adds
 
@@ -302,15 +303,13 @@ class TowerModel(AsTower0):
             ranks.average_rest()
             stops = _following.may_stop(callbacks)
             settings = settings_of(self, bound.arguments)
-            has_shards = self._copies.setting.shards is not None
-            if has_shards:
+            if self._copies.setting.shards is not None:
                 _following.check_callbacks(callbacks)
                 settings["towers"] = len(self._copies.towers)
             ranks.begin_fit(settings, may_stop=stops)
             # Rank 0 saves the state of which ranks have parts.
-            has_parts = has_shards or bool(self._copies.memory)
             may_save = ranks.is_first and _following.may_save(callbacks)
-            self._saves = has_parts and ranks.is_any(may_save)
+            self._saves = bool(self._copies.states) and ranks.is_any(may_save)
         if isinstance(callbacks, keras.callbacks.CallbackList):
             if ranks is not None:
                 callbacks.append(_following.follower(self._copies, callbacks.callbacks))
@@ -494,7 +493,8 @@ class TowerModel(AsTower0):
                 self._finish_epoch()
             self._copies.settle(over_ranks=True)
             if self._saves:
-                self._copies.gather()
+                for state in self._copies.states:
+                    state.gather()
         if self._ranks is not None:
             method = "test_step" if self._evaluates else "train_step"
             logs = self._merged_logs(self._ranks, method, logs)
@@ -519,10 +519,11 @@ class TowerModel(AsTower0):
         The reducer's memory is loaded too, if it was saved beside them.
         """
         copies = self._copies
-        with copies.sharded.reading():
-            copies.main.load_weights(*args, **kwargs)
         filepath = args[0] if args else kwargs["filepath"]
-        copies.memory.load(filepath, copies.optimizers, copies.main.weights)
+        with ExitStack() as reading:
+            for state in copies.states:
+                reading.enter_context(state.loading(filepath, copies.main))
+            copies.main.load_weights(*args, **kwargs)
         self.copy_to_replicas()
 
     def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
@@ -548,23 +549,31 @@ class TowerModel(AsTower0):
         ranks, what = self._ranks, f"the save of {filepath}"
         if ranks is not None:  # Rank 0 may have saved alone before the last call.
             what += f" after {ranks.num_calls} calls of fit and the like"
-        sharded = self._copies.sharded
+        copies = self._copies
         if not (self._fits or self._has_failed):
-            sharded.gather()
+            copies.sharded.gather()
         if ranks is not None and not ranks.is_first:
             # Rank 0 may be waiting for this rank, whose fit ended with an error.
             if not (self._fits or self._has_failed):
                 ranks.group.wait_for(what)
             return
         overwrite = args[0] if args else kwargs.get("overwrite", True)
-        with written_beside(filepath, overwrite=overwrite) as path:
-            whole = sharded.writing(fits=self._fits, has_failed=self._has_failed)
-            with self._copies.without_wrapped(), whole:
+        with (
+            written_beside(filepath, overwrite=overwrite) as path,
+            ExitStack() as writing,
+        ):
+            save = Save(
+                path=path,
+                weights=copies.main.weights,
+                fits=self._fits,
+                has_failed=self._has_failed,
+            )
+            for state in copies.states:
+                writing.enter_context(state.saving(save))
+            with copies.without_wrapped():
                 write(path, *args, **kwargs)
-            weights = self._copies.main.weights
-            self._copies.memory.save(path, self._copies.optimizers, weights)
         if not self._fits:
-            sharded.forget_whole()
+            copies.sharded.forget_gathered()
         if ranks is not None and not self._fits:
             ranks.group.tell(what)
 

@@ -20,6 +20,7 @@ from tw_keras._over_ranks.sharded import ShardedStates
 from tw_keras._update.memory import Memory
 from tw_keras._update.over_towers import WrappedOptimizer, wrapped
 from tw_keras._update.row import Row, Setting
+from tw_keras._update.states import State
 from tw_reduce import Reducer, all_reduce
 
 _log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ class Copies:
     ``models``: the towers' copies, of which the first, ``main``, is saved. ``row``: an
     update, one per optimizer; ``setting``: what all updates have in common. ``memory``:
     a reducer's, and ``sharded``: the state of optimizers of which ranks have parts;
-    rank 0 gathers both before it saves. ``assigned``: what a step assigns to weights.
+    ``states``: those of both that there are. ``assigned``: weights that a step assigns.
     """
 
     def __init__(
@@ -89,6 +90,11 @@ class Copies:
             exchanges=exchanges,
             shards=self.sharded if has_shards else None,
         )
+        kinds: list[tuple[State, bool]] = [
+            (self.sharded, bool(has_shards)),
+            (self.memory, bool(self.memory)),
+        ]
+        self.states = [state for state, is_there in kinds if is_there]
         self._rows: dict[int, Row] = {}  # by optimizer
         if self.outer is not None:  # so that it is saved with tower 0
             setattr(self.main, _checks.OUTER, self.outer)
@@ -155,9 +161,8 @@ class Copies:
             num_towers=len(self.towers),
             reduces=reduces,
         )
-        if self.setting.shards is not None:
-            self.sharded.keep(optimizers)
-        self.memory.keep(optimizers)
+        for state in self.states:
+            state.keep(optimizers)
 
     @contextmanager
     def without_wrapped(self) -> Iterator[None]:
@@ -215,16 +220,6 @@ class Copies:
         """Creates the state of the optimizer of ``compile``, placed for updates."""
         number = self.optimizers.index(self.optimizer)
         self.row(number, self.optimizer).build(self.main.trainable_variables)
-
-    def gather(self) -> None:
-        """Gives rank 0 the state of which ranks have parts; all ranks call it."""
-        self.sharded.gather()
-        self.memory.gather(self.optimizers)
-
-    def forget_gathered(self) -> None:
-        """Discards gathered state, which the steps that follow change."""
-        self.sharded.forget_whole()
-        self.memory.forget_gathered()
 
     def _add_of(self, number: int) -> Reducer:
         """Returns the sum that a reducer with memory uses for the n-th optimizer."""

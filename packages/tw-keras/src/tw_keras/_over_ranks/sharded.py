@@ -27,6 +27,7 @@ from tw_core import Tower
 from tw_core.internal import tf_variable
 from tw_keras._keras_compat import counter_of, replaced
 from tw_keras._over_ranks.exchanges import Exchanges, StepGroup
+from tw_keras._update.states import Save
 
 _log = logging.getLogger(__name__)
 
@@ -72,13 +73,13 @@ class ShardedStates:
 
     def gather(self) -> None:
         """Gives rank 0 the whole state; all ranks call it."""
-        self.forget_whole()
+        self.forget_gathered()
         for key, shards in self._known.items():
             whole = gather(shards)
             if whole is not None:
                 self._wholes[key] = whole
 
-    def forget_whole(self) -> None:
+    def forget_gathered(self) -> None:
         """Frees the whole state on rank 0, unless it is still to be scattered."""
         if not self.has_loaded:
             self._wholes.clear()
@@ -88,20 +89,20 @@ class ShardedStates:
         for key, shards in self._known.items():
             scatter(shards, self._wholes.get(key))
         self.has_loaded = False
-        self.forget_whole()
+        self.forget_gathered()
 
     @contextmanager
-    def writing(self, *, fits: bool, has_failed: bool) -> Iterator[None]:
+    def saving(self, save: Save) -> Iterator[None]:
         """Makes optimizers whole, on rank 0, while a file is written."""
         known = self._known.values()
         missing = [o for o in known if id(o.optimizer) not in self._wholes]
-        if missing and has_failed:
+        if missing and save.has_failed:
             _log.warning(
                 "TowerModel: the state of %s is not saved: other ranks have parts of "
                 "it, and fit or evaluate failed",
                 type(missing[0].optimizer).__name__,
             )
-        elif missing and fits:
+        elif missing and save.fits:
             raise RuntimeError(
                 f"TowerModel: {type(missing[0].optimizer).__name__} has its state on "
                 "all ranks; rank 0 gathers it at the end of an epoch; save in "
@@ -118,7 +119,7 @@ class ShardedStates:
             yield
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
+    def loading(self, path: Any, model: Any) -> Iterator[None]:
         """Makes optimizers whole while a file is read, then takes their shards."""
         wholes = [(own, make_whole(own)) for own in self._known.values()]
         with ExitStack() as stack:

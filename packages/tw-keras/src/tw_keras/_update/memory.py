@@ -4,7 +4,8 @@ It is saved beside the model, whose own file equals the plain model's.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from tw_core import Tower
 from tw_core.ranks import RankGroup
 from tw_keras._files import Arrays, companion_of, read_memory, write_memory
 from tw_keras._keras_compat import counter_of
+from tw_keras._update.states import Save
 from tw_reduce import Reducer, ReducerState
 from tw_reduce.internal import is_stateful
 
@@ -42,6 +44,7 @@ class Memory:
         self._reducer = reducer if is_stateful(reducer) else None
         self.towers, self._group = towers, group
         self._of_towers, self._trained_of, self._add_of = of_towers, trained_of, add_of
+        self._optimizers: Sequence[Any] = ()  # in their order
         self._made: dict[int, tuple[Any, ReducerState]] = {}  # keeps their ids
         self._loaded: dict[int, Arrays] = {}  # by optimizer, not applied yet
         self._of_ranks: dict[int, Arrays] = {}  # [R K, ...], at an epoch's end
@@ -72,7 +75,7 @@ class Memory:
 
     def keep(self, optimizers: Sequence[Any]) -> None:
         """Forgets the holders of all other optimizers, as the model is compiled."""
-        known = set(map(id, optimizers))
+        self._optimizers, known = optimizers, set(map(id, optimizers))
         lost = [key for key in self._made if key not in known]
         for key in lost:
             optimizer, _ = self._made.pop(key)
@@ -92,34 +95,30 @@ class Memory:
         """The holders, in the order in which their optimizers applied first."""
         return [holder for _, holder in self._made.values()]
 
-    def save(
-        self, filepath: Any, places: Sequence[Any], weights: Sequence[Any]
-    ) -> None:
-        """Saves beside a model's weights; ``places`` are the optimizers, in order."""
-        if self._reducer is None:
-            return
+    @contextmanager
+    def saving(self, save: Save) -> Iterator[None]:
+        """Saves beside the file that is written."""
+        yield
         arrays = {
             f"{n}/{name}": array
-            for n, optimizer in enumerate(places)
+            for n, optimizer in enumerate(self._optimizers)
             for name, array in self._arrays(n, optimizer).items()
         }
-        write_memory(filepath, arrays, weights)
+        write_memory(save.path, arrays, save.weights)
 
-    def load(
-        self, filepath: Any, places: Sequence[Any], weights: Sequence[Any]
-    ) -> None:
-        """Loads memory saved beside a file of these weights; else resets to zero."""
-        if self._reducer is None:
-            return
+    @contextmanager
+    def loading(self, path: Any, model: Any) -> Iterator[None]:
+        """Loads what was saved beside the file that is read; else resets to zero."""
+        yield
         self._loaded, self._of_ranks, self._has_read = {}, {}, True
-        self._companion = companion_of(filepath)
-        arrays, fault = read_memory(filepath, weights)
+        self._companion = companion_of(path)
+        arrays, fault = read_memory(path, model.weights)
         for name, array in arrays.items():
             place, _, own = name.partition("/")
             self._loaded.setdefault(int(place), {})[own] = array
         if fault or (self._made and not arrays):
             self._warn(fault or "there is no %s")
-        for n, optimizer in enumerate(places):
+        for n, optimizer in enumerate(self._optimizers):
             if id(optimizer) not in self._made:
                 continue
             holder = self._made[id(optimizer)][1]
@@ -152,10 +151,10 @@ class Memory:
             holder.reset()
         return found == wanted
 
-    def take_of_rank_0(self, places: Sequence[Any]) -> None:
+    def take_of_rank_0(self) -> None:
         """Takes this rank's part of the memory rank 0 loaded; all ranks call it."""
         group = self._group
-        if group is None or self._reducer is None:
+        if group is None or not self:
             return
         flags = [self._has_read, group.rank == 0 and bool(self._loaded)]
         [sums] = group.sum([tf.cast(flags, tf.float32)], names=["memory that was read"])
@@ -167,7 +166,7 @@ class Memory:
             for holder in self.holders:
                 holder.reset()
             return
-        for n, optimizer in enumerate(places):
+        for n, optimizer in enumerate(self._optimizers):
             if not optimizer.built:
                 _log.warning(
                     "TowerModel: %s has no variables yet, so its reducer's "
@@ -185,12 +184,12 @@ class Memory:
             places_of_all = {"total": group.size * count, "first": group.rank * count}
             holder.load_own_variables(of_ranks, **places_of_all)
 
-    def gather(self, places: Sequence[Any]) -> None:
+    def gather(self) -> None:
         """Gathers all ranks' memory on rank 0, to be saved; all ranks call it."""
         group = self._group
         if group is None or self._of_ranks:
             return
-        for n, optimizer in enumerate(places):
+        for n, optimizer in enumerate(self._optimizers):
             if id(optimizer) in self._made:
                 own: Arrays = {}
                 self._made[id(optimizer)][1].save_own_variables(own)
