@@ -24,6 +24,7 @@ from tw_core.internal import (
     plain_name,
     plan_packing,
     tf_variable,
+    tf_variables,
 )
 from tw_reduce.plans import plan_balanced
 
@@ -59,10 +60,11 @@ def owned(columns: Sequence[Sequence[Any]], optimizer: Any = None) -> list[Any]:
     for, which may include others: a variable's state stays in one place.
     """
     planned = list(getattr(optimizer, "_trainable_variables", ()))
-    place = {id(tf_variable(own)): n for n, own in enumerate(planned)}
+    place = {id(own): n for n, own in enumerate(tf_variables(planned))}
+    plain = [tf_variables(own) for own in columns]
     places = [
-        [place[id(v)] for v in map(tf_variable, column) if id(v) in place][:1]
-        for column in zip(*columns, strict=True)
+        [place[id(v)] for v in column if id(v) in place][:1]
+        for column in zip(*plain, strict=True)
     ]
     if [] in places:  # It is not built, or for others.
         planned, places = list(columns[0]), [[n] for n in range(len(columns[0]))]
@@ -76,7 +78,7 @@ def owned(columns: Sequence[Sequence[Any]], optimizer: Any = None) -> list[Any]:
 def owners_of(variables: Sequence[Any], total: int) -> tuple[int, ...]:
     """Returns the tower that owns each variable, of ``total`` towers."""
     num_bytes: list[int | None] = []
-    for variable in map(tf_variable, variables):
+    for variable in tf_variables(variables):
         count = variable.shape.num_elements()
         num_bytes.append(None if count is None else count * variable.dtype.size)
     return plan_owners(num_bytes, total)
@@ -154,7 +156,7 @@ def copy_from_owners(
     function's order of effects applies, and an owner's small values are sent as one
     tensor; with ``jit_compile`` XLA joins and cuts it.
     """
-    sources = [tf_variable(owner) for owner in owners]
+    sources = tf_variables(owners)
     groups = [[n] for n in range(len(sources))] if updates else _packs(sources)
     assigns = []
     for places in groups:
@@ -163,7 +165,7 @@ def copy_from_owners(
         run = _compiled if jit_compile and len(own) > 1 else _plain
         with tf.control_dependencies(done):
             pack = run(_read, own)
-        for copies in ([tf_variable(row[n]) for n in places] for row in columns):
+        for copies in (tf_variables(row[n] for n in places) for row in columns):
             if copies[0] is not own[0]:
                 assigns += run(_assign, copies, pack)
     return assigns

@@ -304,6 +304,8 @@ class _Tower:
             self.values[tensor.name] = tf.convert_to_tensor(leaf)
 
     def _own(self, leaf: Any) -> Any:
+        if isinstance(leaf, tf.Tensor):
+            return self._value(leaf)
         parts = components(leaf)
         if not parts:
             return self.counterparts.get(id(leaf), leaf)

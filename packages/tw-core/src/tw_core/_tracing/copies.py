@@ -35,20 +35,29 @@ class Copies:
         """Reads the items of K towers, which must match."""
         _check_structures(items)
         leaves = [tf.nest.flatten(list(own)) for own in items]
+        alone = {id(leaf) for own in leaves for leaf in own if is_variable(leaf)}
         tensors = []
         variables: list[list[Any]] = [[] for _ in items]
         for place, column in enumerate(zip(*leaves, strict=True)):
-            if all(map(_is_tensor, column)):
+            are_variables = [id(leaf) in alone for leaf in column]
+            if not any(are_variables) and all(map(_is_tensor, column)):
                 tensors.append(place)
                 continue
-            found = [_variables_of(leaf) for leaf in column]
+            found = [
+                [leaf] if is_alone else _variables_of(leaf)
+                for leaf, is_alone in zip(column, are_variables, strict=True)
+            ]
             if all(own is not None for own in found):
                 for own, more in zip(variables, found, strict=True):
                     own.extend(more or ())
             else:
                 _check_same(column)
         _check_variables(variables)
-        handles = [list(map(_handle, tf_variables(own))) for own in variables]
+        # A view has no memory: reading it reads the flat variable that it is part of.
+        handles = [
+            [getattr(own, "holder", own).handle for own in tf_variables(of_tower)]
+            for of_tower in variables
+        ]
         return cls(list(items[0]), leaves, tensors, variables, handles)
 
     def arguments(self, k: int) -> list[Any]:
@@ -87,15 +96,11 @@ class Copies:
 
 
 def _is_tensor(leaf: Any) -> bool:
-    if is_variable(leaf):
-        return False
     return tf.is_tensor(leaf) or isinstance(leaf, np.ndarray | np.generic)
 
 
 def _variables_of(leaf: Any) -> list[Any] | None:
     """Lists the variables of a leaf; None where it has none to list."""
-    if is_variable(leaf):
-        return [leaf]
     names = ("variables", "trainable_variables")
     name = next((name for name in names if hasattr(leaf, name)), None)
     if name is None or isinstance(leaf, type):
@@ -111,11 +116,6 @@ def _by_number(variable: tf.Variable) -> list[tuple[str, int]]:
     """Sorts names in numeric order: a v1 optimizer puts "w_10" before "w_9"."""
     parts = re.findall(r"(\D+)(\d*)", variable.name)
     return [(word, int(number or 0)) for word, number in parts]
-
-
-def _handle(variable: tf.Variable) -> tf.Tensor:
-    # A view has no memory: reading it reads the flat variable that it is part of.
-    return getattr(variable, "holder", variable).handle
 
 
 def _common_type(column: Sequence[Any]) -> tf.TypeSpec:

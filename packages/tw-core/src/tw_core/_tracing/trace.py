@@ -18,7 +18,9 @@ Combine = Callable[[Any, list[Any]], Sequence[Any]]
 
 def components(leaf: Any) -> list[tf.Tensor]:
     """Lists the tensors of a leaf: itself, or the components of a composite one."""
-    if is_variable(leaf) or not tf.is_tensor(leaf):
+    if isinstance(leaf, tf.Tensor):
+        return [leaf]
+    if not tf.is_tensor(leaf) or is_variable(leaf):
         return []
     parts: list[tf.Tensor] = tf.nest.flatten(leaf, expand_composites=True)
     return parts

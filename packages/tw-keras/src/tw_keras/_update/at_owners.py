@@ -15,7 +15,7 @@ import tensorflow as tf
 from tw_builders import apply_at_owners
 from tw_builders.internal import owned, owners_of, place_of
 from tw_core import Tower
-from tw_core.internal import create_slots, tf_variable
+from tw_core.internal import create_slots, tf_variable, tf_variables
 from tw_keras._update.gradients import Rows
 from tw_keras._update.optimizers import inner_of
 from tw_keras._update.places import Terms, WithCopies
@@ -60,7 +60,8 @@ def _build(
         if optimizer.built:
             _move_slots(optimizer, towers)
             return
-        owners = dict(zip(map(_key, columns[0]), owned(columns), strict=True))
+        first = tf_variables(columns[0])
+        owners = dict(zip(map(id, first), owned(columns), strict=True))
 
         def beside_owner(make: Callable[..., Any]) -> Callable[..., Any]:
             def add(reference_variable: Any, *arguments: Any, **named: Any) -> Any:
@@ -75,11 +76,11 @@ def _build(
 def _move_slots(optimizer: Any, towers: Sequence[Tower]) -> None:
     variables = inner_of(optimizer)._trainable_variables
     owners = owners_of(variables, len(towers))
-    homes = {
-        _key(own): towers[k].device for own, k in zip(variables, owners, strict=True)
-    }
+    pairs = zip(tf_variables(variables), owners, strict=True)
+    homes = {id(own): towers[k].device for own, k in pairs}
+    placed = []
     for own in _with_inner(optimizer):
-        trained = own._trainable_variables
+        trained = tf_variables(own._trainable_variables)
         lists = [
             value
             for name, value in vars(own).items()
@@ -89,13 +90,16 @@ def _move_slots(optimizer: Any, towers: Sequence[Tower]) -> None:
         for slots in lists:  # in the order of the variables
             for slot, variable in zip(slots, trained, strict=True):
                 if isinstance(slot, keras.Variable):
-                    _move(slot, homes[_key(variable)])
+                    placed.append((slot, homes[id(variable)]))
+    names = {name for slot, home in placed for name in (slot.value.device, home)}
+    place = {name: place_of(name) for name in names}
+    for slot, home in placed:
+        if place[slot.value.device] != place[home]:
+            _move(slot, home)
 
 
 def _move(slot: Any, device: str) -> None:
     old = slot.value
-    if place_of(old.device) == place_of(device):
-        return
     with tf.device(device):
         slot._value = tf.Variable(
             old.read_value(), trainable=False, name=slot.name, dtype=old.dtype
@@ -105,12 +109,13 @@ def _move(slot: Any, device: str) -> None:
 @contextmanager
 def _taking_copies(optimizer: Any, columns: Sequence[Sequence[Any]]) -> Iterator[None]:
     """Makes an optimizer treat all towers' copies as tower 0's variables."""
+    plain = [tf_variables(own) for own in columns]
     originals = {
-        _key(copy): column[0]
-        for column in zip(*columns, strict=True)
-        for copy in column
+        id(copy): original
+        for own in plain
+        for copy, original in zip(own, columns[0], strict=True)
     }
-    owners = dict(zip(map(_key, columns[0]), owned(columns, optimizer), strict=True))
+    owners = dict(zip(map(id, plain[0]), owned(columns, optimizer), strict=True))
 
     def of_original(key: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return lambda variable: key(originals.get(_key(variable), variable))
