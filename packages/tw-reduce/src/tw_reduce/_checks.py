@@ -60,7 +60,7 @@ def check_reduced(reduced: Sequence[Sequence[Tensorlike]], grads: TowerTensors) 
       TypeError: ``grads`` is not a list of lists.
     """
     check_nested(grads=grads, of="tensors")
-    _check_lengths(reduced, grads)
+    reduced_by(lambda _: reduced, grads)  # type: ignore[arg-type,return-value]
 
 
 def check_adds(**argument: Any) -> Reducer:
@@ -114,7 +114,17 @@ def compressor_name(function: Any) -> str | None:
 def reduced_by(reducer: Reducer, grads: TowerTensors) -> list[list[Tensorlike]]:
     """Calls an inner reducer, and refuses a result that is not [K][N]."""
     reduced = reducer(grads)
-    _check_lengths(reduced, grads)
+    expected = [len(tower) for tower in grads]
+    try:
+        got = [len(tower) for tower in reduced]
+    except TypeError:
+        got = None
+    if got != expected:
+        found = type(reduced).__name__ if got is None else f"lists of lengths {got}"
+        raise ValueError(
+            "The reducer must return one list per tower, as long as those passed, of "
+            f"lengths {expected}; got {found}. A reducer is [K][N] -> [K][N] tensors."
+        )
     return reduced
 
 
@@ -195,20 +205,4 @@ def check_distinct(devices: Sequence[str]) -> None:
         raise ValueError(
             f"Every tower needs a device of its own; several are on {shared}. Use "
             "sum_balanced, which adds wherever the towers are."
-        )
-
-
-def _check_lengths(
-    reduced: Sequence[Sequence[Tensorlike]], grads: TowerTensors
-) -> None:
-    expected = [len(tower) for tower in grads]
-    try:
-        got = [len(tower) for tower in reduced]
-    except TypeError:
-        got = None
-    if got != expected:
-        found = type(reduced).__name__ if got is None else f"lists of lengths {got}"
-        raise ValueError(
-            "The reducer must return one list per tower, as long as those passed, of "
-            f"lengths {expected}; got {found}. A reducer is [K][N] -> [K][N] tensors."
         )

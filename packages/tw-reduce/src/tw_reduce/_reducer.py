@@ -32,15 +32,10 @@ def is_stateful(reducer: Any) -> bool:
     return not isinstance(reducer, type) and all(map(callable, methods))
 
 
-def columns(grads: TowerTensors) -> list[tuple[Tensorlike, ...]]:
-    """Turns [K][N] into [N][K]: the towers' tensors for each variable."""
-    return list(zip(*grads, strict=True))
-
-
 def rows(
     columns: Sequence[Sequence[Tensorlike]], num_towers: int
 ) -> list[list[Tensorlike]]:
-    """Turns [N][K] back into [K][N], even where N is 0."""
+    """Turns [N][K] into [K][N], even where N is 0."""
     return [[column[k] for column in columns] for k in range(num_towers)]
 
 

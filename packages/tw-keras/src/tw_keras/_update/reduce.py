@@ -7,10 +7,11 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tw_core import Tower
-from tw_core.internal import tf_variable
+from tw_core.internal import Gradients, tf_variable
 from tw_keras._update.gradients import Rows, name_of
 from tw_keras._update.in_shards import InShards
-from tw_reduce import Reducer, ReducerState, all_reduce, mean, sum_on_device
+from tw_reduce import Reducer, ReducerState, mean
+from tw_reduce.internal import add_on_device, means_of, sum_for_all
 from tw_reduce.tensorpack import aggregate_grads_colocate
 
 Stage = Callable[[Rows, Sequence[Any]], Rows]
@@ -35,13 +36,15 @@ def over_towers(
     """
     devices = [tower.device for tower in towers]
     # If ranks add them next, towers need no copies of their sums.
-    on_first = partial(sum_on_device, device=devices[0])
-    add = reducer or (on_first if keeps_one else all_reduce(devices))
+    on_first: Any = partial(add_on_device, device=devices[0])
+    add = reducer or (on_first if keeps_one else sum_for_all(devices))
+    divided = mean if reducer else means_of
 
     def reduce(rows: Rows, variables: Sequence[Any], *, averages: bool = False) -> Rows:
         if reducer is None and len(rows) == 1:
             return rows
-        sums = (mean(add) if averages else add)(rows)
+        grads = rows if reducer else Gradients(list(row) for row in rows)
+        sums = (divided(add) if averages else add)(grads)
         return sums[:1] if keeps_one else sums
 
     return reduce

@@ -27,10 +27,9 @@ from tw_reduce._checks import (
     check_device_strings,
     check_devices,
 )
-from tw_reduce._combinators.mean import check_divisible, mean
+from tw_reduce._combinators.mean import check_divisible, deal_out, mean
 from tw_reduce._combinators.packed import packed
-from tw_reduce._combinators.partition import deal_out
-from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, columns
+from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors
 from tw_reduce._sums.collectives import sum_collective, sum_nccl
 from tw_reduce._sums.hierarchical import EIGHT_GPU_CROSS, hierarchical
 from tw_reduce._sums.one_device import add_columns
@@ -208,7 +207,7 @@ def _sum_on(grads: TowerTensors, *, device: str | None) -> list[list[Tensorlike]
 def _sum_at(
     grads: TowerTensors, *, places: Sequence[str | None]
 ) -> list[list[Tensorlike]]:
-    sums = add_columns(columns(grads), places)
+    sums = add_columns(zip(*grads, strict=True), places)
     return [list(sums) for _ in grads]
 
 
