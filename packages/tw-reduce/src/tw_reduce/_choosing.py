@@ -242,7 +242,6 @@ def reducers_on(devices: Sequence[str], keys: CollectiveKeys) -> dict[str, Reduc
 
 
 def _unmeasured(devices: Sequence[str], keys: CollectiveKeys) -> dict[str, Reducer]:
-    """Returns the algorithms for each kind of devices; takes ``Gradients``."""
     return {
         "sum_on_device": partial(add_on_device, device=devices[0]),
         "sum_balanced": partial(sum_balanced, devices=devices),

@@ -2,6 +2,7 @@ from ._checks import check_reducer as check_reducer
 from ._choosing import reducers_on as reducers_on
 from ._choosing import sum_for_all as sum_for_all
 from ._choosing import two_groups as two_groups
+from ._combinators.mean import mean_by_weight as mean_by_weight
 from ._combinators.mean import means_of as means_of
 from ._measured import ALGORITHMS as ALGORITHMS
 from ._measured import COPIED as COPIED

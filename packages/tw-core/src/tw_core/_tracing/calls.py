@@ -184,11 +184,13 @@ class _Calls:
                 if not seeded.isdisjoint(stage.operations):
                     with own_seeds(seeded, tower.index):
                         segment = make()
-                own = self.stand_ins.of(tower.index, shared, before)
-                instead = dict(zip(once, own, strict=True))
+                if once:
+                    own = self.stand_ins.of(tower.index, shared, before)
+                    instead = dict(zip(once, own, strict=True))
             tower.call(segment, instead)
         kept = [name for name in written if id(first[name]) in self.kept_equal]
-        make_equal(kept, [tower.values for tower in towers], self.settle)
+        if kept:
+            make_equal(kept, [tower.values for tower in towers], self.settle)
 
     def _answers(self, meeting: Meeting, towers: Sequence["_Tower"]) -> Sequence[Any]:
         brought = [tower.brought(meeting) for tower in towers]

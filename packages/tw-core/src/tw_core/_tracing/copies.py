@@ -6,7 +6,7 @@ and optimizers, in ``tf.Module``s, in lists.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,10 @@ class Copies:
         variables: list[list[Any]] = [[] for _ in items]
         for place, column in enumerate(zip(*leaves, strict=True)):
             are_variables = [id(leaf) in alone for leaf in column]
-            if not any(are_variables) and all(map(_is_tensor, column)):
+            if not any(are_variables) and all(
+                tf.is_tensor(leaf) or isinstance(leaf, np.ndarray | np.generic)
+                for leaf in column
+            ):
                 tensors.append(place)
                 continue
             found = [
@@ -68,7 +71,16 @@ class Copies:
 
     def specs(self, arguments: Sequence[Sequence[Any]]) -> list[tf.TensorSpec]:
         """Returns the least general specs of [K] lists of arguments."""
-        return [_common_spec(column) for column in zip(*arguments, strict=True)]
+        found = []
+        for column in zip(*arguments, strict=True):
+            first, *others = [tf.TensorSpec(own.shape, own.dtype) for own in column]
+            found.append(first.most_specific_common_supertype(others))
+            if found[-1] is None:
+                raise TypeError(
+                    "Towers that are traced once must get tensors of one dtype; got "
+                    f"{[tensor.dtype.name for tensor in column]}."
+                )
+        return found
 
     def rebuilt(self, components: Sequence[Any]) -> list[Any]:
         """Returns the first tower's items with tensors made of ``components``."""
@@ -95,10 +107,6 @@ class Copies:
         return found
 
 
-def _is_tensor(leaf: Any) -> bool:
-    return tf.is_tensor(leaf) or isinstance(leaf, np.ndarray | np.generic)
-
-
 def _variables_of(leaf: Any) -> list[Any] | None:
     """Lists the variables of a leaf; None where it has none to list."""
     names = ("variables", "trainable_variables")
@@ -123,26 +131,6 @@ def _common_type(column: Sequence[Any]) -> tf.TypeSpec:
     tensors = [own if tf.is_tensor(own) else tf.constant(own) for own in column]
     first, *others = map(tf.type_spec_from_value, tensors)
     return first.most_specific_common_supertype(others) or first
-
-
-def _common_spec(column: Sequence[tf.Tensor]) -> tf.TensorSpec:
-    first = column[0]
-    shape = first.shape
-    for other in column[1:]:
-        if other.dtype != first.dtype:
-            raise TypeError(
-                "Towers that are traced once must get tensors of one dtype; got "
-                f"{[tensor.dtype.name for tensor in column]}."
-            )
-        shape = _common_shape(shape, other.shape)
-    return tf.TensorSpec(shape, first.dtype)
-
-
-def _common_shape(one: tf.TensorShape, other: tf.TensorShape) -> tf.TensorShape:
-    if one.rank != other.rank or one.rank is None:
-        return tf.TensorShape(None)
-    pairs = zip(one.as_list(), other.as_list(), strict=True)
-    return tf.TensorShape([a if a == b else None for a, b in pairs])
 
 
 def _check_structures(items: Sequence[Sequence[Any]]) -> None:
@@ -183,20 +171,21 @@ def _check_variables(variables: Sequence[Sequence[Any]]) -> None:
             f"of them in towers 0..{len(counts) - 1}: "
             f"{[[v.name for v in own] for own in variables]}."
         )
-    different = list(_differences(variables))
+    columns = [
+        [
+            f"{v.name} {v.dtype if isinstance(v.dtype, str) else v.dtype.name} "
+            f"{tuple(v.shape)}{'' if v.trainable else ' (not trainable)'}"
+            for v in column
+        ]
+        for column in zip(*variables, strict=True)
+    ]
+    different = [
+        f"number {n}: {kinds}"
+        for n, kinds in enumerate(columns)
+        if len({kind.partition(" ")[2] for kind in kinds}) > 1
+    ]
     if different:
         raise ValueError(
             "The variables of towers that are traced once must agree in shape, dtype "
             f"and trainability; got {'; '.join(different)}."
         )
-
-
-def _differences(variables: Sequence[Sequence[Any]]) -> Iterator[str]:
-    for n, column in enumerate(zip(*variables, strict=True)):
-        kinds = [
-            f"{v.name} {v.dtype if isinstance(v.dtype, str) else v.dtype.name} "
-            f"{tuple(v.shape)}{'' if v.trainable else ' (not trainable)'}"
-            for v in column
-        ]
-        if len({kind.partition(" ")[2] for kind in kinds}) > 1:
-            yield f"number {n}: {kinds}"

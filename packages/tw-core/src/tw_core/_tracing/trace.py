@@ -125,10 +125,10 @@ class Trace:
         """Copies tensors from outside a branch into it."""
 
         def own(leaf: Any) -> Any:
-            is_own = self.around is None or all(map(self.has, components(leaf)))
+            is_own = all(map(self.has, components(leaf)))
             return leaf if is_own else tf.identity(leaf)
 
-        return tf.nest.map_structure(own, brought)
+        return brought if self.around is None else tf.nest.map_structure(own, brought)
 
 
 def _packs(
@@ -245,25 +245,20 @@ def meet(
         return answered
     if trace is None:
         raise RuntimeError(f"Towers synchronise at {place}, outside of a tower.")
-    _check_reached(trace, place)
+    if not trace.is_here():  # The tf.cond or function is then taken apart.
+        trace.note_inside()
+        raise RuntimeError(
+            f"Towers synchronise at {place}, which was reached in the body of a "
+            "branch, a loop or a function inside a tower, where the others cannot "
+            "follow; do it in the tower itself, in a tf.function that it calls, or in "
+            "a tf.cond."
+        )
     brought = trace.own(brought)
     specs = tf.nest.flatten(answer) if answer is not None else []
     given = trace.record(
         place, brought, specs, waits=waits, is_same=is_same, together=together
     )
     return tf.nest.pack_sequence_as(answer, given) if specs else None
-
-
-def _check_reached(trace: Trace, place: Any) -> None:
-    """Refuses a meeting in a body; its ``tf.cond`` or function is then taken apart."""
-    if trace.is_here():
-        return
-    trace.note_inside()
-    raise RuntimeError(
-        f"Towers synchronise at {place}, which was reached in the body of a branch, a "
-        "loop or a function inside a tower, where the others cannot follow; do it in "
-        "the tower itself, in a tf.function that it calls, or in a tf.cond."
-    )
 
 
 def is_same_in_towers(tensor: Any) -> bool:

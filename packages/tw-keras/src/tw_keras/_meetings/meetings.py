@@ -23,7 +23,6 @@ from tw_core.internal import (
     meet,
     split_rows,
     tf_variable,
-    values_of,
 )
 from tw_keras._checks import check_records, metrics_of
 from tw_keras._meetings import metrics
@@ -179,7 +178,9 @@ def _brought(grads: Any, trainable_variables: Any = None) -> tuple[Any, ...]:
 def _joined(grads: Sequence[Sequence[Any]]) -> list[Any]:
     """Joins the parts that ``_brought`` split for use outside of a tower."""
     joined = []
-    for parts in grads:
-        with tf.device(getattr(values_of(parts[0]), "device", None)):
-            joined.append(join_rows(parts))
+    for first, *more in grads:
+        if more:
+            with tf.device(first.values.device):
+                first = join_rows([first, *more])
+        joined.append(first)
     return joined

@@ -11,8 +11,7 @@ from tw_core.internal import Gradients, weigh
 from tw_keras._batches import join
 from tw_keras._copies import Copies
 from tw_keras._meetings.report import Report
-from tw_reduce import mean
-from tw_reduce.internal import add_on_device, means_of
+from tw_reduce.internal import add_on_device, mean_by_weight, means_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +70,8 @@ class Step:
         add: Any = partial(add_on_device, device=self.copies.towers[0].device)
         if averages:
             weights = self.report.weights if self.average else self.report.rows
-            add = mean(add, weights=weights) if weights else means_of(add)
+            by: Any = partial(mean_by_weight, add, weights or ())
+            add = by if weights else means_of(add)
         else:
             values = self.of_own_rows(values)
         # If a tower is known to have no rows, Keras's loss is an empty vector.

@@ -12,8 +12,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tw_builders import apply_at_owners
-from tw_builders.internal import owned, owners_of, place_of
+from tw_builders.internal import (
+    apply_and_copy,
+    check_homes,
+    owned,
+    owners_of,
+    place_of,
+)
 from tw_core import Tower
 from tw_core.internal import create_slots, tf_variable, tf_variables
 from tw_keras._update.gradients import Rows
@@ -38,10 +43,17 @@ class AtOwners(WithCopies):
         rows = rows if len(rows) == len(columns) else [*rows] * len(columns)
         # Else errors name owners.
         inner_of(self._optimizer)._check_variables_are_known(columns[0])
-        with _taking_copies(self._optimizer, columns):
-            apply_at_owners(
-                self._towers,
-                list(rows),
+        check_homes(self._towers, columns)
+        grad_of = {
+            id(variable): grad
+            for row, own in zip(rows, columns, strict=True)
+            for grad, variable in zip(row, own, strict=True)
+        }
+        owners = owned(columns, self._optimizer)
+        with _taking_copies(self._optimizer, columns, owners):
+            apply_and_copy(
+                self._towers[0],
+                [(grad_of[id(own)], own) for own in owners],
                 columns,
                 self._optimizer,
                 jit_compile=terms.jit_compile,
@@ -107,7 +119,9 @@ def _move(slot: Any, device: str) -> None:
 
 
 @contextmanager
-def _taking_copies(optimizer: Any, columns: Sequence[Sequence[Any]]) -> Iterator[None]:
+def _taking_copies(
+    optimizer: Any, columns: Sequence[Sequence[Any]], owners: Sequence[Any]
+) -> Iterator[None]:
     """Makes an optimizer treat all towers' copies as tower 0's variables."""
     plain = [tf_variables(own) for own in columns]
     originals = {
@@ -115,14 +129,14 @@ def _taking_copies(optimizer: Any, columns: Sequence[Sequence[Any]]) -> Iterator
         for own in plain
         for copy, original in zip(own, columns[0], strict=True)
     }
-    owners = dict(zip(map(id, plain[0]), owned(columns, optimizer), strict=True))
+    owner_of = dict(zip(map(id, plain[0]), owners, strict=True))
 
     def of_original(key: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return lambda variable: key(originals.get(_key(variable), variable))
 
     def of_owners(average: Callable[[Any], Any]) -> Callable[[Any], Any]:
         # Its list has tower 0's variables, which get the new values later.
-        return lambda variables: average([owners.get(_key(v), v) for v in variables])
+        return lambda variables: average([owner_of.get(_key(v), v) for v in variables])
 
     with ExitStack() as stack:
         stack.enter_context(_replaced(optimizer, "_var_key", of_original))

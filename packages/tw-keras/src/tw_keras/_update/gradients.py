@@ -8,7 +8,7 @@ process, which nothing remembers, is divided after the sum.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import tensorflow as tf
@@ -41,7 +41,7 @@ class TowerGradients:
     variables: Sequence[Sequence[Any]]
     same_rows: Sequence[int] = ()
 
-    @property
+    @cached_property
     def places(self) -> list[int]:
         """The places of the variables that have a gradient."""
         return [n for n, grad in enumerate(self.grads[0]) if grad is not None]

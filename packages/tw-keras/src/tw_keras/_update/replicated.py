@@ -33,15 +33,12 @@ class _State:
 class Replicated(WithCopies):
     """Every tower applies the reduced gradients to its copy."""
 
-    def __init__(self, *given: Any) -> None:
-        """Starts without state; takes what every place with copies takes."""
-        super().__init__(*given)
-        self._states: list[Any] = []
+    _states: Sequence[Any] = ()
 
     @property
     def states(self) -> list[Any]:
         """[K] towers' state, the first being the optimizer; none before it is made."""
-        return self._states
+        return list(self._states)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the state of all towers; ``variables`` are tower 0's."""
@@ -54,9 +51,9 @@ class Replicated(WithCopies):
 
     def make_equal(self) -> None:
         """Copies tower 0's state to the other towers."""
-        if len(self.states) > 1:
+        if len(self._states) > 1:
             own = [tf_variable(v) for v in self._optimizer.variables]
-            copy_to_replicas([own, *(state.variables for state in self.states[1:])])
+            copy_to_replicas([own, *(state.variables for state in self._states[1:])])
 
     def targets(self, variables: Sequence[Any]) -> Rows:
         """Returns the [K][M] towers' variables."""
@@ -68,7 +65,7 @@ class Replicated(WithCopies):
         [slots] = super().accumulators(variables)
         places = [known[id(own)] for own in slots]
         return [
-            [tf_variable(state.variables[n]) for n in places] for state in self.states
+            [tf_variable(state.variables[n]) for n in places] for state in self._states
         ]
 
     def apply(self, rows: Rows, variables: Sequence[Any], terms: Terms) -> None:
@@ -89,7 +86,9 @@ class Replicated(WithCopies):
             self._follow_learning_rate()
             call_once(
                 _apply,
-                list(zip(self.states, map(list, every), columns, trained, strict=True)),
+                list(
+                    zip(self._states, map(list, every), columns, trained, strict=True)
+                ),
                 [tower.scope for tower in self._towers],
                 jit_compile=terms.jit_compile,
             )
@@ -101,7 +100,7 @@ class Replicated(WithCopies):
             return
         for n, variable in enumerate(map(tf_variable, self._optimizer.variables)):
             if variable is tf_variable(rate):  # not a function's, which towers share
-                for state in self.states[1:]:
+                for state in self._states[1:]:
                     state.variables[n].assign(variable)
 
 

@@ -180,8 +180,13 @@ def _move_weighted(
 ) -> list[list[Tensorlike]]:
     check_divisible(grads)
     check_weights(weights, num_towers=len(grads))
-    if not any(grads):
-        return reducer(grads)
+    return mean_by_weight(reducer, weights, grads) if any(grads) else reducer(grads)
+
+
+def mean_by_weight(
+    reducer: Reducer, weights: Sequence[Any], grads: Gradients
+) -> list[list[Tensorlike]]:
+    """Calls ``mean(reducer, weights=weights)`` without its checks."""
     with tf.name_scope("weights"), tf.device(host_of(grads[0][0].device)):
         shares = shares_of(weights)
         factor = tf.math.divide_no_nan(tf.ones([], tf.float64), tf.add_n(shares))
