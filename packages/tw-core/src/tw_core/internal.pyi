@@ -37,6 +37,7 @@ from ._optimizers.kinds import updates_elementwise as updates_elementwise
 from ._optimizers.state import are_alike as are_alike
 from ._optimizers.state import create_slots as create_slots
 from ._optimizers.state import follow_variables as follow_variables
+from ._optimizers.updates import apply_by_keras as apply_by_keras
 from ._optimizers.updates import apply_pairs as apply_pairs
 from ._optimizers.updates import keep_repeated_rows as keep_repeated_rows
 from ._rank_parts import all_gather as all_gather
@@ -48,6 +49,7 @@ from ._tf_compat import SaveableObject as SaveableObject
 from ._tf_compat import SaveSpec as SaveSpec
 from ._tf_compat import with_gradient as with_gradient
 from ._towers import check_towers as check_towers
+from ._towers import placing_calls as placing_calls
 from ._towers import record_variables as record_variables
 from ._tracing.calls import call_once as call_once
 from ._tracing.trace import is_same_in_towers as is_same_in_towers

@@ -11,7 +11,13 @@ import tensorflow as tf
 
 from tw_builders.internal import cut, on_devices, rows_of
 from tw_core import Tower, map_towers
-from tw_core.internal import call_towers_once, may_meet, meeting_alone, tf_variable
+from tw_core.internal import (
+    call_towers_once,
+    may_meet,
+    meeting_alone,
+    placing_calls,
+    tf_variable,
+)
 from tw_core.synchronized import synchronized_layers
 from tw_keras import _batches, _building
 from tw_keras._checks import optimizers_of, reductions_of
@@ -284,7 +290,7 @@ class Steps:
         return call_towers_once(
             step,
             items,
-            [tower.scope for tower in self._own.towers],
+            [partial(placing_calls, tower) for tower in self._own.towers],
             combine=_no_meeting if meetings is None else meetings.combine,
             counted=counted,
             written_once=self._own.shared_state(),

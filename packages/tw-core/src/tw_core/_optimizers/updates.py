@@ -62,22 +62,32 @@ def apply_pairs(
     kind = kind_of(optimizer)
     variables = [variable for _, variable in pairs]
     check_elementwise(optimizer, variables)
-    # For timelines; such an optimizer's name may be anything, as adam_w_1.
-    scope = tf.name_scope("apply_gradients")
     if jit_compile:
-        with scope:
+        with tf.name_scope("apply_gradients"):
             _apply_compiled(optimizer, pairs)
         return None
+    if kind is OptimizerKind.KERAS_3:
+        return apply_by_keras(optimizer, pairs)
     with _refusing_what_xla_lacks(optimizer, variables):
-        if kind is OptimizerKind.KERAS_3:
-            with scope, _once_known([grad for grad, _ in pairs]):
-                return _apply_keras_3(optimizer, pairs)
         plain = list(zip([g for g, _ in pairs], tf_variables(variables), strict=True))
         if kind is not OptimizerKind.V1:
             plain = [(_in_this_graph(grad), variable) for grad, variable in plain]
         named = {} if name is None else {"name": name}
         with slots_like_parts(variables), _once_known([grad for grad, _ in plain]):
             return optimizer.apply_gradients(plain, **named)
+
+
+def apply_by_keras(optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
+    """As ``apply_pairs``, for an optimizer of Keras 3 and variables that are not flat.
+
+    Their scope is for timelines: the optimizer's name may be anything, as adam_w_1.
+    """
+    with (
+        _refusing_what_xla_lacks(optimizer, [variable for _, variable in pairs]),
+        tf.name_scope("apply_gradients"),
+        _once_known([grad for grad, _ in pairs]),
+    ):
+        return _apply_keras_3(optimizer, pairs)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from tw_builders.internal import (
     place_of,
 )
 from tw_core import Tower
-from tw_core.internal import create_slots, tf_variable, tf_variables
+from tw_core.internal import tf_variable, tf_variables
 from tw_keras._update.gradients import Rows
 from tw_keras._update.optimizers import inner_of
 from tw_keras._update.places import Terms, WithCopies
@@ -82,7 +82,7 @@ def _build(
             return add
 
         with _replaced(optimizer, "add_variable_from_reference", beside_owner):
-            create_slots(optimizer, columns[0])
+            optimizer.build(list(columns[0]))
 
 
 def _move_slots(optimizer: Any, towers: Sequence[Tower]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import Tower
-from tw_core.internal import apply_pairs, create_slots, tf_variable
+from tw_core.internal import apply_pairs, tf_variable
 from tw_core.ranks import RankGroup
 from tw_keras._update.gradients import Rows
 from tw_keras._update.optimizers import inner_of
@@ -40,7 +40,8 @@ class Place:
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the optimizer's state for tower 0's variables, where it is used."""
         with tf.init_scope():
-            create_slots(self._optimizer, variables)
+            if not self._optimizer.built:
+                self._optimizer.build(list(variables))
 
     def make_equal(self) -> None:
         """Copies tower 0's state to the others, if they have any."""

@@ -6,16 +6,17 @@ with theirs. Eagerly, tower 0 updates, and the others copy.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from tw_core import Tower, copy_to_replicas
 from tw_core.internal import (
-    apply_pairs,
+    apply_by_keras,
     call_once,
-    create_slots,
     is_variable,
+    placing_calls,
     tf_variable,
     values_of,
 )
@@ -44,7 +45,8 @@ class Replicated(WithCopies):
         """Creates the state of all towers; ``variables`` are tower 0's."""
         with tf.init_scope():
             with tf.device(self._towers[0].device):
-                create_slots(self._optimizer, variables)
+                if not self._optimizer.built:
+                    self._optimizer.build(list(variables))
             if not self._states:
                 own, others = list(self._optimizer.variables), self._towers[1:]
                 self._states = [self._optimizer, *(_copies(own, at) for at in others)]
@@ -89,7 +91,7 @@ class Replicated(WithCopies):
                 list(
                     zip(self._states, map(list, every), columns, trained, strict=True)
                 ),
-                [tower.scope for tower in self._towers],
+                [partial(placing_calls, tower) for tower in self._towers],
                 jit_compile=terms.jit_compile,
             )
 
@@ -109,7 +111,7 @@ def _apply(
 ) -> None:
     # After the data's end an inlined call still runs what does not read it.
     with _batches.after([values_of(grad) for grad in grads]):
-        apply_pairs(optimizer, list(zip(grads, variables, strict=True)))
+        apply_by_keras(optimizer, list(zip(grads, variables, strict=True)))
 
 
 def _copies(variables: Sequence[Any], tower: Tower) -> _State:
