@@ -78,18 +78,17 @@ def cut(data: Any, sizes: Sizes, *, lends_row: bool = False) -> list[Any]:
 
 
 def on_devices(parts: Sequence[Any], towers: Sequence[Tower]) -> list[Any]:
-    """Copies part k, a nest of tensors, to tower k's device."""
-    return [on_device(part, t.device) for part, t in zip(parts, towers, strict=True)]
-
-
-def on_device(part: Any, device: str) -> Any:
-    """Copies a nest of tensors to a device, with all components of ragged ones."""
-    with tf.device(device):
-        return tf.nest.map_structure(
-            lambda leaf: None if leaf is None else tf.identity(leaf),
-            part,
-            expand_composites=True,
-        )
+    """Copies part k, a nest of tensors, to tower k's device; ragged ones whole."""
+    copies = []
+    for part, tower in zip(parts, towers, strict=True):
+        with tf.device(tower.device):
+            own = tf.nest.map_structure(
+                lambda leaf: None if leaf is None else tf.identity(leaf),
+                part,
+                expand_composites=True,
+            )
+        copies.append(own)
+    return copies
 
 
 def rows_of(leaf: Any) -> tf.Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -35,6 +36,8 @@ from tw_reduce._tensor_info import (
     is_small,
     packs_of,
 )
+
+_Specs: TypeAlias = Sequence[tf.DeviceSpec]
 
 
 @dataclass(frozen=True)
@@ -135,8 +138,7 @@ def plan_auto(
     check_flag(copies=copies)
     own = None if measured is None else as_measurements(measured)
     if own is not None:
-        own_devices = [canonical_device(device) for device in devices]
-        check_made_for(own, own_devices, {})
+        check_made_for(own, list(map(canonical_device, devices)), {})
     return make_plan(infos, devices, below_bytes, own, copies=copies)
 
 
@@ -173,10 +175,7 @@ def make_plan(
 
 
 def _follow(
-    strategy: Strategy,
-    below_bytes: int,
-    info: TensorInfo,
-    specs: Sequence[tf.DeviceSpec],
+    strategy: Strategy, below_bytes: int, info: TensorInfo, specs: _Specs
 ) -> tuple[str, str]:
     """Chooses the measured algorithm if it supports the gradient."""
     algorithm = strategy.small if is_small(info, below_bytes) else strategy.large
@@ -187,7 +186,7 @@ def _follow(
 
 
 def _choose(
-    info: TensorInfo, specs: Sequence[tf.DeviceSpec], *, share_gpus: bool = False
+    info: TensorInfo, specs: _Specs, *, share_gpus: bool = False
 ) -> tuple[str, str]:
     tasks = {(spec.job, spec.task) for spec in specs}
     kinds = {spec.device_type for spec in specs}

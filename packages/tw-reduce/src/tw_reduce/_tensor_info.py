@@ -103,9 +103,10 @@ def below_on(devices: Sequence[str], below_bytes: int | None) -> int | None:
 
 def is_small(info: TensorInfo, below_bytes: int | None) -> bool:
     """Whether a gradient is packed: dense, of known size, and below the threshold."""
-    size, below = info.num_bytes, below_bytes
-    if below is None:
+    if below_bytes is None:
         size, below = info.num_elements, PACKED_BELOW
+    else:
+        size, below = info.num_bytes, below_bytes
     return size is not None and size < below and not info.is_sparse
 
 

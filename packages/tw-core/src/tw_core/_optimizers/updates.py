@@ -85,7 +85,6 @@ def apply_by_keras(optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
     with (
         _refusing_what_xla_lacks(optimizer, [variable for _, variable in pairs]),
         tf.name_scope("apply_gradients"),
-        _once_known([grad for grad, _ in pairs]),
     ):
         return _apply_keras_3(optimizer, pairs)
 
@@ -177,7 +176,8 @@ def _apply_keras_3(
     if orders_effects():
         update()
         return None
-    return tf.function(update, autograph=False)()
+    with _once_known([grad for grad, _ in pairs]):
+        return tf.function(update, autograph=False)()
 
 
 @contextmanager
@@ -191,7 +191,7 @@ def _updates_where_variables_are(
     update count once per variable. Here the update count and the learning rate are
     read once and copied to each device.
     """
-    if len(_devices_of(variables)) == 1 and not traces_function():
+    if not traces_function() and len(_devices_of(variables)) == 1:
         yield
         return
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a loss scaler
@@ -227,7 +227,7 @@ def _updates_where_variables_are(
         "_distributed_tf_update_step": update,
         "_apply_weight_decay": note,
         # For strategies; it would move all gradients to one device.
-        "_all_reduce_sum_gradients": lambda pairs: pairs,
+        "_all_reduce_sum_gradients": list,
     }
     with _set(inner, **replaced):
         yield
@@ -294,12 +294,10 @@ def _in_this_graph(grad: Any) -> Any:
     if grad is None or tf.executing_eagerly():
         return grad
     graph = tf.compat.v1.get_default_graph()
-
-    def brought_in(tensor: Any) -> Any:
-        is_here = getattr(tensor, "graph", None) is graph
-        return tensor if is_here else tf.identity(tensor)
-
-    if not isinstance(grad, tf.IndexedSlices):
-        return brought_in(grad)
-    parts = (grad.values, grad.indices, grad.dense_shape)
-    return tf.IndexedSlices(*(p if p is None else brought_in(p) for p in parts))
+    is_sparse = isinstance(grad, tf.IndexedSlices)
+    parts = (grad.values, grad.indices, grad.dense_shape) if is_sparse else (grad,)
+    here = [
+        own if own is None or getattr(own, "graph", None) is graph else tf.identity(own)
+        for own in parts
+    ]
+    return tf.IndexedSlices(*here) if is_sparse else here[0]

@@ -96,14 +96,15 @@ def call_once(
         )
     copies = Copies.of(items)
     arguments = [copies.arguments(k) for k in range(len(items))]
-    cut: Callable[[Sequence[Any]], list[Any]] = list
+    rebuild: Callable[[Sequence[Any]], Sequence[Any]] = copies.rebuilt
     if jit_compile:
         arguments, cut = whole_of_parts(arguments)
+        rebuild = lambda tensors: copies.rebuilt(cut(tensors))  # noqa: E731
     with nullcontext() if combine is None else meeting_in_bodies():
         trace = trace_function(
             fn,
             copies.specs(arguments),
-            lambda tensors: copies.rebuilt(cut(tensors)),
+            rebuild,
             total=len(items),
             may_meet=combine is not None,
             jit_compile=jit_compile,

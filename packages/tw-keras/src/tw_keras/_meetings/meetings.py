@@ -172,7 +172,11 @@ def _brought(grads: Any, trainable_variables: Any = None) -> tuple[Any, ...]:
         for n, grad in enumerate(grads)
         if isinstance(grad, tf.IndexedSlices) and is_same_in_towers(grad.indices)
     ]
-    return list(map(split_rows, grads)), list(trainable_variables), same
+    parts = [
+        split_rows(grad) if isinstance(grad, tf.IndexedSlices) else [grad]
+        for grad in grads
+    ]
+    return parts, list(trainable_variables), same
 
 
 def _joined(grads: Sequence[Sequence[Any]]) -> list[Any]:

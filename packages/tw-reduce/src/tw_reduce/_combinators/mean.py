@@ -30,7 +30,7 @@ from tw_core.internal import (
     weigh,
     without_autograph,
 )
-from tw_reduce._checks import check_reducer, positions_of, reduced_by
+from tw_reduce._checks import check_reducer, positions_of
 from tw_reduce._reducer import (
     HALF_DTYPES,
     Reducer,
@@ -39,6 +39,7 @@ from tw_reduce._reducer import (
     cast_to,
     map_dense,
     map_results,
+    reduced_by,
 )
 
 Move: TypeAlias = Callable[[Reducer, Gradients], list[list[Tensorlike]]]

@@ -19,9 +19,9 @@ from tw_core.internal import (
     is_elementwise,
     join_flat,
 )
-from tw_reduce._checks import check_reducer, reduced_by
+from tw_reduce._checks import check_reducer
 from tw_reduce._combinators.mean import Combinator, Move
-from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors
+from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, reduced_by
 from tw_reduce._tensor_info import (
     TensorInfo,
     check_infos,

@@ -270,12 +270,8 @@ def _reduce(
     for tensor, device in zip(dense, devices, strict=True):
         with tf.device(device):
             # A tensor that may be empty is sent with one extra element.
-            sent = (
-                tensor
-                if is_filled
-                else join_flat([tensor, tf.zeros([1], tensor.dtype)])
-            )
-            sent = tf.cast(sent, sent_as)
+            filled = [] if is_filled else [tf.zeros([1], tensor.dtype)]
+            sent = tf.cast(join_flat([tensor, *filled]) if filled else tensor, sent_as)
             total = tf.raw_ops.CollectiveReduce(
                 input=sent,
                 group_size=len(devices),
