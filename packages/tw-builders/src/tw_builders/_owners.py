@@ -26,7 +26,7 @@ from tw_core.internal import (
     tf_variable,
     tf_variables,
 )
-from tw_reduce.plans import plan_balanced
+from tw_reduce.internal import balanced
 
 _KEYS = tf.compat.v1.GraphKeys
 # The ops inside cannot be seen from outside, and a control edge from an If or a call
@@ -50,7 +50,7 @@ def plan_owners(num_bytes: Sequence[int | None], total: int) -> tuple[int, ...]:
     >>> plan_owners([10, 40, 30, 10], 2)
     (1, 0, 1, 0)
     """
-    return plan_balanced(num_bytes, [f"/cpu:{k}" for k in range(total)]).device_of
+    return balanced(num_bytes, [f"/cpu:{k}" for k in range(total)]).device_of
 
 
 def owned(columns: Sequence[Sequence[Any]], optimizer: Any = None) -> list[Any]:

@@ -15,4 +15,5 @@ from ._measured import version_of as version_of
 from ._memory.state import with_memory as with_memory
 from ._reducer import is_stateful as is_stateful
 from ._sums.one_device import add_on_device as add_on_device
+from ._sums.one_device import balanced as balanced
 from ._tensor_info import below_on as below_on

@@ -87,7 +87,7 @@ def _wide(grad: Any, variable: Any, is_dense: bool) -> Any:
     if isinstance(grad, tf.Tensor):
         with tf.device(grad.device):  # The shape is needed without a batch, too.
             grad = tf.ensure_shape(grad, variable.shape)
-    if values_of(grad).dtype.name in NARROW:  # a sum times rows may overflow
+    if grad.dtype.name in NARROW:  # a sum times rows may overflow
         return map_values(lambda values: tf.cast(values, tf.float32), grad)
     return grad
 
