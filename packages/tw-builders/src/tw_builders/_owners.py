@@ -6,7 +6,7 @@ Variables that an optimizer makes for an owner's copy are named as if they were 
 0's, so that a checkpoint does not depend on which tower owned which variable.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -23,7 +23,6 @@ from tw_core.internal import (
     orders_effects,
     plain_name,
     plan_packing,
-    tf_variable,
     tf_variables,
 )
 from tw_reduce.internal import balanced
@@ -89,12 +88,16 @@ def check_homes(towers: Sequence[Tower], columns: Sequence[Sequence[Any]]) -> No
 
     Otherwise an owner might not hold the variable that it owns.
     """
-    elsewhere = [
-        f"{variable.name} of {tower.name} is on {tf_variable(variable).device!r}"
+    held = [
+        (variable.name, plain.device, tower)
         for tower, own in zip(towers, columns, strict=True)
-        for variable in own
-        if place_of(tf_variable(variable).device or tower.device)
-        != place_of(tower.device)
+        for variable, plain in zip(own, tf_variables(own), strict=True)
+    ]
+    places = places_of(at for _, device, tower in held for at in (device, tower.device))
+    elsewhere = [
+        f"{name} of {tower.name} is on {device!r}"
+        for name, device, tower in held
+        if device and places[device] != places[tower.device]
     ]
     if elsewhere:
         raise ValueError(
@@ -105,11 +108,13 @@ def check_homes(towers: Sequence[Tower], columns: Sequence[Sequence[Any]]) -> No
         )
 
 
-def place_of(device: str) -> str:
-    """Returns a device's canonical name; in eager mode all are this process's."""
-    place = canonical_device(device)
+def places_of(devices: Iterable[str]) -> dict[str, str]:
+    """Returns devices' canonical names; in eager mode all are this process's."""
+    places = {own: canonical_device(own) for own in dict.fromkeys(devices)}
+    if not orders_effects():
+        return places
     # A process that is a task of a cluster names its devices by its task.
-    return f"/device:{place.rpartition('device:')[2]}" if orders_effects() else place
+    return {k: f"/device:{own.rpartition('device:')[2]}" for k, own in places.items()}
 
 
 @contextmanager

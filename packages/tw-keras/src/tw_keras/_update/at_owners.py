@@ -17,7 +17,7 @@ from tw_builders.internal import (
     check_homes,
     owned,
     owners_of,
-    place_of,
+    places_of,
 )
 from tw_core import Tower
 from tw_core.internal import tf_variable, tf_variables
@@ -103,10 +103,9 @@ def _move_slots(optimizer: Any, towers: Sequence[Tower]) -> None:
             for slot, variable in zip(slots, trained, strict=True):
                 if isinstance(slot, keras.Variable):
                     placed.append((slot, homes[id(variable)]))
-    names = {name for slot, home in placed for name in (slot.value.device, home)}
-    place = {name: place_of(name) for name in names}
+    places = places_of(at for slot, home in placed for at in (slot.value.device, home))
     for slot, home in placed:
-        if place[slot.value.device] != place[home]:
+        if places[slot.value.device] != places[home]:
             _move(slot, home)
 
 
