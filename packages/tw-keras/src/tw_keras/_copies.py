@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tw_core import Tower, copy_to_replicas
-from tw_core.internal import follow_variables, host_of, tf_variable
+from tw_core.internal import copy_values, follow_variables, host_of, tf_variable
 from tw_keras import _building, _checks
 from tw_keras._over_ranks.agreement import take_of_rank_0
 from tw_keras._over_ranks.ranks import Ranks
@@ -50,6 +50,7 @@ class Copies:
         self.may_fall_back = False  # to steps without XLA
         self.assigned: list[Any] = []  # tower 0's variables that train, by a step
         self.states_by_row: Sequence[Sequence[Any]] = ()  # [K], each tower's own
+        self._copied: list[list[int]] = []  # ids of the variables, as last copied
         self._is_built = False
         self._built_for = set[str]()  # names of steps
         others = self.ranks_in_steps
@@ -363,7 +364,11 @@ class Copies:
             for column in zip(*lists, strict=False)
             if not column[0].trainable and all(v is column[0] for v in column)
         }
-        copy_to_replicas([[v for v in own if id(v) not in constant] for own in lists])
+        lists = [[v for v in own if id(v) not in constant] for own in lists]
+        ids = [list(map(id, own)) for own in lists]
+        copy = copy_values if ids == self._copied else copy_to_replicas  # which checks
+        copy(lists)
+        self._copied = ids
 
     def take_from_rank_0(self, number: int = 0) -> int:
         """Gives this rank's towers rank 0's values, including the optimizers'.

@@ -199,9 +199,9 @@ def _updates_where_variables_are(
 
     def update(strategy: Any, pairs: Sequence[tuple[Any, Any]], rate: Any) -> None:
         of_device = defaultdict(list)
-        for grad, variable in pairs:
-            device = device_in_trace(tf_variable(variable).device)
-            of_device[device].append((grad, variable))
+        homes = [own.device for own in tf_variables(variable for _, variable in pairs)]
+        for device, pair in zip(map(device_in_trace, homes), pairs, strict=True):
+            of_device[device].append(pair)
         count, rate = tf.identity(inner._iterations), tf.convert_to_tensor(rate)
         for device, own in of_device.items():
             with tf.device(device):

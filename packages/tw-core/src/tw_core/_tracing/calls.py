@@ -31,7 +31,7 @@ from tw_core._tracing.segments import (
     stages_of,
 )
 from tw_core._tracing.stand_ins import Settle, StandIns, make_equal, read
-from tw_core._tracing.trace import Combine, Meeting, Trace, components, trace_function
+from tw_core._tracing.trace import Combine, Meeting, Trace, trace_function
 from tw_core._tracing.written import written_handles, written_outside
 from tw_core._variable_kinds import tf_variables
 
@@ -298,7 +298,9 @@ class _Tower:
             with self.scope():
                 parts = cut_flat(self.values[pack.name], [part.shape for part in own])
             self.values.update(zip((part.name for part in own), parts, strict=True))
-        return tf.nest.map_structure(self._own, meeting.brought)
+        leaves = zip(tf.nest.flatten(meeting.brought), meeting.parts, strict=True)
+        own = [self._own(leaf, parts) for leaf, parts in leaves]
+        return tf.nest.pack_sequence_as(meeting.brought, own)
 
     def go_on(self, meeting: Meeting, answer: Any) -> None:
         """Stores the answer of a meeting."""
@@ -306,10 +308,7 @@ class _Tower:
         for tensor, leaf in zip(meeting.given, leaves, strict=True):
             self.values[tensor.name] = tf.convert_to_tensor(leaf)
 
-    def _own(self, leaf: Any) -> Any:
-        if isinstance(leaf, tf.Tensor):
-            return self._value(leaf)
-        parts = components(leaf)
+    def _own(self, leaf: Any, parts: Sequence[tf.Tensor]) -> Any:
         if not parts:
             return self.counterparts.get(id(leaf), leaf)
         own = list(map(self._value, parts))

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
@@ -18,8 +19,6 @@ Combine = Callable[[Any, list[Any]], Sequence[Any]]
 
 def components(leaf: Any) -> list[tf.Tensor]:
     """Lists the tensors of a leaf: itself, or the components of a composite one."""
-    if isinstance(leaf, tf.Tensor):
-        return [leaf]
     if not tf.is_tensor(leaf) or is_variable(leaf):
         return []
     parts: list[tf.Tensor] = tf.nest.flatten(leaf, expand_composites=True)
@@ -38,12 +37,15 @@ class Meeting:
     is_same: bool = False  # whether the answer is equal in all towers
     packs: Sequence[tuple[tf.Tensor, list[tf.Tensor]]] = ()  # with the tensors packed
 
+    @cached_property
+    def parts(self) -> list[list[tf.Tensor]]:
+        """The tensors of each leaf of the value."""
+        return [components(leaf) for leaf in tf.nest.flatten(self.brought)]
+
     def tensors(self) -> list[tf.Tensor]:
         """Lists the tensors that are sent: the values' components, and packs."""
-        leaves = tf.nest.flatten(self.brought)
         packed = {id(tensor) for _, own in self.packs for tensor in own}
-        parts = [part for leaf in leaves for part in components(leaf)]
-        alone = [part for part in parts if id(part) not in packed]
+        alone = [part for own in self.parts for part in own if id(part) not in packed]
         return [*(pack for pack, _ in self.packs), *alone]
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core import Tower, copy_to_replicas
+from tw_core import Tower
 from tw_core.internal import (
     apply_by_keras,
     call_once,
+    copy_values,
     is_variable,
     placing_calls,
     tf_variable,
@@ -54,8 +55,7 @@ class Replicated(WithCopies):
     def make_equal(self) -> None:
         """Copies tower 0's state to the other towers."""
         if len(self._states) > 1:
-            own = [tf_variable(v) for v in self._optimizer.variables]
-            copy_to_replicas([own, *(state.variables for state in self._states[1:])])
+            copy_values([state.variables for state in self._states])
 
     def targets(self, variables: Sequence[Any]) -> Rows:
         """Returns the [K][M] towers' variables."""
