@@ -8,6 +8,7 @@ from ._over_ranks.state import scatter as scatter
 from ._over_ranks.state import shared_state as shared_state
 from ._over_ranks.state import take as take
 from ._owners import check_homes as check_homes
+from ._owners import copy_from_owners as copy_from_owners
 from ._owners import owned as owned
 from ._owners import owners_of as owners_of
 from ._owners import places_of as places_of
@@ -16,4 +17,3 @@ from ._parts import cut as cut
 from ._parts import on_devices as on_devices
 from ._parts import part_sizes as part_sizes
 from ._parts import rows_of as rows_of
-from ._sharded import apply_and_copy as apply_and_copy

@@ -78,6 +78,7 @@ from .gradients._rows import add_rows as add_rows
 from .gradients._rows import has_unique_rows as has_unique_rows
 from .gradients._rows import join_rows as join_rows
 from .gradients._rows import split_rows as split_rows
+from .gradients._shapes import ensured as ensured
 from .gradients._values import elementwise as elementwise
 from .gradients._values import is_elementwise as is_elementwise
 from .gradients._values import map_values as map_values

@@ -17,3 +17,4 @@ from ._reducer import is_stateful as is_stateful
 from ._sums.one_device import add_on_device as add_on_device
 from ._sums.one_device import balanced as balanced
 from ._tensor_info import below_on as below_on
+from .tensorpack._allreduce import sum_at_homes as sum_at_homes

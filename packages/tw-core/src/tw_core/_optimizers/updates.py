@@ -62,12 +62,8 @@ def apply_pairs(
     kind = kind_of(optimizer)
     variables = [variable for _, variable in pairs]
     check_elementwise(optimizer, variables)
-    if jit_compile:
-        with tf.name_scope("apply_gradients"):
-            _apply_compiled(optimizer, pairs)
-        return None
-    if kind is OptimizerKind.KERAS_3:
-        return apply_by_keras(optimizer, pairs)
+    if jit_compile or kind is OptimizerKind.KERAS_3:
+        return apply_by_keras(optimizer, pairs, jit_compile=jit_compile)
     with _refusing_what_xla_lacks(optimizer, variables):
         plain = list(zip([g for g, _ in pairs], tf_variables(variables), strict=True))
         if kind is not OptimizerKind.V1:
@@ -77,11 +73,16 @@ def apply_pairs(
             return optimizer.apply_gradients(plain, **named)
 
 
-def apply_by_keras(optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
+def apply_by_keras(
+    optimizer: Any, pairs: Sequence[tuple[Any, Any]], *, jit_compile: bool = False
+) -> Any:
     """As ``apply_pairs``, for an optimizer of Keras 3 and variables that are not flat.
 
     Their scope is for timelines: the optimizer's name may be anything, as adam_w_1.
     """
+    if jit_compile:
+        with tf.name_scope("apply_gradients"):
+            return _apply_compiled(optimizer, pairs)
     with (
         _refusing_what_xla_lacks(optimizer, [variable for _, variable in pairs]),
         tf.name_scope("apply_gradients"),

@@ -13,14 +13,14 @@ import keras
 import tensorflow as tf
 
 from tw_builders.internal import (
-    apply_and_copy,
     check_homes,
+    copy_from_owners,
     owned,
     owners_of,
     places_of,
 )
 from tw_core import Tower
-from tw_core.internal import tf_variable, tf_variables
+from tw_core.internal import apply_by_keras, tf_variable, tf_variables
 from tw_keras._update.gradients import Rows
 from tw_keras._update.optimizers import inner_of
 from tw_keras._update.places import Terms, WithCopies
@@ -50,14 +50,12 @@ class AtOwners(WithCopies):
             for grad, variable in zip(row, own, strict=True)
         }
         owners = owned(columns, self._optimizer)
-        with _taking_copies(self._optimizer, columns, owners):
-            apply_and_copy(
-                self._towers[0],
-                [(grad_of[id(own)], own) for own in owners],
-                columns,
-                self._optimizer,
-                jit_compile=terms.jit_compile,
-            )
+        pairs = [(grad_of[id(own)], own) for own in owners]
+        taking_copies = _taking_copies(self._optimizer, columns, owners)
+        with taking_copies, tf.device(self._towers[0].device):
+            apply_by_keras(self._optimizer, pairs, jit_compile=terms.jit_compile)
+        with tf.name_scope("copy_from_owners"):
+            copy_from_owners(columns, owners, jit_compile=terms.jit_compile)
 
 
 def _build(

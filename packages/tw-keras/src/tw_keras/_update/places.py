@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import Tower
-from tw_core.internal import apply_pairs, tf_variable
+from tw_core.internal import apply_by_keras, tf_variable
 from tw_core.ranks import RankGroup
 from tw_keras._update.gradients import Rows
 from tw_keras._update.optimizers import inner_of
@@ -63,7 +63,7 @@ class Place:
     def apply(self, rows: Rows, variables: Sequence[Any], terms: Terms) -> None:
         """Updates from [T][M] reduced gradients, or from [1][M] for all."""
         pairs = list(zip(rows[0], variables, strict=True))
-        apply_pairs(self._optimizer, pairs, jit_compile=terms.jit_compile)
+        apply_by_keras(self._optimizer, pairs, jit_compile=terms.jit_compile)
 
 
 class WithCopies(Place):

@@ -7,12 +7,11 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tw_core import Tower
-from tw_core.internal import Gradients, tf_variable
+from tw_core.internal import Gradients, ensured, tf_variables
 from tw_keras._update.gradients import Rows, name_of
 from tw_keras._update.in_shards import InShards
 from tw_reduce import Reducer, ReducerState, mean
-from tw_reduce.internal import add_on_device, means_of, sum_for_all
-from tw_reduce.tensorpack import aggregate_grads_colocate
+from tw_reduce.internal import add_on_device, means_of, sum_at_homes, sum_for_all
 
 Stage = Callable[[Rows, Sequence[Any]], Rows]
 Averaging = Callable[..., Rows]  # a stage that takes ``averages``, whether it divides
@@ -56,10 +55,10 @@ def where_applied(targets: Callable[[Sequence[Any]], Rows]) -> Averaging:
     def reduce(rows: Rows, variables: Sequence[Any], *, averages: bool = False) -> Rows:
         if len(rows) == 1:
             return rows
-        own = list(map(tf_variable, targets(variables)[0]))
-        pairs = [list(zip(row, own, strict=True)) for row in rows]
-        reduced = aggregate_grads_colocate(pairs, average=averages)
-        return [[grad for grad, _ in reduced]]
+        own = tf_variables(targets(variables)[0])
+        grads = Gradients(ensured(row, own, tower=k) for k, row in enumerate(rows))
+        around = means_of if averages else lambda reducer: reducer
+        return [sum_at_homes([v.device for v in own], grads, around)]
 
     return reduce
 

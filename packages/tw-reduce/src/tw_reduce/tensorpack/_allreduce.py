@@ -4,7 +4,7 @@ Source: tensorpack 0.11, ``tensorpack/graph_builder/utils.py``. An assert there 
 a ValueError here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from tw_reduce._checks import (
     check_devices,
 )
 from tw_reduce._combinators.mean import check_divisible, deal_out, mean
-from tw_reduce._combinators.packed import packed
+from tw_reduce._combinators.packed import packing
 from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors
 from tw_reduce._sums.collectives import sum_collective, sum_nccl
 from tw_reduce._sums.hierarchical import EIGHT_GPU_CROSS, hierarchical
@@ -181,16 +181,22 @@ def aggregate_grads_colocate(
     homes = [str(tf_variable(variable).device or "") for variable in variables]
     if average:
         check_divisible(grads)
+    around = partial(_averaged, average=average, weights=weights)
+    return list(zip(sum_at_homes(homes, grads, around), variables, strict=True))
+
+
+def sum_at_homes(
+    homes: Sequence[str], grads: Gradients, around: Callable[[Reducer], Reducer]
+) -> list[Tensorlike]:
+    """Adds [N] gradients on variables' devices, by sums that ``around`` may divide."""
     names = {home: f"device{i}" for i, home in enumerate(dict.fromkeys(homes))}
     # A pack per tower and device is faster than sending each small gradient alone.
     reducers = {}
     for home, name in names.items():
         below = below_on([home] if home else [], None)
-        add = packed(partial(_sum_on, device=home or None), below_bytes=below)
-        reducers[name] = _averaged(add, average, weights)
+        reducers[name] = around(packing(partial(_sum_on, device=home or None), below))
     with tf.name_scope("aggregate_grads_colocate"):
-        reduced = deal_out([names[home] for home in homes], reducers, grads)
-    return list(zip(reduced[0], variables, strict=True))
+        return deal_out([names[home] for home in homes], reducers, grads)[0]
 
 
 def _averaged(
