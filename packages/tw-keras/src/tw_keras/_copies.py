@@ -154,12 +154,10 @@ class Copies:
 
     def of_towers(self, variables: Sequence[Any]) -> list[list[Any]]:
         """Returns [K] lists: each tower's counterparts of tower 0's ``variables``."""
-        lists = [
-            [*model.variables, *more]
-            for model, more in zip(self.models, self.unlisted(), strict=True)
-        ]
-        columns = zip(*lists, strict=True)
+        columns = zip(*[model.variables for model in self.models], strict=True)
         own = {id(column[0]): column for column in columns}
+        if any(id(v) not in own for v in variables):
+            own |= {id(c[0]): c for c in zip(*self.unlisted(), strict=True)}
         shared = len(self.towers)
         found = [own.get(id(v), (v,) * shared) for v in variables]
         return [[column[k] for column in found] for k in range(shared)]

@@ -19,6 +19,8 @@ Combine = Callable[[Any, list[Any]], Sequence[Any]]
 
 def components(leaf: Any) -> list[tf.Tensor]:
     """Lists the tensors of a leaf: itself, or the components of a composite one."""
+    if isinstance(leaf, tf.Tensor):
+        return [leaf]
     if not tf.is_tensor(leaf) or is_variable(leaf):
         return []
     parts: list[tf.Tensor] = tf.nest.flatten(leaf, expand_composites=True)
