@@ -97,8 +97,7 @@ def join(
 
 def _mean(values: Sequence[Any], sizes: Sequence[Any]) -> Any:
     add = partial(add_on_device, device=values[0].device)
-    columns = Gradients([value] for value in values)
-    return mean_by_weight(add, sizes, columns)[0][0]
+    return mean_by_weight(add, sizes, Gradients([own] for own in values))[0][0]
 
 
 def _without_last(joined: Any, last: Any, times: Any) -> Any:

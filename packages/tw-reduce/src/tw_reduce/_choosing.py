@@ -6,6 +6,7 @@ Source of the mode names: tensorpack 0.11, ``SyncMultiGPUReplicatedBuilder``.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import tensorflow as tf
 
@@ -187,9 +188,7 @@ def _chosen(
     times = None if measured is None else _measured_here(measured, devices)
     made = sum_for_all(devices, name, below_bytes, times, keys, explain)
 
-    def deal(
-        reducers: Mapping[str, Reducer], grads: Gradients
-    ) -> list[list[Tensorlike]]:
+    def deal(reducers: Any, grads: Gradients) -> list[list[Tensorlike]]:
         check_addable(grads)
         check_devices(devices, num_towers=len(grads))
         return made.deal(reducers, grads)
