@@ -207,7 +207,7 @@ def map_towers(
 
 @contextmanager
 def placing_calls(tower: Tower) -> Iterator[None]:
-    """Places calls on a tower's device, under its name; none makes variables."""
+    """Places calls, which make no variables, on a tower's device, under its name."""
     with tf.device(tower.device), tf.name_scope(tower.name):
         yield
 

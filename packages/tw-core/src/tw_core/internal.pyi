@@ -72,6 +72,7 @@ from .gradients._reading import Gradients as Gradients
 from .gradients._reading import check_any_gradient as check_any_gradient
 from .gradients._reading import check_gradients as check_gradients
 from .gradients._reading import ensure_gradient_shapes as ensure_gradient_shapes
+from .gradients._reading import gradients_of_one_trace as gradients_of_one_trace
 from .gradients._reading import read_gradients as read_gradients
 from .gradients._reading import read_pairs as read_pairs
 from .gradients._rows import add_rows as add_rows

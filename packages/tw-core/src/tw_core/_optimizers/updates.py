@@ -62,8 +62,11 @@ def apply_pairs(
     kind = kind_of(optimizer)
     variables = [variable for _, variable in pairs]
     check_elementwise(optimizer, variables)
-    if jit_compile or kind is OptimizerKind.KERAS_3:
+    if kind is OptimizerKind.KERAS_3:
         return apply_by_keras(optimizer, pairs, jit_compile=jit_compile)
+    if jit_compile:
+        with tf.name_scope("apply_gradients"):
+            return _apply_compiled(optimizer, pairs)
     with _refusing_what_xla_lacks(optimizer, variables):
         plain = list(zip([g for g, _ in pairs], tf_variables(variables), strict=True))
         if kind is not OptimizerKind.V1:

@@ -130,6 +130,11 @@ def read_gradients(grads: Sequence[Sequence[Any]]) -> Gradients:
     if isinstance(grads, Gradients):
         return grads
     check_gradients(grads)
+    return gradients_of_one_trace(grads)
+
+
+def gradients_of_one_trace(grads: Sequence[Sequence[Any]]) -> Gradients:
+    """As ``read_gradients``, for [K][N] that may differ in unknown shapes only."""
     settled, tests = compared(grads)
     return Gradients(settled, tests=tests)
 

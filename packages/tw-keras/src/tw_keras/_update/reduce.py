@@ -7,7 +7,12 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tw_core import Tower
-from tw_core.internal import Gradients, ensured, tf_variables
+from tw_core.internal import (
+    Gradients,
+    ensured,
+    gradients_of_one_trace,
+    tf_variables,
+)
 from tw_keras._update.gradients import Rows, name_of
 from tw_keras._update.in_shards import InShards
 from tw_reduce import Reducer, ReducerState, mean
@@ -42,7 +47,7 @@ def over_towers(
     def reduce(rows: Rows, variables: Sequence[Any], *, averages: bool = False) -> Rows:
         if reducer is None and len(rows) == 1:
             return rows
-        grads = rows if reducer else Gradients(list(row) for row in rows)
+        grads = rows if reducer else gradients_of_one_trace(rows)
         sums = (divided(add) if averages else add)(grads)
         return sums[:1] if keeps_one else sums
 
