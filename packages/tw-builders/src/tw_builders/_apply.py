@@ -10,6 +10,7 @@ would diverge.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -33,6 +34,7 @@ from tw_core.internal import (
     is_variable,
     kind_of,
     orders_effects,
+    placing_calls,
     read_pairs,
     record_variables,
     tf_variables,
@@ -286,7 +288,7 @@ def _apply_once(
         call_once(
             update,
             list(zip(optimizers, map(list, grads), grads.variables, strict=True)),
-            [tower.scope for tower in towers],
+            [partial(placing_calls, tower) for tower in towers],
             jit_compile=jit_compile,
         )
 

@@ -6,7 +6,7 @@ Variables that an optimizer makes for an owner's copy are named as if they were 
 0's, so that a checkpoint does not depend on which tower owned which variable.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -23,9 +23,9 @@ from tw_core.internal import (
     orders_effects,
     plain_name,
     plan_packing,
-    tf_variable,
+    tf_variables,
 )
-from tw_reduce.plans import plan_balanced
+from tw_reduce.internal import balanced
 
 _KEYS = tf.compat.v1.GraphKeys
 # The ops inside cannot be seen from outside, and a control edge from an If or a call
@@ -49,7 +49,7 @@ def plan_owners(num_bytes: Sequence[int | None], total: int) -> tuple[int, ...]:
     >>> plan_owners([10, 40, 30, 10], 2)
     (1, 0, 1, 0)
     """
-    return plan_balanced(num_bytes, [f"/cpu:{k}" for k in range(total)]).device_of
+    return balanced(num_bytes, [f"/cpu:{k}" for k in range(total)]).device_of
 
 
 def owned(columns: Sequence[Sequence[Any]], optimizer: Any = None) -> list[Any]:
@@ -59,10 +59,11 @@ def owned(columns: Sequence[Sequence[Any]], optimizer: Any = None) -> list[Any]:
     for, which may include others: a variable's state stays in one place.
     """
     planned = list(getattr(optimizer, "_trainable_variables", ()))
-    place = {id(tf_variable(own)): n for n, own in enumerate(planned)}
+    place = {id(own): n for n, own in enumerate(tf_variables(planned))}
+    plain = [tf_variables(own) for own in columns]
     places = [
-        [place[id(v)] for v in map(tf_variable, column) if id(v) in place][:1]
-        for column in zip(*columns, strict=True)
+        [place[id(v)] for v in column if id(v) in place][:1]
+        for column in zip(*plain, strict=True)
     ]
     if [] in places:  # It is not built, or for others.
         planned, places = list(columns[0]), [[n] for n in range(len(columns[0]))]
@@ -76,7 +77,7 @@ def owned(columns: Sequence[Sequence[Any]], optimizer: Any = None) -> list[Any]:
 def owners_of(variables: Sequence[Any], total: int) -> tuple[int, ...]:
     """Returns the tower that owns each variable, of ``total`` towers."""
     num_bytes: list[int | None] = []
-    for variable in map(tf_variable, variables):
+    for variable in tf_variables(variables):
         count = variable.shape.num_elements()
         num_bytes.append(None if count is None else count * variable.dtype.size)
     return plan_owners(num_bytes, total)
@@ -87,12 +88,16 @@ def check_homes(towers: Sequence[Tower], columns: Sequence[Sequence[Any]]) -> No
 
     Otherwise an owner might not hold the variable that it owns.
     """
-    elsewhere = [
-        f"{variable.name} of {tower.name} is on {tf_variable(variable).device!r}"
+    held = [
+        (variable.name, plain.device, tower)
         for tower, own in zip(towers, columns, strict=True)
-        for variable in own
-        if place_of(tf_variable(variable).device or tower.device)
-        != place_of(tower.device)
+        for variable, plain in zip(own, tf_variables(own), strict=True)
+    ]
+    places = places_of(at for _, device, tower in held for at in (device, tower.device))
+    elsewhere = [
+        f"{name} of {tower.name} is on {device!r}"
+        for name, device, tower in held
+        if device and places[device] != places[tower.device]
     ]
     if elsewhere:
         raise ValueError(
@@ -103,11 +108,13 @@ def check_homes(towers: Sequence[Tower], columns: Sequence[Sequence[Any]]) -> No
         )
 
 
-def place_of(device: str) -> str:
-    """Returns a device's canonical name; in eager mode all are this process's."""
-    place = canonical_device(device)
+def places_of(devices: Iterable[str]) -> dict[str, str]:
+    """Returns devices' canonical names; in eager mode all are this process's."""
+    places = {own: canonical_device(own) for own in dict.fromkeys(devices)}
+    if not orders_effects():
+        return places
     # A process that is a task of a cluster names its devices by its task.
-    return f"/device:{place.rpartition('device:')[2]}" if orders_effects() else place
+    return {k: f"/device:{own.rpartition('device:')[2]}" for k, own in places.items()}
 
 
 @contextmanager
@@ -154,7 +161,7 @@ def copy_from_owners(
     function's order of effects applies, and an owner's small values are sent as one
     tensor; with ``jit_compile`` XLA joins and cuts it.
     """
-    sources = [tf_variable(owner) for owner in owners]
+    sources = tf_variables(owners)
     groups = [[n] for n in range(len(sources))] if updates else _packs(sources)
     assigns = []
     for places in groups:
@@ -163,7 +170,7 @@ def copy_from_owners(
         run = _compiled if jit_compile and len(own) > 1 else _plain
         with tf.control_dependencies(done):
             pack = run(_read, own)
-        for copies in ([tf_variable(row[n]) for n in places] for row in columns):
+        for copies in (tf_variables(row[n] for n in places) for row in columns):
             if copies[0] is not own[0]:
                 assigns += run(_assign, copies, pack)
     return assigns

@@ -1,6 +1,6 @@
 """Cutting a batch into the towers' parts, as evenly as possible, larger ones first."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -69,24 +69,26 @@ def cut(data: Any, sizes: Sizes, *, lends_row: bool = False) -> list[Any]:
     """
     may_lack = not isinstance(sizes[0], int) or 0 in sizes
     split = _split_lending if lends_row and may_lack else _split
-    leaves = tf.nest.flatten(data)
-    pieces = zip(*(_cut(leaf, sizes, split) for leaf in leaves), strict=True)
+    columns = [
+        [leaf] * len(sizes) if leaf is None or len(sizes) == 1 else split(leaf, sizes)
+        for leaf in tf.nest.flatten(data)
+    ]
+    pieces = zip(*columns, strict=True)
     return [tf.nest.pack_sequence_as(data, list(own)) for own in pieces]
 
 
 def on_devices(parts: Sequence[Any], towers: Sequence[Tower]) -> list[Any]:
-    """Copies part k, a nest of tensors, to tower k's device."""
-    return [on_device(part, t.device) for part, t in zip(parts, towers, strict=True)]
-
-
-def on_device(part: Any, device: str) -> Any:
-    """Copies a nest of tensors to a device, with all components of ragged ones."""
-    with tf.device(device):
-        return tf.nest.map_structure(
-            lambda leaf: None if leaf is None else tf.identity(leaf),
-            part,
-            expand_composites=True,
-        )
+    """Copies part k, a nest of tensors, to tower k's device; ragged ones whole."""
+    copies = []
+    for part, tower in zip(parts, towers, strict=True):
+        with tf.device(tower.device):
+            own = tf.nest.map_structure(
+                lambda leaf: None if leaf is None else tf.identity(leaf),
+                part,
+                expand_composites=True,
+            )
+        copies.append(own)
+    return copies
 
 
 def rows_of(leaf: Any) -> tf.Tensor:
@@ -99,12 +101,6 @@ def rows_of(leaf: Any) -> tf.Tensor:
 
 
 _KINDS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
-
-
-def _cut(leaf: Any, sizes: Sizes, split: Callable[[Any, Sizes], Any]) -> Sequence[Any]:
-    return (
-        [leaf] * len(sizes) if leaf is None or len(sizes) == 1 else split(leaf, sizes)
-    )
 
 
 def _split(leaf: Any, sizes: Sizes) -> Sequence[Any]:

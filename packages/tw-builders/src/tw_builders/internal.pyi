@@ -7,9 +7,11 @@ from ._over_ranks.state import make_whole as make_whole
 from ._over_ranks.state import scatter as scatter
 from ._over_ranks.state import shared_state as shared_state
 from ._over_ranks.state import take as take
+from ._owners import check_homes as check_homes
+from ._owners import copy_from_owners as copy_from_owners
 from ._owners import owned as owned
 from ._owners import owners_of as owners_of
-from ._owners import place_of as place_of
+from ._owners import places_of as places_of
 from ._parts import check_batch as check_batch
 from ._parts import cut as cut
 from ._parts import on_devices as on_devices

@@ -40,18 +40,6 @@ from typing import NamedTuple, TypeVar
 
 from tw_core._checks import check_text
 
-__all__ = [
-    "KEPT",
-    "MOST_FILES",
-    "DeadlineError",
-    "Event",
-    "Open",
-    "Recorder",
-    "Wait",
-    "add_report",
-    "report",
-]
-
 KEPT = 100
 """Number of events that a recorder keeps."""
 MOST_FILES = 5

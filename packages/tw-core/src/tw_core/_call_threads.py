@@ -13,8 +13,6 @@ from contextlib import AbstractContextManager, nullcontext
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-__all__ = ["CallThread"]
-
 _T = TypeVar("_T")
 _Calls = SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]] | None]
 

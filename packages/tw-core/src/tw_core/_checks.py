@@ -13,18 +13,6 @@ from numbers import Integral, Real
 from types import UnionType
 from typing import Any
 
-__all__ = [
-    "check_flag",
-    "check_function",
-    "check_kind",
-    "check_list",
-    "check_nested",
-    "check_number",
-    "check_text",
-    "check_whole_number",
-    "refusing_unknown",
-]
-
 
 def check_whole_number(*, at_least: int | None = None, **argument: Any) -> int:
     """Refuses anything but a whole number; bools are refused too.

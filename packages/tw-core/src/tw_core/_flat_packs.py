@@ -18,21 +18,6 @@ import tensorflow as tf
 
 from tw_core._modes import without_autograph
 
-__all__ = [
-    "PACKED_BELOW",
-    "PackPlan",
-    "cut_flat",
-    "is_small",
-    "join_flat",
-    "map_flat",
-    "narrow_source",
-    "pack_tensors",
-    "packed_below",
-    "plan_packing",
-    "unpack_tensors",
-    "whole_of_parts",
-]
-
 # Elements; above this, a pack costs more than the message or the op that it saves.
 PACKED_BELOW = 4_096
 _PACKED_BELOW_ON_GPUS = 65_536  # measured once, on an H100 as two logical GPUs

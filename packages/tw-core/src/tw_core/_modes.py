@@ -24,15 +24,6 @@ import tensorflow as tf
 from tw_core._checks import check_function
 from tw_core._tf_compat import in_body, in_xla_context
 
-__all__ = [
-    "builds_session_graph",
-    "check_session_graph",
-    "compiles_with_xla",
-    "orders_effects",
-    "traces_function",
-    "without_autograph",
-]
-
 _F = TypeVar("_F", bound=Callable[..., object])
 
 

@@ -205,6 +205,13 @@ def map_towers(
     return results
 
 
+@contextmanager
+def placing_calls(tower: Tower) -> Iterator[None]:
+    """Places calls, which make no variables, on a tower's device, under its name."""
+    with tf.device(tower.device), tf.name_scope(tower.name):
+        yield
+
+
 @without_autograph
 def _call_once(
     fn: Callable[..., _T],
@@ -216,7 +223,7 @@ def _call_once(
     return call_towers_once(
         partial(fn, _AnyTower(len(towers))),
         [list(items) for items in zip(*per_tower, strict=True)] or [[]] * len(towers),
-        [tower.scope for tower in towers],
+        [partial(placing_calls, tower) for tower in towers],
         inline=inline,
         jit_compile=jit_compile,
     )

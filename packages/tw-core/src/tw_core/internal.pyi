@@ -37,6 +37,7 @@ from ._optimizers.kinds import updates_elementwise as updates_elementwise
 from ._optimizers.state import are_alike as are_alike
 from ._optimizers.state import create_slots as create_slots
 from ._optimizers.state import follow_variables as follow_variables
+from ._optimizers.updates import apply_by_keras as apply_by_keras
 from ._optimizers.updates import apply_pairs as apply_pairs
 from ._optimizers.updates import keep_repeated_rows as keep_repeated_rows
 from ._rank_parts import all_gather as all_gather
@@ -48,6 +49,7 @@ from ._tf_compat import SaveableObject as SaveableObject
 from ._tf_compat import SaveSpec as SaveSpec
 from ._tf_compat import with_gradient as with_gradient
 from ._towers import check_towers as check_towers
+from ._towers import placing_calls as placing_calls
 from ._towers import record_variables as record_variables
 from ._tracing.calls import call_once as call_once
 from ._tracing.trace import is_same_in_towers as is_same_in_towers
@@ -75,12 +77,14 @@ from .gradients._reading import Gradients as Gradients
 from .gradients._reading import check_any_gradient as check_any_gradient
 from .gradients._reading import check_gradients as check_gradients
 from .gradients._reading import ensure_gradient_shapes as ensure_gradient_shapes
+from .gradients._reading import gradients_of_one_trace as gradients_of_one_trace
 from .gradients._reading import read_gradients as read_gradients
 from .gradients._reading import read_pairs as read_pairs
 from .gradients._rows import add_rows as add_rows
 from .gradients._rows import has_unique_rows as has_unique_rows
 from .gradients._rows import join_rows as join_rows
 from .gradients._rows import split_rows as split_rows
+from .gradients._shapes import ensured as ensured
 from .gradients._values import elementwise as elementwise
 from .gradients._values import is_elementwise as is_elementwise
 from .gradients._values import map_values as map_values
@@ -96,3 +100,4 @@ from .gradients._weights import unit_of as unit_of
 from .gradients._weights import weigh as weigh
 from .gradients._weights import weight_dtype as weight_dtype
 from .synchronized._sums import call_towers_once as call_towers_once
+from .variables._replicas import copy_values as copy_values

@@ -9,7 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from tw_builders.internal import check_batch, part_sizes, rows_of
-from tw_reduce import mean, sum_on_device
+from tw_core.internal import Gradients
+from tw_reduce.internal import add_on_device, mean_by_weight
 
 
 def tensors(data: Any) -> Any:
@@ -95,8 +96,8 @@ def join(
 
 
 def _mean(values: Sequence[Any], sizes: Sequence[Any]) -> Any:
-    add = partial(sum_on_device, device=values[0].device)
-    return mean(add, weights=sizes)([[value] for value in values])[0][0]
+    add = partial(add_on_device, device=values[0].device)
+    return mean_by_weight(add, sizes, Gradients([own] for own in values))[0][0]
 
 
 def _without_last(joined: Any, last: Any, times: Any) -> Any:

@@ -11,12 +11,18 @@ import tensorflow as tf
 
 from tw_builders.internal import cut, on_devices, rows_of
 from tw_core import Tower, map_towers
-from tw_core.internal import call_towers_once, may_meet, meeting_alone, tf_variable
+from tw_core.internal import (
+    call_towers_once,
+    may_meet,
+    meeting_alone,
+    placing_calls,
+    tf_variable,
+)
 from tw_core.synchronized import synchronized_layers
 from tw_keras import _batches
 from tw_keras._checks import optimizers_of, reductions_of
 from tw_keras._copies.building import has_own_step
-from tw_keras._copies.copies import Copies
+from tw_keras._copies.copies import Copies, Weigh
 from tw_keras._copies.models import naming
 from tw_keras._lost_errors import LastBatch
 from tw_keras._meetings.meetings import Meetings
@@ -43,7 +49,7 @@ class Steps:
         copies, ranks = self.copies, self.copies.ranks
         trains, is_alone = method == "train_step", tf.executing_eagerly()
         synchronized = [] if is_alone else copies.synchronized(trains=trains)
-        sizes, parts, lent = self._cut(method, self._held(method, data))
+        sizes, parts, lent = self._cut(method, data)
         if ranks is not None:
             ranks.exchanges.begin_step()
         reductions = reductions_of(copies.main)
@@ -123,7 +129,7 @@ class Steps:
     def predict(self, data: Any) -> Any:
         """Returns every copy's predictions for its part, in the batch's order."""
         method = "predict_step"
-        sizes, parts, lent = self._cut(method, self._held(method, data))
+        sizes, parts, lent = self._cut(method, data)
         with self._naming_rows(data, sizes):
             predictions = self._run(method, parts)
         return _batches.join(predictions, lent, sizes)
@@ -133,6 +139,8 @@ class Steps:
 
         Returns the parts' sizes, the parts, and how many have only a padding row.
         """
+        if not tf.executing_eagerly():
+            data = self.last.hold(method, data)
         data, towers = _batches.tensors(data), self.copies.towers
         count, own = self._own_parts(method)
         sizes = _batches.checked_sizes(data, count)
@@ -149,9 +157,6 @@ class Steps:
         if ranks is None or method == "predict_step":  # A rank predicts all its rows.
             return count, slice(count)
         return ranks.parts(count)
-
-    def _held(self, method: str, data: Any) -> Any:
-        return data if tf.executing_eagerly() else self.last.hold(method, data)
 
     @contextmanager
     def _naming_rows(self, data: Any, sizes: Sequence[Any]) -> Iterator[None]:
@@ -288,7 +293,7 @@ class Steps:
         return call_towers_once(
             step,
             items,
-            [tower.scope for tower in copies.towers],
+            [partial(placing_calls, tower) for tower in copies.towers],
             combine=_no_meeting if meetings is None else meetings.combine,
             counted=counted,
             written_once=models.shared_state(),
@@ -313,22 +318,12 @@ class Steps:
         return list(ranks.exchanges.of_first(values))
 
     def _weights(self, parts: Sequence[Any], sizes: Sequence[Any]) -> Any:
-        weights = [
-            self._weight(part, size, tower)
-            for part, size, tower in zip(parts, sizes, self.copies.towers, strict=False)
-        ]
+        weights, weigh = list(sizes), self.copies.weigh
+        if weigh is not None:
+            columns = zip(parts, sizes, self.copies.towers, strict=False)
+            weights = [_weight(weigh, *own) for own in columns]
         is_equal = isinstance(weights[0], int) and len(set(weights)) == 1
         return None if is_equal and self.copies.ranks is None else weights
-
-    def _weight(self, part: Any, size: Any, tower: Tower) -> Any:
-        if self.copies.weigh is None:
-            return size
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(part)
-        with tf.device(tower.device):
-            weight = self.copies.weigh(x, y, sample_weight)
-            if not tf.is_tensor(weight):  # A number would become float32.
-                weight = tf.constant(weight, tf.float64)
-            return tf.where(size > 0, weight, tf.zeros_like(weight))
 
     def trace_beforehand(self, data: Any) -> None:
         """Traces an overridden ``train_step`` that may create optimizers' variables.
@@ -358,6 +353,15 @@ _OUTSIDE = (
     "attribute of the model or of a layer, so that each tower has its own (tower 0's "
     "is saved); or assign a value that is equal in all towers, as from sum_over_towers"
 )
+
+
+def _weight(weigh: Weigh, part: Any, size: Any, tower: Tower) -> Any:
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(part)
+    with tf.device(tower.device):
+        weight = weigh(x, y, sample_weight)
+        if not tf.is_tensor(weight):  # A number would become float32.
+            weight = tf.constant(weight, tf.float64)
+        return tf.where(size > 0, weight, tf.zeros_like(weight))
 
 
 def _by_rank(sizes: Sequence[Any], own: slice, count: int) -> tuple[list[Any], slice]:

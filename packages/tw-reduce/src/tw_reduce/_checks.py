@@ -15,12 +15,11 @@ from tw_core.internal import (
     check_gradients,
     check_known_devices,
     check_list,
-    check_nested,
     device_name,
     read_gradients,
     repeated_devices,
 )
-from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, is_stateful
+from tw_reduce._reducer import Reducer, TowerTensors, is_stateful
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -46,21 +45,6 @@ def check_tower_tensors(grads: TowerTensors) -> None:
         a list of lists.
     """
     check_gradients(grads)
-
-
-def check_reduced(reduced: Sequence[Sequence[Tensorlike]], grads: TowerTensors) -> None:
-    """Refuses the result of a reducer that changed the shape of the list.
-
-    Args:
-      reduced: the reducer's result.
-      grads: [K][N]; its argument.
-
-    Raises:
-      ValueError: ``reduced`` is not [K][N].
-      TypeError: ``grads`` is not a list of lists.
-    """
-    check_nested(grads=grads, of="tensors")
-    _check_lengths(reduced, grads)
 
 
 def check_adds(**argument: Any) -> Reducer:
@@ -109,13 +93,6 @@ def named_compressor(compressor: _F, name: str) -> _F:
 def compressor_name(function: Any) -> str | None:
     """Returns what ``named_compressor`` named a function; None for any other."""
     return getattr(function, "_tw_compressor", None)
-
-
-def reduced_by(reducer: Reducer, grads: TowerTensors) -> list[list[Tensorlike]]:
-    """Calls an inner reducer, and refuses a result that is not [K][N]."""
-    reduced = reducer(grads)
-    _check_lengths(reduced, grads)
-    return reduced
 
 
 def addable(grads: TowerTensors) -> Gradients:
@@ -195,20 +172,4 @@ def check_distinct(devices: Sequence[str]) -> None:
         raise ValueError(
             f"Every tower needs a device of its own; several are on {shared}. Use "
             "sum_balanced, which adds wherever the towers are."
-        )
-
-
-def _check_lengths(
-    reduced: Sequence[Sequence[Tensorlike]], grads: TowerTensors
-) -> None:
-    expected = [len(tower) for tower in grads]
-    try:
-        got = [len(tower) for tower in reduced]
-    except TypeError:
-        got = None
-    if got != expected:
-        found = type(reduced).__name__ if got is None else f"lists of lengths {got}"
-        raise ValueError(
-            "The reducer must return one list per tower, as long as those passed, of "
-            f"lengths {expected}; got {found}. A reducer is [K][N] -> [K][N] tensors."
         )

@@ -4,16 +4,17 @@ Source of the mode names: tensorpack 0.11, ``SyncMultiGPUReplicatedBuilder``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import tensorflow as tf
 
 from tw_core.devices import canonical_device
 from tw_core.internal import Gradients, check_function
 from tw_reduce._checks import check_addable, check_devices
-from tw_reduce._combinators.mean import Dealer
-from tw_reduce._combinators.packed import broadcast, check_below_bytes, packed
-from tw_reduce._combinators.partition import deal_out
+from tw_reduce._combinators.mean import Dealer, deal_out
+from tw_reduce._combinators.packed import check_below_bytes, packed, packing
 from tw_reduce._measured import (
     COPIED,
     KEPT,
@@ -31,7 +32,12 @@ from tw_reduce._sums.collectives import (
     sum_nccl,
 )
 from tw_reduce._sums.hierarchical import EIGHT_GPU_CROSS, Groups, hierarchical
-from tw_reduce._sums.one_device import sum_balanced, sum_on_device, sum_round_robin
+from tw_reduce._sums.one_device import (
+    add_on_device,
+    sum_balanced,
+    sum_on_device,
+    sum_round_robin,
+)
 from tw_reduce._sums.rendezvous import CollectiveKeys, check_keys
 from tw_reduce._tensor_info import TensorInfo, below_on, describe_columns
 
@@ -145,8 +151,7 @@ def reducer_for_mode(
             f"Unknown mode {mode!r}; known are {[*modes]}. Or pass a reducer, such as "
             "auto(devices)."
         )
-    devices = check_devices(devices)
-    own, keys = tuple(devices), keys or CollectiveKeys()
+    own, keys = tuple(check_devices(devices)), keys or CollectiveKeys()
     if mode == "hierarchical":
         if len(own) != 8:
             raise ValueError(
@@ -180,31 +185,49 @@ def _chosen(
         check_keys(keys)
     if explain is not None:
         check_function(explain=explain)
-    settled, keys = tuple(devices), keys or CollectiveKeys()
     times = None if measured is None else _measured_here(measured, devices)
-    reducers = (reducers_on if times else _unmeasured)(settled, keys)
+    made = sum_for_all(devices, name, below_bytes, times, keys, explain)
+
+    def deal(reducers: Any, grads: Gradients) -> list[list[Tensorlike]]:
+        check_addable(grads)
+        check_devices(devices, num_towers=len(grads))
+        return made.deal(reducers, grads)
+
+    return replace(made, deal=deal)
+
+
+def sum_for_all(
+    devices: Sequence[str],
+    name: str = COPIED,
+    below_bytes: int | None = None,
+    times: Measurements | None = None,
+    keys: CollectiveKeys | None = None,
+    explain: Callable[[AutoPlan], object] | None = None,
+) -> Dealer:
+    """As ``all_reduce``, for checked arguments, and gradients that can be added."""
+    devices, keys = tuple(devices), keys or CollectiveKeys()
+    reducers = reducers_on(devices, keys) if times else _unmeasured(devices, keys)
     thresholds: Sequence[int | None] = [below_on(devices, below_bytes)]
     if times and below_bytes is None:
         thresholds = times.thresholds
     copies = name == COPIED
-    packing = {
-        own if len(thresholds) == 1 else _route(own, below): packed(
-            broadcast(reducer) if copies else reducer, below_bytes=below
+    dealt = {
+        own if len(thresholds) == 1 else f"{own}_below_{below}": packing(
+            reducer, below, copies=copies
         )
         for own, reducer in reducers.items()
         for below in thresholds
     }
     plan = partial(
         make_plan,
-        devices=settled,
+        devices=devices,
         below_bytes=below_bytes,
         measured=times,
         copies=copies,
         # Logical GPUs. If no GPU is visible, the graph is for another machine.
-        share_gpus=0 < len(tf.config.get_visible_devices("GPU")) < len(settled),
+        share_gpus=0 < len(tf.config.get_visible_devices("GPU")) < len(devices),
     )
-    reduce = partial(_reduce_by_plan, name, plan, settled, explain)
-    return Dealer(name, packing, reduce)
+    return Dealer(name, dealt, partial(_reduce_by_plan, name, plan, explain))
 
 
 def reducers_on(devices: Sequence[str], keys: CollectiveKeys) -> dict[str, Reducer]:
@@ -219,7 +242,7 @@ def reducers_on(devices: Sequence[str], keys: CollectiveKeys) -> dict[str, Reduc
 
 def _unmeasured(devices: Sequence[str], keys: CollectiveKeys) -> dict[str, Reducer]:
     return {
-        "sum_on_device": partial(sum_on_device, device=devices[0]),
+        "sum_on_device": partial(add_on_device, device=devices[0]),
         "sum_balanced": partial(sum_balanced, devices=devices),
         "sum_nccl": partial(sum_nccl, devices=devices, keys=keys),
     }
@@ -242,26 +265,18 @@ def _measured_here(measured: Measured, devices: Sequence[str]) -> Measurements:
     return own
 
 
-def _route(algorithm: str, below_bytes: int | None) -> str:
-    """Names an algorithm with one of several thresholds, and its scope in the graph."""
-    return f"{algorithm}_below_{below_bytes}"
-
-
 def _reduce_by_plan(
     name: str,
     plan_for: Callable[[Sequence[TensorInfo]], AutoPlan],
-    devices: Sequence[str],
     explain: Callable[[AutoPlan], object] | None,
     reducers: Mapping[str, Reducer],
     grads: Gradients,
 ) -> list[list[Tensorlike]]:
-    check_addable(grads)
-    devices = check_devices(devices, num_towers=len(grads))
     plan = plan_for(describe_columns(grads))
     if explain is not None:
         explain(plan)
     routes = [own.algorithm for own in plan.choices]
     if not reducers.keys() >= set(routes):
-        routes = [_route(name, plan.below_bytes) for name in routes]
+        routes = [f"{own}_below_{plan.below_bytes}" for own in routes]
     with tf.name_scope(name):
         return deal_out(routes, reducers, grads)

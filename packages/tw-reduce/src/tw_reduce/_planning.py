@@ -10,6 +10,8 @@ or tasks share the bytes. Measurements of ``tw-doctor`` on the machine take prec
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -34,6 +36,8 @@ from tw_reduce._tensor_info import (
     is_small,
     packs_of,
 )
+
+_Specs: TypeAlias = Sequence[tf.DeviceSpec]
 
 
 @dataclass(frozen=True)
@@ -134,8 +138,7 @@ def plan_auto(
     check_flag(copies=copies)
     own = None if measured is None else as_measurements(measured)
     if own is not None:
-        own_devices = [canonical_device(device) for device in devices]
-        check_made_for(own, own_devices, {})
+        check_made_for(own, list(map(canonical_device, devices)), {})
     return make_plan(infos, devices, below_bytes, own, copies=copies)
 
 
@@ -149,13 +152,14 @@ def make_plan(
     share_gpus: bool = False,  # whether several of the devices are parts of one GPU
 ) -> AutoPlan:
     """As ``plan_auto``, for checked arguments."""
-    choose = partial(_choose, devices=devices, share_gpus=share_gpus)
+    specs = [tf.DeviceSpec.from_string(canonical_device(own)) for own in devices]
+    choose = partial(_choose, specs=specs, share_gpus=share_gpus)
     if measured is not None:
         sizes = [info.num_bytes for info in infos if not info.is_sparse]
         known = [size for size in sizes if size is not None]
         strategy = choose_strategy(measured, known, copies=copies)
         below_bytes = strategy.below_bytes if below_bytes is None else below_bytes
-        choose = partial(_follow, strategy, below_bytes, devices=devices)
+        choose = partial(_follow, strategy, below_bytes, specs=specs)
     below_bytes = below_on(devices, below_bytes)
     by_algorithm: dict[tuple[str, str], list[TensorInfo]] = {}
     for info in infos:
@@ -166,25 +170,24 @@ def make_plan(
         for unit, places in _place(own, algorithm, devices, below_bytes)
         for info in unit
     ]
-    ordered = sorted(choices, key=lambda choice: choice.tensor.index)
+    ordered = sorted(choices, key=attrgetter("tensor.index"))
     return AutoPlan(tuple(ordered), below_bytes)
 
 
 def _follow(
-    strategy: Strategy, below_bytes: int, info: TensorInfo, devices: Sequence[str]
+    strategy: Strategy, below_bytes: int, info: TensorInfo, specs: _Specs
 ) -> tuple[str, str]:
     """Chooses the measured algorithm if it supports the gradient."""
     algorithm = strategy.small if is_small(info, below_bytes) else strategy.large
     carried = {"sum_nccl": NCCL_DTYPES, "sum_collective": COLLECTIVE_DTYPES}
     if info.is_sparse or info.dtype not in carried.get(algorithm, [info.dtype]):
-        return _choose(info, devices)
+        return _choose(info, specs)
     return algorithm, f"the fastest measured was {strategy}"
 
 
 def _choose(
-    info: TensorInfo, devices: Sequence[str], *, share_gpus: bool = False
+    info: TensorInfo, specs: _Specs, *, share_gpus: bool = False
 ) -> tuple[str, str]:
-    specs = [tf.DeviceSpec.from_string(canonical_device(d)) for d in devices]
     tasks = {(spec.job, spec.task) for spec in specs}
     kinds = {spec.device_type for spec in specs}
     distinct = len({spec.to_string() for spec in specs}) == len(specs)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tw_core.internal import map_values
+from tw_core.internal import check_nested, map_values
 
 Tensorlike: TypeAlias = tf.Tensor | tf.IndexedSlices
 """A dense or a sparse gradient; None is refused before any algorithm."""
@@ -32,15 +32,10 @@ def is_stateful(reducer: Any) -> bool:
     return not isinstance(reducer, type) and all(map(callable, methods))
 
 
-def columns(grads: TowerTensors) -> list[tuple[Tensorlike, ...]]:
-    """Turns [K][N] into [N][K]: the towers' tensors for each variable."""
-    return list(zip(*grads, strict=True))
-
-
 def rows(
     columns: Sequence[Sequence[Tensorlike]], num_towers: int
 ) -> list[list[Tensorlike]]:
-    """Turns [N][K] back into [K][N], even where N is 0."""
+    """Turns [N][K] into [K][N], even where N is 0."""
     return [[column[k] for column in columns] for k in range(num_towers)]
 
 
@@ -55,6 +50,38 @@ def cast_to(tensor: Tensorlike, dtype: tf.DType) -> Tensorlike:
     if tensor.dtype == dtype:
         return tensor
     return map_dense(lambda dense: tf.cast(dense, dtype), tensor)
+
+
+def check_reduced(reduced: Sequence[Sequence[Tensorlike]], grads: TowerTensors) -> None:
+    """Refuses the result of a reducer that changed the shape of the list.
+
+    Args:
+      reduced: the reducer's result.
+      grads: [K][N]; its argument.
+
+    Raises:
+      ValueError: ``reduced`` is not [K][N].
+      TypeError: ``grads`` is not a list of lists.
+    """
+    check_nested(grads=grads, of="tensors")
+    reduced_by(lambda _: reduced, grads)  # type: ignore[arg-type,return-value]
+
+
+def reduced_by(reducer: Reducer, grads: TowerTensors) -> list[list[Tensorlike]]:
+    """Calls an inner reducer, and refuses a result that is not [K][N]."""
+    reduced = reducer(grads)
+    expected = [len(tower) for tower in grads]
+    try:
+        got = [len(tower) for tower in reduced]
+    except TypeError:
+        got = None
+    if got != expected:
+        found = type(reduced).__name__ if got is None else f"lists of lengths {got}"
+        raise ValueError(
+            "The reducer must return one list per tower, as long as those passed, of "
+            f"lengths {expected}; got {found}. A reducer is [K][N] -> [K][N] tensors."
+        )
+    return reduced
 
 
 def map_results(

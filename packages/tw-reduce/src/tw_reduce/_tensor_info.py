@@ -17,9 +17,7 @@ from tw_core.internal import (
     plan_packing,
 )
 from tw_reduce._checks import check_items
-from tw_reduce._reducer import Tensorlike, TowerTensors, columns
-
-_FLOAT32_BYTES = 4
+from tw_reduce._reducer import Tensorlike, TowerTensors
 
 
 @dataclass(frozen=True)
@@ -88,14 +86,11 @@ def describe(tensors: Sequence[Tensorlike]) -> tuple[TensorInfo, ...]:
 
 def describe_columns(grads: TowerTensors) -> tuple[TensorInfo, ...]:
     """Describes the N gradients of checked towers; sparse where any tower's is."""
-    return tuple(
-        _describe(n, _typical(column)) for n, column in enumerate(columns(grads))
+    typical = (
+        next((own for own in column if isinstance(own, tf.IndexedSlices)), column[0])
+        for column in zip(*grads, strict=True)
     )
-
-
-def num_bytes_of_columns(grads: TowerTensors) -> list[int | None]:
-    """Returns the bytes of the N gradients of checked towers."""
-    return [info.num_bytes for info in describe_columns(grads)]
+    return tuple(_describe(n, tensor) for n, tensor in enumerate(typical))
 
 
 def below_on(devices: Sequence[str], below_bytes: int | None) -> int | None:
@@ -103,14 +98,15 @@ def below_on(devices: Sequence[str], below_bytes: int | None) -> int | None:
     elements = packed_below(devices)
     if below_bytes is not None or elements == PACKED_BELOW:
         return below_bytes
-    return elements * _FLOAT32_BYTES
+    return elements * int(tf.float32.size)
 
 
 def is_small(info: TensorInfo, below_bytes: int | None) -> bool:
     """Whether a gradient is packed: dense, of known size, and below the threshold."""
-    size, below = info.num_bytes, below_bytes
-    if below is None:
+    if below_bytes is None:
         size, below = info.num_elements, PACKED_BELOW
+    else:
+        size, below = info.num_bytes, below_bytes
     return size is not None and size < below and not info.is_sparse
 
 
@@ -125,13 +121,6 @@ def check_infos(infos: Sequence[TensorInfo]) -> None:
     """Refuses anything but a list of ``TensorInfo``."""
     wanted = "hold TensorInfo, as describe returns them"
     check_items(TensorInfo, "TensorInfo", wanted, infos=infos)
-
-
-def _typical(column: Sequence[Tensorlike]) -> Tensorlike:
-    for tensor in column:
-        if isinstance(tensor, tf.IndexedSlices):
-            return tensor
-    return column[0]
 
 
 def _describe(index: int, tensor: Tensorlike) -> TensorInfo:

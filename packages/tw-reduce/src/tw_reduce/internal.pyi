@@ -1,6 +1,9 @@
 from ._checks import check_reducer as check_reducer
 from ._choosing import reducers_on as reducers_on
+from ._choosing import sum_for_all as sum_for_all
 from ._choosing import two_groups as two_groups
+from ._combinators.mean import mean_by_weight as mean_by_weight
+from ._combinators.mean import means_of as means_of
 from ._measured import ALGORITHMS as ALGORITHMS
 from ._measured import COPIED as COPIED
 from ._measured import FORMAT as FORMAT
@@ -11,4 +14,7 @@ from ._measured import num_cores as num_cores
 from ._measured import version_of as version_of
 from ._memory.state import with_memory as with_memory
 from ._reducer import is_stateful as is_stateful
+from ._sums.one_device import add_on_device as add_on_device
+from ._sums.one_device import balanced as balanced
 from ._tensor_info import below_on as below_on
+from .tensorpack._allreduce import sum_at_homes as sum_at_homes

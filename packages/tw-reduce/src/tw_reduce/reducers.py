@@ -5,8 +5,8 @@ A reducer adds: it takes [K][N] tensors, a list per tower, and returns [K][N] su
 """
 
 from tw_core.internal import check_weights, elementwise, shares_of, unit_of
-from tw_reduce._checks import check_adds, check_reduced, check_tower_tensors
-from tw_reduce._reducer import Tensorlike, TowerTensors
+from tw_reduce._checks import check_adds, check_tower_tensors
+from tw_reduce._reducer import Tensorlike, TowerTensors, check_reduced
 from tw_reduce._sums.rendezvous import CollectiveKeys
 
 __all__ = [

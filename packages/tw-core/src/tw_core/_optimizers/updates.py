@@ -62,22 +62,35 @@ def apply_pairs(
     kind = kind_of(optimizer)
     variables = [variable for _, variable in pairs]
     check_elementwise(optimizer, variables)
-    # For timelines; such an optimizer's name may be anything, as adam_w_1.
-    scope = tf.name_scope("apply_gradients")
+    if kind is OptimizerKind.KERAS_3:
+        return apply_by_keras(optimizer, pairs, jit_compile=jit_compile)
     if jit_compile:
-        with scope:
-            _apply_compiled(optimizer, pairs)
-        return None
+        with tf.name_scope("apply_gradients"):
+            return _apply_compiled(optimizer, pairs)
     with _refusing_what_xla_lacks(optimizer, variables):
-        if kind is OptimizerKind.KERAS_3:
-            with scope, _once_known([grad for grad, _ in pairs]):
-                return _apply_keras_3(optimizer, pairs)
         plain = list(zip([g for g, _ in pairs], tf_variables(variables), strict=True))
         if kind is not OptimizerKind.V1:
             plain = [(_in_this_graph(grad), variable) for grad, variable in plain]
         named = {} if name is None else {"name": name}
         with slots_like_parts(variables), _once_known([grad for grad, _ in plain]):
             return optimizer.apply_gradients(plain, **named)
+
+
+def apply_by_keras(
+    optimizer: Any, pairs: Sequence[tuple[Any, Any]], *, jit_compile: bool = False
+) -> Any:
+    """As ``apply_pairs``, for an optimizer of Keras 3 and variables that are not flat.
+
+    Their scope is for timelines: the optimizer's name may be anything, as adam_w_1.
+    """
+    if jit_compile:
+        with tf.name_scope("apply_gradients"):
+            return _apply_compiled(optimizer, pairs)
+    with (
+        _refusing_what_xla_lacks(optimizer, [variable for _, variable in pairs]),
+        tf.name_scope("apply_gradients"),
+    ):
+        return _apply_keras_3(optimizer, pairs)
 
 
 @contextmanager
@@ -167,7 +180,8 @@ def _apply_keras_3(
     if orders_effects():
         update()
         return None
-    return tf.function(update, autograph=False)()
+    with _once_known([grad for grad, _ in pairs]):
+        return tf.function(update, autograph=False)()
 
 
 @contextmanager
@@ -181,7 +195,7 @@ def _updates_where_variables_are(
     update count once per variable. Here the update count and the learning rate are
     read once and copied to each device.
     """
-    if len(_devices_of(variables)) == 1 and not traces_function():
+    if not traces_function() and len(_devices_of(variables)) == 1:
         yield
         return
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a loss scaler
@@ -189,9 +203,9 @@ def _updates_where_variables_are(
 
     def update(strategy: Any, pairs: Sequence[tuple[Any, Any]], rate: Any) -> None:
         of_device = defaultdict(list)
-        for grad, variable in pairs:
-            device = device_in_trace(tf_variable(variable).device)
-            of_device[device].append((grad, variable))
+        homes = [own.device for own in tf_variables(variable for _, variable in pairs)]
+        for device, pair in zip(map(device_in_trace, homes), pairs, strict=True):
+            of_device[device].append(pair)
         count, rate = tf.identity(inner._iterations), tf.convert_to_tensor(rate)
         for device, own in of_device.items():
             with tf.device(device):
@@ -217,7 +231,7 @@ def _updates_where_variables_are(
         "_distributed_tf_update_step": update,
         "_apply_weight_decay": note,
         # For strategies; it would move all gradients to one device.
-        "_all_reduce_sum_gradients": lambda pairs: pairs,
+        "_all_reduce_sum_gradients": list,
     }
     with _set(inner, **replaced):
         yield
@@ -284,12 +298,10 @@ def _in_this_graph(grad: Any) -> Any:
     if grad is None or tf.executing_eagerly():
         return grad
     graph = tf.compat.v1.get_default_graph()
-
-    def brought_in(tensor: Any) -> Any:
-        is_here = getattr(tensor, "graph", None) is graph
-        return tensor if is_here else tf.identity(tensor)
-
-    if not isinstance(grad, tf.IndexedSlices):
-        return brought_in(grad)
-    parts = (grad.values, grad.indices, grad.dense_shape)
-    return tf.IndexedSlices(*(p if p is None else brought_in(p) for p in parts))
+    is_sparse = isinstance(grad, tf.IndexedSlices)
+    parts = (grad.values, grad.indices, grad.dense_shape) if is_sparse else (grad,)
+    here = [
+        own if own is None or getattr(own, "graph", None) is graph else tf.identity(own)
+        for own in parts
+    ]
+    return tf.IndexedSlices(*here) if is_sparse else here[0]

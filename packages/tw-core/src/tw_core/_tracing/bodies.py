@@ -7,8 +7,8 @@ all towers run it inside one ``tf.cond``. Bodies without a meeting are left to
 TensorFlow.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +30,9 @@ class Conditional:
     branches: Sequence[Trace]
 
 
-@contextmanager
-def meeting_in_bodies() -> Iterator[None]:
+def meeting_in_bodies() -> AbstractContextManager[None]:
     """Allows meetings in bodies of a tower's function that is traced inside."""
-    with replaced_bodies(_conditional, _function):
-        yield
+    return replaced_bodies(_conditional, _function)
 
 
 def agreed(predicates: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -31,7 +31,7 @@ from tw_core._tracing.segments import (
     stages_of,
 )
 from tw_core._tracing.stand_ins import Settle, StandIns, make_equal, read
-from tw_core._tracing.trace import Combine, Meeting, Trace, components, trace_function
+from tw_core._tracing.trace import Combine, Meeting, Trace, trace_function
 from tw_core._tracing.written import written_handles, written_outside
 from tw_core._variable_kinds import tf_variables
 
@@ -96,14 +96,15 @@ def call_once(
         )
     copies = Copies.of(items)
     arguments = [copies.arguments(k) for k in range(len(items))]
-    cut: Callable[[Sequence[Any]], list[Any]] = list
+    rebuild: Callable[[Sequence[Any]], Sequence[Any]] = copies.rebuilt
     if jit_compile:
         arguments, cut = whole_of_parts(arguments)
+        rebuild = lambda tensors: copies.rebuilt(cut(tensors))  # noqa: E731
     with nullcontext() if combine is None else meeting_in_bodies():
         trace = trace_function(
             fn,
             copies.specs(arguments),
-            lambda tensors: copies.rebuilt(cut(tensors)),
+            rebuild,
             total=len(items),
             may_meet=combine is not None,
             jit_compile=jit_compile,
@@ -197,11 +198,13 @@ class _Calls:
                 if not seeded.isdisjoint(stage.operations):
                     with own_seeds(seeded, tower.index):
                         segment = make()
-                own = self.stand_ins.of(tower.index, shared, before)
-                instead = dict(zip(once, own, strict=True))
+                if once:
+                    own = self.stand_ins.of(tower.index, shared, before)
+                    instead = dict(zip(once, own, strict=True))
             tower.call(segment, instead)
         kept = [name for name in written if id(first[name]) in self.kept_equal]
-        make_equal(kept, [tower.values for tower in towers], self.settle)
+        if kept:
+            make_equal(kept, [tower.values for tower in towers], self.settle)
 
     def _answers(self, meeting: Meeting, towers: Sequence["_Tower"]) -> Sequence[Any]:
         brought = [tower.brought(meeting) for tower in towers]
@@ -308,7 +311,9 @@ class _Tower:
             with self.scope():
                 parts = cut_flat(self.values[pack.name], [part.shape for part in own])
             self.values.update(zip((part.name for part in own), parts, strict=True))
-        return tf.nest.map_structure(self._own, meeting.brought)
+        leaves = zip(tf.nest.flatten(meeting.brought), meeting.parts, strict=True)
+        own = [self._own(leaf, parts) for leaf, parts in leaves]
+        return tf.nest.pack_sequence_as(meeting.brought, own)
 
     def go_on(self, meeting: Meeting, answer: Any) -> None:
         """Stores the answer of a meeting."""
@@ -316,8 +321,7 @@ class _Tower:
         for tensor, leaf in zip(meeting.given, leaves, strict=True):
             self.values[tensor.name] = tf.convert_to_tensor(leaf)
 
-    def _own(self, leaf: Any) -> Any:
-        parts = components(leaf)
+    def _own(self, leaf: Any, parts: Sequence[tf.Tensor]) -> Any:
         if not parts:
             return self.counterparts.get(id(leaf), leaf)
         own = list(map(self._value, parts))

@@ -6,7 +6,7 @@ and optimizers, in ``tf.Module``s, in lists.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,20 +35,32 @@ class Copies:
         """Reads the items of K towers, which must match."""
         _check_structures(items)
         leaves = [tf.nest.flatten(list(own)) for own in items]
+        alone = {id(leaf) for own in leaves for leaf in own if is_variable(leaf)}
         tensors = []
         variables: list[list[Any]] = [[] for _ in items]
         for place, column in enumerate(zip(*leaves, strict=True)):
-            if all(map(_is_tensor, column)):
+            are_variables = [id(leaf) in alone for leaf in column]
+            if not any(are_variables) and all(
+                tf.is_tensor(leaf) or isinstance(leaf, np.ndarray | np.generic)
+                for leaf in column
+            ):
                 tensors.append(place)
                 continue
-            found = [_variables_of(leaf) for leaf in column]
+            found = [
+                [leaf] if is_alone else _variables_of(leaf)
+                for leaf, is_alone in zip(column, are_variables, strict=True)
+            ]
             if all(own is not None for own in found):
                 for own, more in zip(variables, found, strict=True):
                     own.extend(more or ())
             else:
                 _check_same(column)
         _check_variables(variables)
-        handles = [list(map(_handle, tf_variables(own))) for own in variables]
+        # A view has no memory: reading it reads the flat variable that it is part of.
+        handles = [
+            [getattr(own, "holder", own).handle for own in tf_variables(of_tower)]
+            for of_tower in variables
+        ]
         return cls(list(items[0]), leaves, tensors, variables, handles)
 
     def arguments(self, k: int) -> list[Any]:
@@ -59,7 +71,16 @@ class Copies:
 
     def specs(self, arguments: Sequence[Sequence[Any]]) -> list[tf.TensorSpec]:
         """Returns the least general specs of [K] lists of arguments."""
-        return [_common_spec(column) for column in zip(*arguments, strict=True)]
+        found = []
+        for column in zip(*arguments, strict=True):
+            first, *others = [tf.TensorSpec(own.shape, own.dtype) for own in column]
+            found.append(first.most_specific_common_supertype(others))
+            if found[-1] is None:
+                raise TypeError(
+                    "Towers that are traced once must get tensors of one dtype; got "
+                    f"{[tensor.dtype.name for tensor in column]}."
+                )
+        return found
 
     def rebuilt(self, components: Sequence[Any]) -> list[Any]:
         """Returns the first tower's items with tensors made of ``components``."""
@@ -86,16 +107,8 @@ class Copies:
         return found
 
 
-def _is_tensor(leaf: Any) -> bool:
-    if is_variable(leaf):
-        return False
-    return tf.is_tensor(leaf) or isinstance(leaf, np.ndarray | np.generic)
-
-
 def _variables_of(leaf: Any) -> list[Any] | None:
     """Lists the variables of a leaf; None where it has none to list."""
-    if is_variable(leaf):
-        return [leaf]
     names = ("variables", "trainable_variables")
     name = next((name for name in names if hasattr(leaf, name)), None)
     if name is None or isinstance(leaf, type):
@@ -113,36 +126,11 @@ def _by_number(variable: tf.Variable) -> list[tuple[str, int]]:
     return [(word, int(number or 0)) for word, number in parts]
 
 
-def _handle(variable: tf.Variable) -> tf.Tensor:
-    # A view has no memory: reading it reads the flat variable that it is part of.
-    return getattr(variable, "holder", variable).handle
-
-
 def _common_type(column: Sequence[Any]) -> tf.TypeSpec:
     """Returns the type of all towers' tensors: they may differ in shape."""
     tensors = [own if tf.is_tensor(own) else tf.constant(own) for own in column]
     first, *others = map(tf.type_spec_from_value, tensors)
     return first.most_specific_common_supertype(others) or first
-
-
-def _common_spec(column: Sequence[tf.Tensor]) -> tf.TensorSpec:
-    first = column[0]
-    shape = first.shape
-    for other in column[1:]:
-        if other.dtype != first.dtype:
-            raise TypeError(
-                "Towers that are traced once must get tensors of one dtype; got "
-                f"{[tensor.dtype.name for tensor in column]}."
-            )
-        shape = _common_shape(shape, other.shape)
-    return tf.TensorSpec(shape, first.dtype)
-
-
-def _common_shape(one: tf.TensorShape, other: tf.TensorShape) -> tf.TensorShape:
-    if one.rank != other.rank or one.rank is None:
-        return tf.TensorShape(None)
-    pairs = zip(one.as_list(), other.as_list(), strict=True)
-    return tf.TensorShape([a if a == b else None for a, b in pairs])
 
 
 def _check_structures(items: Sequence[Sequence[Any]]) -> None:
@@ -183,20 +171,21 @@ def _check_variables(variables: Sequence[Sequence[Any]]) -> None:
             f"of them in towers 0..{len(counts) - 1}: "
             f"{[[v.name for v in own] for own in variables]}."
         )
-    different = list(_differences(variables))
+    columns = [
+        [
+            f"{v.name} {v.dtype if isinstance(v.dtype, str) else v.dtype.name} "
+            f"{tuple(v.shape)}{'' if v.trainable else ' (not trainable)'}"
+            for v in column
+        ]
+        for column in zip(*variables, strict=True)
+    ]
+    different = [
+        f"number {n}: {kinds}"
+        for n, kinds in enumerate(columns)
+        if len({kind.partition(" ")[2] for kind in kinds}) > 1
+    ]
     if different:
         raise ValueError(
             "The variables of towers that are traced once must agree in shape, dtype "
             f"and trainability; got {'; '.join(different)}."
         )
-
-
-def _differences(variables: Sequence[Sequence[Any]]) -> Iterator[str]:
-    for n, column in enumerate(zip(*variables, strict=True)):
-        kinds = [
-            f"{v.name} {v.dtype if isinstance(v.dtype, str) else v.dtype.name} "
-            f"{tuple(v.shape)}{'' if v.trainable else ' (not trainable)'}"
-            for v in column
-        ]
-        if len({kind.partition(" ")[2] for kind in kinds}) > 1:
-            yield f"number {n}: {kinds}"

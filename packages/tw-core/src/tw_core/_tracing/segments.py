@@ -97,11 +97,13 @@ def make_segment(
     outputs = [tensor for tensor in stage.outputs if tensor.op not in reads]
     effects = {op for op in trace.must_run & own if op.type not in READS}
     needed = _needed(own, outputs, effects)
-    _check_elsewhere(trace, needed & users)
+    if users:
+        _check_elsewhere(trace, needed & users)
     if needed.isdisjoint(own):
         return None
     operations = [op for op in trace.graph.get_operations() if op in needed]
-    inputs = _inputs(operations, needed)
+    used = (tensor for op in operations for tensor in op.inputs)
+    inputs = list({t.name: t for t in used if t.op not in needed}.values())
     if jit_compile:
         _check_lists(inputs)
     if inline is None:
@@ -112,7 +114,11 @@ def make_segment(
         inputs=inputs,
         outputs=outputs,
         # These must have run when the call ends; reads too, before a later write.
-        effects=[op for op in operations if op in effects or _uses_resource(op)],
+        effects=[
+            op
+            for op in operations
+            if op in effects or any(own.dtype == tf.resource for own in op.inputs)
+        ],
         inline=inline,
         jit_compile=jit_compile,
     )
@@ -244,14 +250,3 @@ def _needed(
         stack += [tensor.op for tensor in op.inputs]
         stack += list(op.control_inputs)
     return found
-
-
-def _inputs(
-    operations: Sequence[tf.Operation], needed: set[tf.Operation]
-) -> list[tf.Tensor]:
-    used = (tensor for op in operations for tensor in op.inputs)
-    return list({t.name: t for t in used if t.op not in needed}.values())
-
-
-def _uses_resource(op: tf.Operation) -> bool:
-    return any(tensor.dtype == tf.resource for tensor in op.inputs)

@@ -6,6 +6,7 @@ then.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,11 +22,11 @@ Settle = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor]], Sequence[tf.Tensor
 _kept: WeakKeyDictionary[tf.Graph, list[tf.Variable]] = WeakKeyDictionary()
 
 
+@dataclass
 class StandIns:
     """The stand-ins of one step's towers, by tower and variable."""
 
-    def __init__(self) -> None:
-        self._made: dict[tuple[int, int], tf.Variable] = {}
+    _made: dict[tuple[int, int], tf.Variable] = field(default_factory=dict)
 
     def of(
         self, tower: int, handles: Sequence[Any], values: Sequence[tf.Tensor]
@@ -48,7 +49,7 @@ def make_equal(
 
     ``towers`` are [K] handles by the tensors' names; ``settle`` is ``call_once``'s.
     """
-    if not names or (len(towers) == 1 and settle is None):
+    if len(towers) == 1 and settle is None:
         return
     first, *others = ([own[name] for name in names] for own in towers)
     values: Sequence[tf.Tensor] = [read(handle) for handle in first]

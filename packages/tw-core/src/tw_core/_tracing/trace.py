@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
@@ -18,7 +19,9 @@ Combine = Callable[[Any, list[Any]], Sequence[Any]]
 
 def components(leaf: Any) -> list[tf.Tensor]:
     """Lists the tensors of a leaf: itself, or the components of a composite one."""
-    if is_variable(leaf) or not tf.is_tensor(leaf):
+    if isinstance(leaf, tf.Tensor):
+        return [leaf]
+    if not tf.is_tensor(leaf) or is_variable(leaf):
         return []
     parts: list[tf.Tensor] = tf.nest.flatten(leaf, expand_composites=True)
     return parts
@@ -36,12 +39,15 @@ class Meeting:
     is_same: bool = False  # whether the answer is equal in all towers
     packs: Sequence[tuple[tf.Tensor, list[tf.Tensor]]] = ()  # with the tensors packed
 
+    @cached_property
+    def parts(self) -> list[list[tf.Tensor]]:
+        """The tensors of each leaf of the value."""
+        return [components(leaf) for leaf in tf.nest.flatten(self.brought)]
+
     def tensors(self) -> list[tf.Tensor]:
         """Lists the tensors that are sent: the values' components, and packs."""
-        leaves = tf.nest.flatten(self.brought)
         packed = {id(tensor) for _, own in self.packs for tensor in own}
-        parts = [part for leaf in leaves for part in components(leaf)]
-        alone = [part for part in parts if id(part) not in packed]
+        alone = [part for own in self.parts for part in own if id(part) not in packed]
         return [*(pack for pack, _ in self.packs), *alone]
 
 
@@ -123,10 +129,10 @@ class Trace:
         """Copies tensors from outside a branch into it."""
 
         def own(leaf: Any) -> Any:
-            is_own = self.around is None or all(map(self.has, components(leaf)))
+            is_own = all(map(self.has, components(leaf)))
             return leaf if is_own else tf.identity(leaf)
 
-        return tf.nest.map_structure(own, brought)
+        return brought if self.around is None else tf.nest.map_structure(own, brought)
 
 
 def _packs(
@@ -243,25 +249,20 @@ def meet(
         return answered
     if trace is None:
         raise RuntimeError(f"Towers synchronise at {place}, outside of a tower.")
-    _check_reached(trace, place)
+    if not trace.is_here():  # The tf.cond or function is then taken apart.
+        trace.note_inside()
+        raise RuntimeError(
+            f"Towers synchronise at {place}, which was reached in the body of a "
+            "branch, a loop or a function inside a tower, where the others cannot "
+            "follow; do it in the tower itself, in a tf.function that it calls, or in "
+            "a tf.cond."
+        )
     brought = trace.own(brought)
     specs = tf.nest.flatten(answer) if answer is not None else []
     given = trace.record(
         place, brought, specs, waits=waits, is_same=is_same, together=together
     )
     return tf.nest.pack_sequence_as(answer, given) if specs else None
-
-
-def _check_reached(trace: Trace, place: Any) -> None:
-    """Refuses a meeting in a body; its ``tf.cond`` or function is then taken apart."""
-    if trace.is_here():
-        return
-    trace.note_inside()
-    raise RuntimeError(
-        f"Towers synchronise at {place}, which was reached in the body of a branch, a "
-        "loop or a function inside a tower, where the others cannot follow; do it in "
-        "the tower itself, in a tf.function that it calls, or in a tf.cond."
-    )
 
 
 def is_same_in_towers(tensor: Any) -> bool:

@@ -9,7 +9,12 @@ import tensorflow as tf
 from tw_core._checks import check_function, check_whole_number
 from tw_core._modes import builds_session_graph
 from tw_core._records.origins import open_tower_scope
-from tw_core._variable_kinds import is_reference_variable, plain_name, tf_variable
+from tw_core._variable_kinds import (
+    is_reference_variable,
+    plain_name,
+    tf_variable,
+    tf_variables,
+)
 from tw_core.flat_variables._flat_variable import FlatVariable
 from tw_core.flat_variables._layout import DEFAULT_BELOW_BYTES, Group, Layout
 from tw_core.flat_variables._opening import FLAT_KEY, Opened
@@ -170,7 +175,7 @@ def views_of(variables: Sequence[Any]) -> list[VariableView | None]:
 
 def flat_among(variables: Sequence[Any]) -> list[FlatVariable]:
     """Returns the flat variables among ``variables``."""
-    found = [flat_variable_of(variable) for variable in variables]
+    found = [flat_variable_of(variable) for variable in tf_variables(variables)]
     return [flat for flat in found if flat is not None]
 
 

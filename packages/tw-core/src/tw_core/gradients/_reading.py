@@ -130,6 +130,11 @@ def read_gradients(grads: Sequence[Sequence[Any]]) -> Gradients:
     if isinstance(grads, Gradients):
         return grads
     check_gradients(grads)
+    return gradients_of_one_trace(grads)
+
+
+def gradients_of_one_trace(grads: Sequence[Sequence[Any]]) -> Gradients:
+    """As ``read_gradients``, for [K][N] that may differ in unknown shapes only."""
     settled, tests = compared(grads)
     return Gradients(settled, tests=tests)
 
@@ -245,10 +250,11 @@ def check_gradients(grads: Sequence[Sequence[Any]]) -> None:
             f"{', '.join(others)}. Convert it with tf.convert_to_tensor."
         )
     names = [[f"position {n}" for n in range(lengths[0])]] * len(grads)
-    _refuse(
-        [*_none_gradients(grads, names), *_foreign(grads, names)]
-        or differences(grads, names[0])
-    )
+    problems = [*_none_gradients(grads, names), *_foreign(grads, names)]
+    # A sparse gradient's own shapes may contradict each other.
+    may_differ = len(grads) > 1 or tf.IndexedSlices in map(type, grads[0])
+    if problems or may_differ:
+        _refuse(problems or differences(grads, names[0]))
 
 
 def check_any_gradient(grads: Iterable[Any], variables: Iterable[Any]) -> None:

@@ -88,14 +88,16 @@ def scale(grad: Any, factor: float | tf.Tensor | None) -> Any:
     """
     if factor is None:
         return grad
-    dtype = values_of(grad).dtype
+    dtype = grad.dtype
     if not (dtype.is_floating or dtype.is_complex):
         raise TypeError(
             f"scale: grad must be floating, or most of its products would be rounded "
             f"to 0; got {dtype.name}. Cast it first."
         )
     own = scalar_of(factor, dtype)
-    return map_values(lambda values: values * own, grad)
+    if not isinstance(grad, tf.IndexedSlices):
+        return grad * own
+    return tf.IndexedSlices(grad.values * own, grad.indices, grad.dense_shape)
 
 
 def scalar_of(number: Any, dtype: tf.DType) -> tf.Tensor:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tw_core._checks import check_list
 from tw_core._modes import without_autograph
-from tw_core.gradients._values import map_values, scalar_of
+from tw_core.gradients._values import scalar_of
 
 
 def check_weight(weight: Any) -> None:
@@ -121,17 +121,16 @@ def weigh(grad: Any, weight: float | tf.Tensor) -> Any:
       A gradient of the same kind and dtype. Where the weight is 0 it is 0, even for
       NaN, which is the gradient of a mean over no rows.
     """
-
-    def multiply(values: tf.Tensor) -> tf.Tensor:
-        # In float16 a weight above 65504 is infinite.
-        is_narrow = values.dtype in (tf.float16, tf.bfloat16)
-        dtype = tf.float32 if is_narrow else values.dtype
-        product = tf.math.multiply_no_nan(
-            tf.cast(values, dtype), scalar_of(weight, dtype)
-        )
-        return tf.cast(product, values.dtype)
-
-    return map_values(multiply, grad)
+    is_sparse = isinstance(grad, tf.IndexedSlices)
+    values = grad.values if is_sparse else grad
+    # In float16 a weight above 65504 is infinite.
+    is_narrow = values.dtype in (tf.float16, tf.bfloat16)
+    dtype = tf.float32 if is_narrow else values.dtype
+    product = tf.math.multiply_no_nan(tf.cast(values, dtype), scalar_of(weight, dtype))
+    product = tf.cast(product, values.dtype)
+    if not is_sparse:
+        return product
+    return tf.IndexedSlices(product, grad.indices, grad.dense_shape)
 
 
 def weight_dtype(tensors: Iterable[Any]) -> tf.DType:

@@ -14,7 +14,7 @@ from tw_core._towers import Tower, check_towers
 from tw_core._variable_kinds import (
     is_variable,
     refuse_reference_variables,
-    tf_variable,
+    tf_variables,
 )
 from tw_core.variables._policies import Replicated
 
@@ -59,7 +59,7 @@ def replicate(towers: Sequence[Tower], factory: Callable[[Tower], _T]) -> list[_
     variable_lists = [_variables_to_copy(replica) for replica in replicas]
     _check_replicas(variable_lists)
     if not builds_session_graph():
-        _copy(variable_lists)
+        copy_values(variable_lists)
     return replicas
 
 
@@ -121,12 +121,13 @@ def copy_to_replicas(
       TypeError: something that is not a variable.
     """
     _check_replicas(variable_lists)
-    return _copy(variable_lists)
+    return copy_values(variable_lists)
 
 
 @without_autograph
-def _copy(variable_lists: Sequence[Sequence[Any]]) -> tf.Operation | None:
-    lists = [[tf_variable(v) for v in variables] for variables in variable_lists]
+def copy_values(variable_lists: Sequence[Sequence[Any]]) -> tf.Operation | None:
+    """As ``copy_to_replicas``, for lists that were checked."""
+    lists = list(map(tf_variables, variable_lists))
     assigns = []
     with tf.name_scope("sync_variables"):  # for timelines
         for source, *copies in zip(*lists, strict=True):
@@ -180,7 +181,7 @@ def _check_are_copies(variable_lists: Sequence[Sequence[Any]]) -> None:
             "Every tower must have variables of its own; got the same one for "
             f"{', '.join(shared)}. Make a new model for each tower."
         )
-    columns = zip(*[[tf_variable(v) for v in vs] for vs in variable_lists], strict=True)
+    columns = zip(*map(tf_variables, variable_lists), strict=True)
     different = [
         f"number {m}: {[(v.name, str(v.shape), v.dtype.name) for v in column]}"
         for m, column in enumerate(columns)

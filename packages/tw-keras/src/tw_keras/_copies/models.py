@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tw_core import Tower, copy_to_replicas
-from tw_core.internal import host_of, tf_variable
+from tw_core.internal import copy_values, host_of, tf_variable
 from tw_keras._checks import check_adapted
 from tw_keras._copies import building
 from tw_keras._keras_compat import layers_of
@@ -38,19 +38,19 @@ class Models:
         self.distinct = list(dict.fromkeys(made))
         self.main = made[0]
         self.states_by_row: Sequence[Sequence[Any]] = ()  # [K], each tower's own
+        self._copied: list[list[int]] = []  # ids of the variables, as last copied
         self.are_built = False
         self._built_for = set[str]()  # names of steps
 
     def counterparts(self, variables: Sequence[Any]) -> list[list[Any]]:
         """Returns [K] lists: each tower's counterparts of tower 0's ``variables``."""
-        lists = [
-            [*model.variables, *more]
-            for model, more in zip(self.by_tower, self.unlisted(), strict=True)
-        ]
-        known = {id(column[0]): column for column in zip(*lists, strict=True)}
+        columns = zip(*[model.variables for model in self.by_tower], strict=True)
+        known = {id(column[0]): column for column in columns}
+        if any(id(v) not in known for v in variables):
+            known |= {id(c[0]): c for c in zip(*self.unlisted(), strict=True)}
         total = len(self._towers)
-        columns = [known.get(id(v), (v,) * total) for v in variables]
-        return [[column[k] for column in columns] for k in range(total)]
+        found = [known.get(id(v), (v,) * total) for v in variables]
+        return [[column[k] for column in found] for k in range(total)]
 
     def unlisted(self) -> list[list[Any]]:
         """Returns [K] lists of state not listed by Keras, without per-row states."""
@@ -117,7 +117,11 @@ class Models:
             for column in zip(*lists, strict=False)
             if not column[0].trainable and all(v is column[0] for v in column)
         }
-        copy_to_replicas([[v for v in own if id(v) not in constant] for own in lists])
+        lists = [[v for v in own if id(v) not in constant] for own in lists]
+        ids = [list(map(id, own)) for own in lists]
+        copy = copy_values if ids == self._copied else copy_to_replicas  # which checks
+        copy(lists)
+        self._copied = ids
 
     def _give_own_seeds(self) -> None:
         """Gives every tower its own random seeds, derived from tower 0's.

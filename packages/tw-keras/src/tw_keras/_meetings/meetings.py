@@ -23,7 +23,6 @@ from tw_core.internal import (
     meet,
     split_rows,
     tf_variable,
-    values_of,
 )
 from tw_keras._checks import check_records, metrics_of
 from tw_keras._keras_compat import ADDED_LOSSES, compiled_loss_of, replaced
@@ -175,13 +174,19 @@ def _call_of_apply(grads: Any, trainable_variables: Any = None) -> tuple[Any, ..
         for n, grad in enumerate(grads)
         if isinstance(grad, tf.IndexedSlices) and is_same_in_towers(grad.indices)
     ]
-    return list(map(split_rows, grads)), list(trainable_variables), same
+    parts = [
+        split_rows(grad) if isinstance(grad, tf.IndexedSlices) else [grad]
+        for grad in grads
+    ]
+    return parts, list(trainable_variables), same
 
 
 def _joined(grads: Sequence[Sequence[Any]]) -> list[Any]:
     """Joins the parts that ``_call_of_apply`` split for use outside of a tower."""
     joined = []
-    for parts in grads:
-        with tf.device(getattr(values_of(parts[0]), "device", None)):
-            joined.append(join_rows(parts))
+    for first, *more in grads:
+        if more:
+            with tf.device(first.values.device):
+                first = join_rows([first, *more])
+        joined.append(first)
     return joined

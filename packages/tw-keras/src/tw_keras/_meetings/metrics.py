@@ -40,9 +40,7 @@ def showing(n: int, losses: Losses, original: Callable[..., Any]) -> Callable[..
         if not may_meet():
             return original()
         # Only the shapes of these ops are used.
-        specs = tf.nest.map_structure(
-            lambda own: tf.TensorSpec(own.shape, own.dtype), as_tensors(original())
-        )
+        specs = tf.nest.map_structure(tf.type_spec_from_value, as_tensors(original()))
         result = meet(("result", n), None, answer=specs, is_same=True)
         losses.results.update(map(id, tf.nest.flatten(result)))
         return result

@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.internal import weigh
+from tw_core.internal import Gradients, weigh
 from tw_keras._batches import join
 from tw_keras._copies.copies import Copies
 from tw_keras._meetings.report import Report
-from tw_reduce import Reducer, mean, sum_on_device
+from tw_reduce.internal import add_on_device, mean_by_weight, means_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +67,16 @@ class Step:
         With ``is_mean`` they are averaged anyway.
         """
         averages = self.average or is_mean
-        reducer: Reducer = partial(sum_on_device, device=self.copies.towers[0].device)
+        add: Any = partial(add_on_device, device=self.copies.towers[0].device)
         if averages:
             weights = self.report.weights if self.average else self.report.rows
-            reducer = mean(reducer, weights=weights)
+            by: Any = partial(mean_by_weight, add, weights or ())
+            add = by if weights else means_of(add)
         else:
             values = self.of_own_rows(values)
         # If a tower is known to have no rows, Keras's loss is an empty vector.
         values = [own if own.shape.rank == 0 else tf.reduce_sum(own) for own in values]
-        merged = reducer([[value] for value in values])[0][0]
+        merged = add(Gradients([value] for value in values))[0][0]
         # Ranks' results are averaged by rows later.
         share = self.report.share_of_rank()
         if share is not None and not averages:

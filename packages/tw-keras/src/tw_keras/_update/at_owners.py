@@ -12,10 +12,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tw_builders import apply_at_owners
-from tw_builders.internal import owned, owners_of, place_of
+from tw_builders.internal import (
+    check_homes,
+    copy_from_owners,
+    owned,
+    owners_of,
+    places_of,
+)
 from tw_core import Tower
-from tw_core.internal import create_slots, tf_variable
+from tw_core.internal import apply_by_keras, tf_variable, tf_variables
 from tw_keras._keras_compat import (
     AVERAGING,
     VARIABLE_KEY,
@@ -46,14 +51,19 @@ class AtOwners(WithCopies):
         rows = rows if len(rows) == len(columns) else [*rows] * len(columns)
         # Else errors name owners.
         check_known(self._optimizer, columns[0])
-        with _taking_copies(self._optimizer, columns):
-            apply_at_owners(
-                self._towers,
-                list(rows),
-                columns,
-                self._optimizer,
-                jit_compile=terms.jit_compile,
-            )
+        check_homes(self._towers, columns)
+        grad_of = {
+            id(variable): grad
+            for row, own in zip(rows, columns, strict=True)
+            for grad, variable in zip(row, own, strict=True)
+        }
+        owners = owned(columns, self._optimizer)
+        pairs = [(grad_of[id(own)], own) for own in owners]
+        taking_copies = _taking_copies(self._optimizer, columns, owners)
+        with taking_copies, tf.device(self._towers[0].device):
+            apply_by_keras(self._optimizer, pairs, jit_compile=terms.jit_compile)
+        with tf.name_scope("copy_from_owners"):
+            copy_from_owners(columns, owners, jit_compile=terms.jit_compile)
 
 
 def _build(
@@ -68,7 +78,8 @@ def _build(
         if optimizer.built:
             _move_slots(optimizer, towers)
             return
-        owners = dict(zip(map(_key, columns[0]), owned(columns), strict=True))
+        first = tf_variables(columns[0])
+        owners = dict(zip(map(id, first), owned(columns), strict=True))
 
         def beside_owner(make: Callable[..., Any]) -> Callable[..., Any]:
             def add(reference_variable: Any, *arguments: Any, **named: Any) -> Any:
@@ -77,26 +88,29 @@ def _build(
             return add
 
         with _replaced(optimizer, {"add_variable_from_reference": beside_owner}):
-            create_slots(optimizer, columns[0])
+            optimizer.build(list(columns[0]))
 
 
 def _move_slots(optimizer: Any, towers: Sequence[Tower]) -> None:
     variables = trained_by(optimizer)
     owners = owners_of(variables, len(towers))
-    homes = {
-        _key(own): towers[k].device for own, k in zip(variables, owners, strict=True)
-    }
+    pairs = zip(tf_variables(variables), owners, strict=True)
+    homes = {id(own): towers[k].device for own, k in pairs}
+    placed = []
     for own in _with_inner(optimizer):
+        trained = tf_variables(trained_by(own))
         for slots in slots_of(own):
-            for slot, variable in zip(slots, trained_by(own), strict=True):
+            for slot, variable in zip(slots, trained, strict=True):
                 if isinstance(slot, keras.Variable):
-                    _move(slot, homes[_key(variable)])
+                    placed.append((slot, homes[id(variable)]))
+    places = places_of(at for slot, home in placed for at in (slot.value.device, home))
+    for slot, home in placed:
+        if places[slot.value.device] != places[home]:
+            _move(slot, home)
 
 
 def _move(slot: Any, device: str) -> None:
     old = slot.value
-    if place_of(old.device) == place_of(device):
-        return
     with tf.device(device):
         moved = tf.Variable(
             old.read_value(), trainable=False, name=slot.name, dtype=old.dtype
@@ -105,22 +119,23 @@ def _move(slot: Any, device: str) -> None:
 
 
 def _taking_copies(
-    optimizer: Any, columns: Sequence[Sequence[Any]]
+    optimizer: Any, columns: Sequence[Sequence[Any]], owners: Sequence[Any]
 ) -> AbstractContextManager[None]:
     """Makes an optimizer treat all towers' copies as tower 0's variables."""
+    plain = [tf_variables(own) for own in columns]
     originals = {
-        _key(copy): column[0]
-        for column in zip(*columns, strict=True)
-        for copy in column
+        id(copy): original
+        for own in plain
+        for copy, original in zip(own, columns[0], strict=True)
     }
-    owners = dict(zip(map(_key, columns[0]), owned(columns, optimizer), strict=True))
+    owner_of = dict(zip(map(id, plain[0]), owners, strict=True))
 
     def of_original(key: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return lambda variable: key(originals.get(_key(variable), variable))
 
     def of_owners(average: Callable[[Any], Any]) -> Callable[[Any], Any]:
         # Its list has tower 0's variables, which get the new values later.
-        return lambda variables: average([owners.get(_key(v), v) for v in variables])
+        return lambda variables: average([owner_of.get(_key(v), v) for v in variables])
 
     averaging = dict.fromkeys(AVERAGING, of_owners)
     return _replaced(optimizer, {VARIABLE_KEY: of_original, **averaging})

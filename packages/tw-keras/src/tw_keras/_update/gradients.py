@@ -8,7 +8,7 @@ process, which nothing remembers, is divided after the sum.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import tensorflow as tf
@@ -41,7 +41,7 @@ class TowerGradients:
     variables: Sequence[Sequence[Any]]
     same_rows: Sequence[int] = ()
 
-    @property
+    @cached_property
     def places(self) -> list[int]:
         """The places of the variables that have a gradient."""
         return [n for n, grad in enumerate(self.grads[0]) if grad is not None]
@@ -87,7 +87,7 @@ def _wide(grad: Any, variable: Any, is_dense: bool) -> Any:
     if isinstance(grad, tf.Tensor):
         with tf.device(grad.device):  # The shape is needed without a batch, too.
             grad = tf.ensure_shape(grad, variable.shape)
-    if values_of(grad).dtype.name in NARROW:  # a sum times rows may overflow
+    if grad.dtype.name in NARROW:  # a sum times rows may overflow
         return map_values(lambda values: tf.cast(values, tf.float32), grad)
     return grad
 

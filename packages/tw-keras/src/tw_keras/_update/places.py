@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core import Tower
-from tw_core.internal import apply_pairs, create_slots
+from tw_core.internal import apply_by_keras
 from tw_core.ranks import RankGroup
 from tw_keras._keras_compat import accumulators_of
 from tw_keras._update.gradients import Rows
@@ -40,7 +40,8 @@ class Place:
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the optimizer's state for tower 0's variables, where it is used."""
         with tf.init_scope():
-            create_slots(self._optimizer, variables)
+            if not self._optimizer.built:
+                self._optimizer.build(list(variables))
 
     def make_equal(self) -> None:
         """Copies tower 0's state to the others, if they have any."""
@@ -60,7 +61,7 @@ class Place:
     def apply(self, rows: Rows, variables: Sequence[Any], terms: Terms) -> None:
         """Updates from [T][M] reduced gradients, or from [1][M] for all."""
         pairs = list(zip(rows[0], variables, strict=True))
-        apply_pairs(self._optimizer, pairs, jit_compile=terms.jit_compile)
+        apply_by_keras(self._optimizer, pairs, jit_compile=terms.jit_compile)
 
 
 class WithCopies(Place):

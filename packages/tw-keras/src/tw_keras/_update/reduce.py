@@ -7,11 +7,16 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tw_core import Tower
-from tw_core.internal import tf_variable
+from tw_core.internal import (
+    Gradients,
+    ensured,
+    gradients_of_one_trace,
+    tf_variables,
+)
 from tw_keras._update.gradients import Rows, name_of
 from tw_keras._update.in_shards import InShards
-from tw_reduce import Reducer, ReducerState, all_reduce, mean, sum_on_device
-from tw_reduce.tensorpack import aggregate_grads_colocate
+from tw_reduce import Reducer, ReducerState, mean
+from tw_reduce.internal import add_on_device, means_of, sum_at_homes, sum_for_all
 
 Stage = Callable[[Rows, Sequence[Any]], Rows]
 Averaging = Callable[..., Rows]  # a stage that takes ``averages``, whether it divides
@@ -35,13 +40,15 @@ def over_towers(
     """
     devices = [tower.device for tower in towers]
     # If ranks add them next, towers need no copies of their sums.
-    on_first = partial(sum_on_device, device=devices[0])
-    add = reducer or (on_first if keeps_one else all_reduce(devices))
+    on_first: Any = partial(add_on_device, device=devices[0])
+    add = reducer or (on_first if keeps_one else sum_for_all(devices))
+    divided = mean if reducer else means_of
 
     def reduce(rows: Rows, variables: Sequence[Any], *, averages: bool = False) -> Rows:
         if reducer is None and len(rows) == 1:
             return rows
-        sums = (mean(add) if averages else add)(rows)
+        grads = rows if reducer else gradients_of_one_trace(rows)
+        sums = (divided(add) if averages else add)(grads)
         return sums[:1] if keeps_one else sums
 
     return reduce
@@ -53,10 +60,10 @@ def where_applied(targets: Callable[[Sequence[Any]], Rows]) -> Averaging:
     def reduce(rows: Rows, variables: Sequence[Any], *, averages: bool = False) -> Rows:
         if len(rows) == 1:
             return rows
-        own = list(map(tf_variable, targets(variables)[0]))
-        pairs = [list(zip(row, own, strict=True)) for row in rows]
-        reduced = aggregate_grads_colocate(pairs, average=averages)
-        return [[grad for grad, _ in reduced]]
+        own = tf_variables(targets(variables)[0])
+        grads = Gradients(ensured(row, own, tower=k) for k, row in enumerate(rows))
+        around = means_of if averages else lambda reducer: reducer
+        return [sum_at_homes([v.device for v in own], grads, around)]
 
     return reduce
 

@@ -6,16 +6,18 @@ with theirs. Eagerly, tower 0 updates, and the others copy.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from tw_core import Tower, copy_to_replicas
+from tw_core import Tower
 from tw_core.internal import (
-    apply_pairs,
+    apply_by_keras,
     call_once,
-    create_slots,
+    copy_values,
     is_variable,
+    placing_calls,
     tf_variable,
     values_of,
 )
@@ -33,30 +35,27 @@ class _State:
 class Replicated(WithCopies):
     """Every tower applies the reduced gradients to its copy."""
 
-    def __init__(self, *given: Any) -> None:
-        """Starts without state; takes what every place with copies takes."""
-        super().__init__(*given)
-        self._states: list[Any] = []
+    _states: Sequence[Any] = ()
 
     @property
     def states(self) -> list[Any]:
         """[K] towers' state, the first being the optimizer; none before it is made."""
-        return self._states
+        return list(self._states)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the state of all towers; ``variables`` are tower 0's."""
         with tf.init_scope():
             with tf.device(self._towers[0].device):
-                create_slots(self._optimizer, variables)
+                if not self._optimizer.built:
+                    self._optimizer.build(list(variables))
             if not self._states:
                 own, others = list(self._optimizer.variables), self._towers[1:]
                 self._states = [self._optimizer, *(_copies(own, at) for at in others)]
 
     def make_equal(self) -> None:
         """Copies tower 0's state to the other towers."""
-        if len(self.states) > 1:
-            own = [tf_variable(v) for v in self._optimizer.variables]
-            copy_to_replicas([own, *(state.variables for state in self.states[1:])])
+        if len(self._states) > 1:
+            copy_values([state.variables for state in self._states])
 
     def targets(self, variables: Sequence[Any]) -> Rows:
         """Returns the [K][M] towers' variables."""
@@ -68,7 +67,7 @@ class Replicated(WithCopies):
         [slots] = super().accumulators(variables)
         places = [known[id(own)] for own in slots]
         return [
-            [tf_variable(state.variables[n]) for n in places] for state in self.states
+            [tf_variable(state.variables[n]) for n in places] for state in self._states
         ]
 
     def apply(self, rows: Rows, variables: Sequence[Any], terms: Terms) -> None:
@@ -89,8 +88,10 @@ class Replicated(WithCopies):
             self._follow_learning_rate()
             call_once(
                 _apply,
-                list(zip(self.states, map(list, every), columns, trained, strict=True)),
-                [tower.scope for tower in self._towers],
+                list(
+                    zip(self._states, map(list, every), columns, trained, strict=True)
+                ),
+                [partial(placing_calls, tower) for tower in self._towers],
                 jit_compile=terms.jit_compile,
             )
 
@@ -101,7 +102,7 @@ class Replicated(WithCopies):
             return
         for n, variable in enumerate(map(tf_variable, self._optimizer.variables)):
             if variable is tf_variable(rate):  # not a function's, which towers share
-                for state in self.states[1:]:
+                for state in self._states[1:]:
                     state.variables[n].assign(variable)
 
 
@@ -110,7 +111,7 @@ def _apply(
 ) -> None:
     # After the data's end an inlined call still runs what does not read it.
     with _batches.after([values_of(grad) for grad in grads]):
-        apply_pairs(optimizer, list(zip(grads, variables, strict=True)))
+        apply_by_keras(optimizer, list(zip(grads, variables, strict=True)))
 
 
 def _copies(variables: Sequence[Any], tower: Tower) -> _State:

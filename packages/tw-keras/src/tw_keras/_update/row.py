@@ -149,7 +149,8 @@ class Row:
             factors = [one / loss_scale for one in factors or [1.0] * total]
         rows: Rows = gradients.shares(factors)
         variables = [gradients.variables[0][n] for n in gradients.places]
-        self._share_records(gradients, rows, averages=averages)
+        if gradients.records:
+            self._share_records(gradients, rows, averages=averages)
         changes = None
         if self._sums is not None:
             rows, changes = self._sums(rows, variables, self._reduce)
@@ -242,7 +243,7 @@ class Row:
         ranks, places = self._setting.exchanges, gradients.records
         group = None if ranks is None else ranks.group
         count = len(rows) * (1 if group is None else group.size)
-        if not places or count == 1:
+        if count == 1:
             return
         for m, n in enumerate(gradients.places):
             if n not in places:

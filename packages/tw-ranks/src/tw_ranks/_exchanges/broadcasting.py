@@ -40,11 +40,12 @@ def give_variables(
     for n, name in enumerate(names):
         if "seed_generator_state" in name and offset:  # [seed, counter].
             values[n] += tf.constant([offset, 0], values[n].dtype)
-    done = [
-        _assign(variable, value)
-        for variable, value in zip(variables, values, strict=True)
-    ]
-    return tf.group(*done) if builds_session_graph() else None
+    pairs = zip(variables, values, strict=True)
+    if builds_session_graph():
+        return tf.group(*(tf.compat.v1.assign(own, value) for own, value in pairs))
+    for own, value in pairs:
+        own.assign(value)
+    return None
 
 
 def broadcast_tensors(
@@ -170,9 +171,3 @@ def read_variable(variable: Any) -> tf.Tensor:
     if hasattr(variable, "read_value"):
         return variable.read_value()
     return tf.convert_to_tensor(variable)
-
-
-def _assign(variable: Any, value: tf.Tensor) -> Any:
-    if builds_session_graph():
-        return tf.compat.v1.assign(variable, value)
-    return variable.assign(value)

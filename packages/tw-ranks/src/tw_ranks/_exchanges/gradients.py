@@ -132,7 +132,7 @@ def _exchange_parts(
     manner, wire = plan.manner, plan.manner.wire_dtype
     if endpoint.size == 1:
         share = tf.math.divide_no_nan(weight, weight)[0]
-        narrow = [narrow_dtype(values_of(g).dtype, wire) for g in local]
+        narrow = [narrow_dtype(g.dtype, wire) for g in local]
         return [
             weigh(grad, share) if manner.weighs and dtype else grad
             for grad, dtype in zip(local, narrow, strict=True)
@@ -201,9 +201,9 @@ def _plan(local: Sequence[Any], manner: Manner) -> ExchangePlan:
     dense = tuple(n for n in order if not isinstance(local[n], tf.IndexedSlices))
     sparse = tuple(n for n in order if isinstance(local[n], tf.IndexedSlices))
     keys = [_pack_key(local[n]) for n in dense]
-    has_narrow = any(narrow_dtype(values_of(g).dtype, manner.wire_dtype) for g in local)
+    has_narrow = any(narrow_dtype(g.dtype, manner.wire_dtype) for g in local)
     manner = replace(manner, weighs=manner.weighs and has_narrow)
-    of_weight = weight_dtype(map(values_of, local)).name
+    of_weight = weight_dtype(local).name
     packs = plan_packing([*keys, None if manner.gathers_weights else of_weight])
     return ExchangePlan(dense, sparse, packs, manner)
 
@@ -240,7 +240,7 @@ def follow_exchange(exchange: Exchange, endpoint: Endpoint, graph: tf.Graph) -> 
     names = [spec.name for spec in exchange.tensors]
     with graph.as_default():
         local = [_placeholder(spec) for spec in exchange.tensors]
-        dtype = weight_dtype(map(values_of, local))
+        dtype = weight_dtype(local)
         weight = tf.compat.v1.placeholder(dtype, [1])
         known = endpoint.keys.num_agreed
         while endpoint.keys.num_agreed == known:  # A step may have several of one kind.

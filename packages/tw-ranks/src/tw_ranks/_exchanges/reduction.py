@@ -95,9 +95,7 @@ def mean_over_ranks(
     if weight is not None:
         check_weight(weight)
     check_weights(weights, num_towers=len(grads))
-    are_narrow = [
-        narrow_dtype(values_of(grad).dtype, wire) is not None for grad in grads[0]
-    ]
+    are_narrow = [narrow_dtype(grad.dtype, wire) is not None for grad in grads[0]]
     if weights is not None:
         grads, weight = _weigh_towers(grads, weights, are_narrow)
         local = _add_towers(grads, sum_towers, _FLOATS)
@@ -149,7 +147,7 @@ def _weigh_towers(
 
     Narrow ones are multiplied by the tower's share, and become this rank's mean.
     """
-    own = [scalar_of(of_tower, _dtype_of(grads[0])) for of_tower in weights]
+    own = [scalar_of(of_tower, weight_dtype(grads[0])) for of_tower in weights]
     weight = tf.add_n(own)
     shares = [tf.math.divide_no_nan(of_tower, weight) for of_tower in own]
     weighed = [
@@ -167,7 +165,7 @@ def _weigh_rank(
 ) -> list[Any]:
     """Multiplies gradients by ``part``, and those not narrow by the rank's weight."""
     if weight is not None:
-        rounded = scalar_of(weight, _dtype_of(local))  # as it is added over ranks
+        rounded = scalar_of(weight, weight_dtype(local))  # as it is added over ranks
         weight = tf.cast(rounded, tf.float64) * part
     factors = [
         part if weight is None or is_narrow else weight for is_narrow in are_narrow
@@ -188,7 +186,7 @@ def _add_towers(
         sums = list(grads[0])
     else:
         sums = [_add_column(column) for column in zip(*grads, strict=True)]
-    check_dtypes([values_of(grad) for grad in sums], known)
+    check_dtypes(sums, known)
     return sums
 
 
@@ -205,13 +203,9 @@ def _add_column(column: Sequence[Any]) -> Any:
         return total
 
 
-def _dtype_of(grads: Sequence[Any]) -> tf.DType:
-    return weight_dtype(map(values_of, grads))
-
-
 def _as_brought(weight: Any, grads: Sequence[Any]) -> tf.Tensor:
     """Returns a rank's weight as it is sent; -0.0 means that a rank is done."""
-    return tf.abs(tf.reshape(scalar_of(weight, _dtype_of(grads)), [1]))
+    return tf.abs(tf.reshape(scalar_of(weight, weight_dtype(grads)), [1]))
 
 
 def _divide(grad: Any, weight: tf.Tensor) -> Any:

@@ -11,7 +11,7 @@ from functools import partial
 import tensorflow as tf
 
 from tw_core.internal import Gradients
-from tw_reduce._checks import check_reducer, reduced_by
+from tw_reduce._checks import check_reducer
 from tw_reduce._combinators.mean import Combinator
 from tw_reduce._reducer import (
     HALF_DTYPES,
@@ -20,6 +20,7 @@ from tw_reduce._reducer import (
     cast_to,
     map_dense,
     map_results,
+    reduced_by,
 )
 
 

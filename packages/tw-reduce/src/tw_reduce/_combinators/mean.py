@@ -22,7 +22,6 @@ import tensorflow as tf
 from tw_core.internal import (
     Gradients,
     check_weights,
-    elementwise,
     host_of,
     is_elementwise,
     read_gradients,
@@ -31,7 +30,7 @@ from tw_core.internal import (
     weigh,
     without_autograph,
 )
-from tw_reduce._checks import check_reducer, positions_of, reduced_by
+from tw_reduce._checks import check_reducer, positions_of
 from tw_reduce._reducer import (
     HALF_DTYPES,
     Reducer,
@@ -40,6 +39,7 @@ from tw_reduce._reducer import (
     cast_to,
     map_dense,
     map_results,
+    reduced_by,
 )
 
 Move: TypeAlias = Callable[[Reducer, Gradients], list[list[Tensorlike]]]
@@ -99,6 +99,23 @@ class Dealer:
         return self.deal(self.reducers, read_gradients(grads))
 
 
+def deal_out(
+    names: Sequence[str], reducers: Mapping[str, Reducer], grads: Gradients
+) -> list[list[Tensorlike]]:
+    """Reduces gradient n by ``reducers[names[n]]``, in a scope of that name."""
+    results: list[dict[int, Tensorlike]] = [{} for _ in grads]
+    for name, reducer in reducers.items():
+        positions = [n for n, own in enumerate(names) if own == name]
+        if not positions:
+            continue
+        part = [[tower[n] for n in positions] for tower in grads]
+        with tf.name_scope(name):
+            reduced = reduced_by(reducer, Gradients(part, tests=grads.tests))
+        for row, tower in zip(results, reduced, strict=True):
+            row.update(zip(positions, tower, strict=True))
+    return [[row[n] for n in range(len(names))] for row in results]
+
+
 def mean(reducer: Reducer, *, weights: Sequence[Any] | None = None) -> Reducer:
     """Makes a reducer of sums into one of means over towers.
 
@@ -140,7 +157,7 @@ def mean(reducer: Reducer, *, weights: Sequence[Any] | None = None) -> Reducer:
     """
     check_reducer(reducer=reducer)
     if weights is None:
-        return Combinator("mean", _of_means(reducer), _move_divisible)
+        return Combinator("mean", means_of(reducer), _move_divisible)
     check_weights(weights)
     return Combinator("mean", reducer, partial(_move_weighted, tuple(weights)))
 
@@ -164,8 +181,13 @@ def _move_weighted(
 ) -> list[list[Tensorlike]]:
     check_divisible(grads)
     check_weights(weights, num_towers=len(grads))
-    if not any(grads):
-        return reducer(grads)
+    return mean_by_weight(reducer, weights, grads) if any(grads) else reducer(grads)
+
+
+def mean_by_weight(
+    reducer: Reducer, weights: Sequence[Any], grads: Gradients
+) -> list[list[Tensorlike]]:
+    """Calls ``mean(reducer, weights=weights)`` without its checks."""
     with tf.name_scope("weights"), tf.device(host_of(grads[0][0].device)):
         shares = shares_of(weights)
         factor = tf.math.divide_no_nan(tf.ones([], tf.float64), tf.add_n(shares))
@@ -190,7 +212,7 @@ def _of_weighted_means(
         # It adds in a dtype that cannot hold the sums, or remembers unsent parts.
         divided = [own * factor for own in shares]
         return _around(reducer, partial(_reduce_weighted, divided, reducer))
-    inner = _of_means(reducer, factor)
+    inner = means_of(reducer, factor)
     return _around(reducer, partial(_reduce_weighted, shares, inner))
 
 
@@ -206,11 +228,14 @@ def _reduce_weighted(
     return map_results(lambda own, like: cast_to(own, like.dtype), means, grads)
 
 
-def _of_means(reducer: Reducer, factor: tf.Tensor | None = None) -> Reducer:
-    """Multiplies sums by ``factor``, or 1/K, as far inside as possible."""
+def means_of(reducer: Reducer, factor: tf.Tensor | None = None) -> Reducer:
+    """As ``mean``, for a reducer that needs no checks, and floating gradients.
+
+    Multiplies sums by ``factor``, or 1/K, as far inside as possible.
+    """
     if isinstance(reducer, Dealer):  # Each widens float16: it may deal by dtype.
         means = {
-            name: _of_means(inner, factor) for name, inner in reducer.reducers.items()
+            name: means_of(inner, factor) for name, inner in reducer.reducers.items()
         }
         return replace(reducer, reducers=means)
     if getattr(reducer, "takes_shares", False):
@@ -218,7 +243,7 @@ def _of_means(reducer: Reducer, factor: tf.Tensor | None = None) -> Reducer:
     if not isinstance(reducer, Combinator) or not reducer.commutes:
         return _around(reducer, partial(_reduce_to_means, reducer, factor))
     if reducer.mean_move is None:
-        return replace(reducer, inner=_of_means(reducer.inner, factor))
+        return replace(reducer, inner=means_of(reducer.inner, factor))
     if factor is None:
         return replace(reducer, move=reducer.mean_move)
     return _around(reducer, partial(_reduce_to_means, reducer, factor))
@@ -238,26 +263,26 @@ def _reduce_shares(
 
 def _around(reducer: Reducer, made: Reducer) -> Reducer:
     """Marks ``made``, which multiplies, as elementwise if the reducer inside is."""
-    return elementwise(made) if is_elementwise(reducer) else made
+    if is_elementwise(reducer):
+        made.elementwise = True  # type: ignore[attr-defined]
+    return made
 
 
 def _reduce_to_means(
     reducer: Reducer, factor: tf.Tensor | None, grads: Gradients
 ) -> list[list[Tensorlike]]:
     halves = len(grads) > 1 and any(own.dtype in HALF_DTYPES for own in grads[0])
-    sums = reduced_by(reducer, _widened(grads) if halves else grads)
+    given = grads
+    if halves:  # Reducers undo the cast for the transfer.
+        with tf.name_scope("mean"):
+            wide = [[_widen(tensor) for tensor in tower] for tower in grads]
+        given = Gradients(wide, tests=grads.tests)
+    sums = reduced_by(reducer, given)
     if len(grads) == 1 and factor is None:
         return sums
     with tf.name_scope("mean"):
         own = 1.0 / len(grads) if factor is None else factor
         return map_results(partial(_scale, own), sums, grads)
-
-
-def _widened(grads: Gradients) -> Gradients:
-    """Casts float16 and bfloat16 to float32; reducers undo that for the transfer."""
-    with tf.name_scope("mean"):
-        wide = [[_widen(tensor) for tensor in tower] for tower in grads]
-    return Gradients(wide, tests=grads.tests)
 
 
 def _widen(tensor: Tensorlike) -> Tensorlike:

@@ -19,9 +19,9 @@ from tw_core.internal import (
     is_elementwise,
     join_flat,
 )
-from tw_reduce._checks import check_reducer, reduced_by
+from tw_reduce._checks import check_reducer
 from tw_reduce._combinators.mean import Combinator, Move
-from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors
+from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, reduced_by
 from tw_reduce._tensor_info import (
     TensorInfo,
     check_infos,
@@ -84,7 +84,16 @@ def packed(reducer: Reducer, *, below_bytes: int | None = None) -> Reducer:
     """
     check_reducer(reducer=reducer)
     check_below_bytes(below_bytes)
+    return packing(reducer, below_bytes)
+
+
+def packing(
+    reducer: Reducer, below_bytes: int | None, *, copies: bool = False
+) -> Combinator:
+    """As ``packed``, for checked arguments, around ``broadcast`` if it ``copies``."""
     joins = is_elementwise(reducer)
+    if copies:
+        reducer = Combinator("broadcast", reducer, _reduce_and_copy, joins=True)
     move: Move = partial(_reduce_packed, below_bytes) if joins else reduced_by
     return Combinator("packed", reducer, move, joins=True)
 

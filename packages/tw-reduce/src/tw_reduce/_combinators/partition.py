@@ -1,14 +1,12 @@
 """Sending each gradient to the reducer that suits it."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
-import tensorflow as tf
-
 from tw_core.internal import Gradients, check_function
-from tw_reduce._checks import check_reducer, reduced_by
-from tw_reduce._combinators.mean import Dealer
+from tw_reduce._checks import check_reducer
+from tw_reduce._combinators.mean import Dealer, deal_out
 from tw_reduce._reducer import Reducer, Tensorlike
 from tw_reduce._tensor_info import TensorInfo, describe_columns
 
@@ -47,30 +45,20 @@ def partition(
     return Dealer("partition", dict(reducers), partial(_reduce_partition, route))
 
 
-def deal_out(
-    names: Sequence[str], reducers: Mapping[str, Reducer], grads: Gradients
-) -> list[list[Tensorlike]]:
-    """Reduces gradient n by ``reducers[names[n]]``, in a scope of that name."""
-    results: list[dict[int, Tensorlike]] = [{} for _ in grads]
-    for name, reducer in reducers.items():
-        positions = [n for n, own in enumerate(names) if own == name]
-        if not positions:
-            continue
-        part = [[tower[n] for n in positions] for tower in grads]
-        with tf.name_scope(name):
-            reduced = reduced_by(reducer, Gradients(part, tests=grads.tests))
-        for row, tower in zip(results, reduced, strict=True):
-            row.update(zip(positions, tower, strict=True))
-    return [[row[n] for n in range(len(names))] for row in results]
-
-
 def _reduce_partition(
     route: Callable[[TensorInfo], str],
     reducers: Mapping[str, Reducer],
     grads: Gradients,
 ) -> list[list[Tensorlike]]:
     names = [route(info) for info in describe_columns(grads)]
-    _check_names(names, reducers)
+    unknown = [
+        f"{n} ({own!r})" for n, own in enumerate(names) if own not in [*reducers]
+    ]
+    if unknown:
+        raise ValueError(
+            f"partition: route must name one of {sorted(reducers)}; it named others "
+            f"for the gradients at {', '.join(unknown)}. Add a reducer of that name."
+        )
     return deal_out(names, reducers, grads)
 
 
@@ -94,14 +82,3 @@ def _check_reducers(reducers: Mapping[str, Reducer]) -> None:
         )
     for reducer in reducers.values():
         check_reducer(reducer=reducer)
-
-
-def _check_names(names: list[str], reducers: Mapping[str, Reducer]) -> None:
-    unknown = [
-        f"{n} ({name!r})" for n, name in enumerate(names) if name not in list(reducers)
-    ]
-    if unknown:
-        raise ValueError(
-            f"partition: route must name one of {sorted(reducers)}; it named others "
-            f"for the gradients at {', '.join(unknown)}. Add a reducer of that name."
-        )

@@ -19,12 +19,12 @@ from tw_core.internal import (
     tf_variables,
     without_autograph,
 )
-from tw_reduce._checks import check_devices, check_reduced, check_reducer
+from tw_reduce._checks import check_devices, check_reducer
 from tw_reduce._choosing import all_reduce
 from tw_reduce._memory.carried import Carried, Sent, are_finite, marked
 from tw_reduce._memory.kept import Kept, SavedCount, tell_of_new_memory
 from tw_reduce._memory.protocol import States, check_stateful
-from tw_reduce._reducer import Reducer, TowerTensors, is_stateful
+from tw_reduce._reducer import Reducer, TowerTensors, check_reduced, is_stateful
 
 
 @dataclass(frozen=True)
@@ -135,13 +135,10 @@ class ReducerState(
         if not builds_session_graph():
             return reduced.sums
         with tf.control_dependencies(done):
-            return [
-                [
-                    tf.nest.map_structure(_identity, own, expand_composites=True)
-                    for own in row
-                ]
-                for row in reduced.sums
-            ]
+            passed: list[list[Any]] = tf.nest.map_structure(
+                _identity, reduced.sums, expand_composites=True
+            )
+            return passed
 
     @without_autograph
     def update(self, grads: TowerTensors, *, add: Reducer | None = None) -> Reduced:

@@ -32,7 +32,7 @@ from tw_reduce._checks import (
     check_distinct,
     positions_of,
 )
-from tw_reduce._reducer import TowerTensors, columns, rows
+from tw_reduce._reducer import TowerTensors, rows
 from tw_reduce._sums.arrivals import note_all
 from tw_reduce._sums.one_device import densify_column
 from tw_reduce._sums.rendezvous import (
@@ -218,7 +218,7 @@ def check_one_gpu_per_tower(devices: Sequence[str], num_towers: int) -> list[str
 
 
 def _dense_columns(grads: Gradients, devices: Sequence[str]) -> list[list[tf.Tensor]]:
-    dense = [densify_column(column) for column in columns(grads)]
+    dense = [densify_column(column) for column in zip(*grads, strict=True)]
     if not grads.tests:
         return dense
     # A step that fails midway breaks TensorFlow's collectives.
@@ -270,12 +270,8 @@ def _reduce(
     for tensor, device in zip(dense, devices, strict=True):
         with tf.device(device):
             # A tensor that may be empty is sent with one extra element.
-            sent = (
-                tensor
-                if is_filled
-                else join_flat([tensor, tf.zeros([1], tensor.dtype)])
-            )
-            sent = tf.cast(sent, sent_as)
+            filled = [] if is_filled else [tf.zeros([1], tensor.dtype)]
+            sent = tf.cast(join_flat([tensor, *filled]) if filled else tensor, sent_as)
             total = tf.raw_ops.CollectiveReduce(
                 input=sent,
                 group_size=len(devices),

@@ -21,7 +21,7 @@ from tw_core.internal import (
     without_autograph,
 )
 from tw_reduce._checks import addable, check_devices
-from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, columns, rows
+from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, rows
 from tw_reduce._sums.one_device import add_columns
 
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
@@ -122,13 +122,14 @@ def _sum_hierarchical(
 ) -> list[list[Tensorlike]]:
     grads = addable(grads)
     _check_groups(groups, len(grads), by="the gradient lists")
+    columns = list(zip(*grads, strict=True))
     places = [
         [tensor.device for tensor in column] if devices is None else list(devices)
-        for column in columns(grads)
+        for column in columns
     ]
     plans = [_plan(groups, n) for n in range(len(grads[0]))]
     with tf.name_scope("hierarchical"):
-        totals = _add_levels(columns(grads), plans, places)
+        totals = _add_levels(columns, plans, places)
         shared = list(map(_copy_down, totals, plans, places))
     return rows(shared, len(grads))
 

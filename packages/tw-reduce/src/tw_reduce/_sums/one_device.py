@@ -18,7 +18,7 @@ bytes so far (longest processing time first): the largest load <= 4/3 of the opt
 Source: R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -37,8 +37,8 @@ from tw_core.internal import (
     without_autograph,
 )
 from tw_reduce._checks import addable, check_device_strings, check_devices
-from tw_reduce._reducer import Tensorlike, TowerTensors, columns
-from tw_reduce._tensor_info import num_bytes_of_columns
+from tw_reduce._reducer import Tensorlike, TowerTensors
+from tw_reduce._tensor_info import describe_columns
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,12 @@ def sum_on_device(grads: TowerTensors, *, device: str) -> list[list[Tensorlike]]
     device = device_name(device)
     check_text(device=device)
     check_devices([device])
+    return add_on_device(grads, device=device)
+
+
+@elementwise
+def add_on_device(grads: Gradients, *, device: str) -> list[list[Tensorlike]]:
+    """As ``sum_on_device``, for checked arguments."""
     return _add(grads, [device] * len(grads[0]), "sum_on_device")
 
 
@@ -169,12 +175,12 @@ def sum_balanced(
     """
     grads = addable(grads)
     devices = check_devices(devices)
-    plan = balanced(num_bytes_of_columns(grads), devices)
+    plan = balanced([own.num_bytes for own in describe_columns(grads)], devices)
     return _add(grads, [devices[index] for index in plan.device_of], "sum_balanced")
 
 
 def add_columns(
-    columns: Sequence[Sequence[Tensorlike]], devices: Sequence[str | None]
+    columns: Iterable[Sequence[Tensorlike]], devices: Sequence[str | None]
 ) -> list[Tensorlike]:
     """Adds the K tensors of column n on ``devices[n]``; None for the caller's scope.
 
@@ -210,7 +216,7 @@ def densify_column(column: Sequence[Tensorlike]) -> list[tf.Tensor]:
 
 def _add(grads: Gradients, places: Sequence[str], scope: str) -> list[list[Tensorlike]]:
     with tf.name_scope(scope):
-        sums = add_columns(columns(grads), places)
+        sums = add_columns(zip(*grads, strict=True), places)
     return [list(sums) for _ in grads]
 
 

@@ -62,8 +62,7 @@ class CollectiveKeys:
         self._notes = check_flag(note_arrivals=note_arrivals)
         if start is None:
             start = random.SystemRandom().randrange(_LOWEST, _HIGHEST)
-        check_whole_number(start=start)
-        if not 1 <= start <= _HIGHEST:
+        elif not 1 <= check_whole_number(start=start) <= _HIGHEST:
             raise ValueError(
                 f"CollectiveKeys: start must be between 1 and 2**30; got {start}. "
                 "Leave it out to have one drawn."

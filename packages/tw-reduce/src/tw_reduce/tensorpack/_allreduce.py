@@ -4,7 +4,7 @@ Source: tensorpack 0.11, ``tensorpack/graph_builder/utils.py``. An assert there 
 a ValueError here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,10 +27,9 @@ from tw_reduce._checks import (
     check_device_strings,
     check_devices,
 )
-from tw_reduce._combinators.mean import check_divisible, mean
-from tw_reduce._combinators.packed import packed
-from tw_reduce._combinators.partition import deal_out
-from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors, columns
+from tw_reduce._combinators.mean import check_divisible, deal_out, mean
+from tw_reduce._combinators.packed import packing
+from tw_reduce._reducer import Reducer, Tensorlike, TowerTensors
 from tw_reduce._sums.collectives import sum_collective, sum_nccl
 from tw_reduce._sums.hierarchical import EIGHT_GPU_CROSS, hierarchical
 from tw_reduce._sums.one_device import add_columns
@@ -182,16 +181,22 @@ def aggregate_grads_colocate(
     homes = [str(tf_variable(variable).device or "") for variable in variables]
     if average:
         check_divisible(grads)
+    around = partial(_averaged, average=average, weights=weights)
+    return list(zip(sum_at_homes(homes, grads, around), variables, strict=True))
+
+
+def sum_at_homes(
+    homes: Sequence[str], grads: Gradients, around: Callable[[Reducer], Reducer]
+) -> list[Tensorlike]:
+    """Adds [N] gradients on variables' devices, by sums that ``around`` may divide."""
     names = {home: f"device{i}" for i, home in enumerate(dict.fromkeys(homes))}
     # A pack per tower and device is faster than sending each small gradient alone.
     reducers = {}
     for home, name in names.items():
         below = below_on([home] if home else [], None)
-        add = packed(partial(_sum_on, device=home or None), below_bytes=below)
-        reducers[name] = _averaged(add, average, weights)
+        reducers[name] = around(packing(partial(_sum_on, device=home or None), below))
     with tf.name_scope("aggregate_grads_colocate"):
-        reduced = deal_out([names[home] for home in homes], reducers, grads)
-    return list(zip(reduced[0], variables, strict=True))
+        return deal_out([names[home] for home in homes], reducers, grads)[0]
 
 
 def _averaged(
@@ -208,7 +213,7 @@ def _sum_on(grads: TowerTensors, *, device: str | None) -> list[list[Tensorlike]
 def _sum_at(
     grads: TowerTensors, *, places: Sequence[str | None]
 ) -> list[list[Tensorlike]]:
-    sums = add_columns(columns(grads), places)
+    sums = add_columns(zip(*grads, strict=True), places)
     return [list(sums) for _ in grads]
 
 
