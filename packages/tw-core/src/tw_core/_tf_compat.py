@@ -21,30 +21,7 @@ from tensorflow.python.ops import cond_v2, resource_variable_ops
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 
-__all__ = [
-    "SaveSpec",
-    "SaveableObject",
-    "apart_from_other_traces",
-    "captured_from",
-    "compiled_types",
-    "control_flow_context",
-    "devices_of_runtime",
-    "function_of_part",
-    "functions_of",
-    "in_xla_context",
-    "inlined",
-    "is_variable_handle",
-    "outermost_function_graph",
-    "read_only_inputs",
-    "replaced_bodies",
-    "set_initializer",
-    "set_input",
-    "set_seed",
-    "spec_of_handle",
-    "unnoticed_variable",
-    "with_gradient",
-    "written_by",
-]
+__all__ = ["SaveSpec", "SaveableObject"]  # of TensorFlow
 
 
 def in_body() -> bool:
