@@ -72,7 +72,9 @@ def test_a_part_that_hangs_is_killed_and_kept_with_its_last_lines(gpu, tmp_path)
     part = gpu.run_part([sys.executable, "-c", program], log, "cpu", 5)
     assert part == {"status": "did not end within 5 s", "lines": ["begun"]}
     assert log.read_text() == "begun\n"
-    part = gpu.run_part([sys.executable, "-c", "print(1); 1 / 0"], log, "cpu", 60)
+    part = gpu.run_part(
+        [sys.executable, "-c", "print(1, flush=True); 1 / 0"], log, "cpu", 60
+    )
     assert part["status"] == 1
     assert part["lines"][-1] == "ZeroDivisionError: division by zero"
 

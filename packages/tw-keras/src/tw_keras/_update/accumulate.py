@@ -142,7 +142,8 @@ class Accumulation:
 
 
 def _read(total: tf.Variable) -> tf.Tensor:
-    with tf.device(total.device):  # which the value read would otherwise leave
+    # On its device, which the value would otherwise leave; the scope is for timelines.
+    with tf.device(total.device), tf.name_scope("accumulate"):
         return total.read_value()
 
 

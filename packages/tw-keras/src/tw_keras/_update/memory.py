@@ -49,6 +49,7 @@ class Memory:
         self._loaded: dict[int, Arrays] = {}  # by optimizer, not applied yet
         self._of_ranks: dict[int, Arrays] = {}  # [R K, ...], at an epoch's end
         self._companion = ""  # the file that was loaded last
+        self._has_warned = False  # of it
         self._has_read = False  # unknown to other ranks
 
     def __bool__(self) -> bool:
@@ -69,7 +70,7 @@ class Memory:
             with tf.init_scope():
                 if loaded := self._loaded.pop(place, None):
                     self._give(holder, loaded)
-                else:
+                elif not self._has_warned:
                     _warn_if_resumed(optimizer)
         return self._made[id(optimizer)][1]
 
@@ -111,7 +112,7 @@ class Memory:
         """Loads what was saved beside the file that is read; else resets to zero."""
         yield
         self._loaded, self._of_ranks, self._has_read = {}, {}, True
-        self._companion = companion_of(path)
+        self._companion, self._has_warned = companion_of(path), False
         arrays, fault = read_memory(path, model.weights)
         for name, array in arrays.items():
             place, _, own = name.partition("/")
@@ -127,6 +128,7 @@ class Memory:
                 self._give(holder, self._loaded.pop(n))
 
     def _warn(self, fault: str) -> None:
+        self._has_warned = True
         _log.warning(
             f"TowerModel: {fault}: the reducer's memory starts from zero.",
             self._companion,
