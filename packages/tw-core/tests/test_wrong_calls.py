@@ -155,7 +155,8 @@ EXEMPT = {
         "pack_tensors packed_below plan_packing unpack_tensors "
         "PackPlan.packed_shapes FlatModel FlatModel.__call__ "
         "FlatVariables.is_missing FlatVariables.keep_alone flat_variable_of "
-        "slots_like_parts"
+        "slots_like_parts apply_by_keras copy_values ensured gradients_of_one_trace "
+        "placing_calls finite_and_norm is_finite make_sums add_to_sums clear_sums"
     ),
     "called in every step": (
         "Recorder.began Recorder.during Recorder.ended "
