@@ -74,7 +74,7 @@ class TowerGradients:
         rows = [[own[n] for n in self.places] for own in self.grads]
         if factors is not None:
             pairs = zip(rows, factors, strict=True)
-            rows = [times(own, factor) for own, factor in pairs]
+            rows = [_times(own, factor) for own, factor in pairs]
         for m, n in enumerate(self.places):
             if n in self.same_rows:
                 _add_same_rows(rows, m)
@@ -92,20 +92,15 @@ def _wide(grad: Any, variable: Any, is_dense: bool) -> Any:
     return grad
 
 
-def times(grads: Sequence[Any], factor: Any) -> list[Any]:
-    """Multiplies gradients, dense, sparse or None; small ones as one."""
+def _times(grads: Sequence[Any], factor: Any) -> list[Any]:
     if isinstance(factor, float):
         if factor == 1.0:
             return list(grads)
         by = partial(scale, factor=factor)
     else:
-        known = [grad for grad in grads if grad is not None]
-        by = partial(weigh, weight=tf.cast(factor, weight_dtype(known)))
+        by = partial(weigh, weight=tf.cast(factor, weight_dtype(grads)))
     dense = iter(map_flat(by, [g for g in grads if isinstance(g, tf.Tensor)]))
-    return [
-        g if g is None else next(dense) if isinstance(g, tf.Tensor) else by(g)
-        for g in grads
-    ]
+    return [next(dense) if isinstance(g, tf.Tensor) else by(g) for g in grads]
 
 
 def _add_same_rows(rows: list[list[Any]], m: int) -> None:
