@@ -279,7 +279,7 @@ class Updater:
         that updates, as a reducer's memory is that of the updates that are made.
         """
         reducer = self._settings.reducer
-        if reducer is not None and not is_elementwise(reducer):
+        if reducer is not None and self._sees_gradients:
             return self._sum_unpacked(reducer, plan, given, average, group)
         if reducer is None:
             if len(given) == 1 and group is None:
@@ -326,7 +326,7 @@ class Updater:
         return [_summed(group, self._on_first(given)[0])] * len(given)
 
     def _on_first(self, given: Sequence[Sequence[Any]]) -> Any:
-        """Adds over towers which need no copies, as ranks add next."""
+        """Adds over towers, which need no copies of the sums, as ranks add next."""
         return tw_reduce.sum_on_device(given, device=self.devices[0])
 
     def _checked(self, given: Sequence[Sequence[Buffer]], sums: Any) -> Any:
