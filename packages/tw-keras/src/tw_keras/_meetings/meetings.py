@@ -107,27 +107,35 @@ class Meetings:
             check_records(gradients.records)
         if step.ranks is not None:
             self._check_whole_step()
-        is_weighed = self.losses.have_weighed(n, optimizer)
-        factors = self._factors(is_weighed)
+        is_weighed, row = (
+            self.losses.have_weighed(n, optimizer),
+            copies.row(n, optimizer),
+        )
+        is_late = row.may_divide_sums(gradients)
+        factors, of_sums = self._factors(is_weighed, is_late=is_late)
         counts = step.average and getattr(optimizer, "accumulates", False)
-        copies.row(n, optimizer)(
+        row(
             *(gradients, factors),
+            of_sums=of_sums,
             averages=step.average and not is_weighed and factors is None,
             weight=step.report.weight if counts else None,
         )
 
-    def _factors(self, is_weighed: bool) -> Sequence[Any] | None:
-        """Returns [K] factors of gradients, whose sum is then that of one device."""
+    def _factors(
+        self, is_weighed: bool, *, is_late: bool
+    ) -> tuple[Sequence[Any] | None, tf.Tensor | None]:
+        """Returns [K] factors of gradients, and one of sums, that make one device's."""
         step = self._step
         if is_weighed:  # Losses of weight 0 may have gradients of NaN.
             weights = step.report.weights
-            return weights and [tf.cast(own > 0, tf.float64) for own in weights]
+            return weights and [tf.cast(own > 0, tf.float64) for own in weights], None
         if step.average:
-            return step.report.shares()
+            return step.report.shares(is_late=is_late)
         if step.lent is None:
-            return None
+            return None, None
         rows = len(step.report.rows) - step.lent
-        return [tf.cast(k < rows, tf.float64) for k in range(len(step.report.rows))]
+        given = [tf.cast(k < rows, tf.float64) for k in range(len(step.report.rows))]
+        return given, None
 
     def _check_whole_step(self) -> None:
         """Refuses an update in a branch or a function, if ranks exchange."""

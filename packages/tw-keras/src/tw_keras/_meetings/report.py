@@ -59,10 +59,22 @@ class Report:
         """Returns the [K] towers' fractions of the whole batch, by weight."""
         return [tf.math.divide_no_nan(weight, self.weight) for weight in self._wide]
 
-    def shares(self) -> Sequence[Any] | None:
-        """Returns [K] factors whose products add up to a mean; None for a plain one."""
-        is_plain = self._is_whole and self.weights is None
-        return None if is_plain else self.parts()
+    @property
+    def is_plain(self) -> bool:
+        """Whether the mean over the batch is that over the towers, with equal parts."""
+        return self._is_whole and self.weights is None
+
+    def shares(self, *, is_late: bool) -> tuple[Sequence[Any] | None, tf.Tensor | None]:
+        """Returns [K] factors whose products add up to a mean; None for a plain one.
+
+        If ``is_late`` they are weights, and the second is the factor of their sum: then
+        gradients of a short step are sent before the report of other ranks is there.
+        """
+        if self.is_plain:
+            return None, None
+        if not is_late:
+            return self.parts(), None
+        return self._wide, tf.math.reciprocal_no_nan(self.weight)
 
     def share_of_rank(self) -> tf.Tensor | None:
         """Returns this rank's part of the batch's rows; None without other ranks."""

@@ -74,7 +74,7 @@ class TowerGradients:
         rows = [[own[n] for n in self.places] for own in self.grads]
         if factors is not None:
             pairs = zip(rows, factors, strict=True)
-            rows = [_times(own, factor) for own, factor in pairs]
+            rows = [times(own, factor) for own, factor in pairs]
         for m, n in enumerate(self.places):
             if n in self.same_rows:
                 _add_same_rows(rows, m)
@@ -92,15 +92,20 @@ def _wide(grad: Any, variable: Any, is_dense: bool) -> Any:
     return grad
 
 
-def _times(grads: Sequence[Any], factor: Any) -> list[Any]:
+def times(grads: Sequence[Any], factor: Any) -> list[Any]:
+    """Multiplies gradients, dense, sparse or None; small ones as one."""
     if isinstance(factor, float):
         if factor == 1.0:
             return list(grads)
         by = partial(scale, factor=factor)
     else:
-        by = partial(weigh, weight=tf.cast(factor, weight_dtype(grads)))
+        known = [grad for grad in grads if grad is not None]
+        by = partial(weigh, weight=tf.cast(factor, weight_dtype(known)))
     dense = iter(map_flat(by, [g for g in grads if isinstance(g, tf.Tensor)]))
-    return [next(dense) if isinstance(g, tf.Tensor) else by(g) for g in grads]
+    return [
+        g if g is None else next(dense) if isinstance(g, tf.Tensor) else by(g)
+        for g in grads
+    ]
 
 
 def _add_same_rows(rows: list[list[Any]], m: int) -> None:

@@ -28,6 +28,7 @@ from tw_keras._update.gradients import (
     TowerGradients,
     as_gradient_of,
     specs_of,
+    times,
     zeros_of,
 )
 from tw_keras._update.in_shards import InShards
@@ -120,14 +121,15 @@ class Row:
         gradients: TowerGradients,
         factors: Sequence[Any] | None = None,
         *,
+        of_sums: Any = None,
         averages: bool = False,
         weight: Any = None,
     ) -> None:
         """Updates all towers' variables.
 
         ``factors``: [K] of the towers' gradients, whose sum over all towers and ranks
-        is then that of the whole batch; None for 1. ``averages``: they are 1/K.
-        ``weight``: of the batch, over all; None if losses are sums.
+        is then that of the whole batch, times ``of_sums``; None for 1. ``averages``:
+        they are 1/K. ``weight``: of the batch, over all; None if losses are sums.
         """
         own, total = self._setting, len(gradients.grads)
         self.build(gradients.variables[0])
@@ -154,6 +156,8 @@ class Row:
             rows, changes = self._sums(rows, variables, self._reduce)
         else:
             rows = self._reduce(rows, variables, averages=averages)
+            if of_sums is not None:
+                rows = [times(row, of_sums) for row in rows]
             if loss_scale is not None:
                 by = partial(scale, factor=loss_scale)
                 rows = [[g if g is None else by(g) for g in row] for row in rows]
@@ -163,6 +167,17 @@ class Row:
         terms = Terms(jit_compile=by_xla, weight=weight, changes=changes)
         with keep_repeated_rows():
             self.place.apply(rows, variables, terms)
+
+    def may_divide_sums(self, gradients: TowerGradients) -> bool:
+        """Returns whether sums over ranks may be divided, not each rank's gradients.
+
+        Where nothing but sums is computed of the gradients before.
+        """
+        own = self._setting
+        self.build(gradients.variables[0])
+        looks = own.memory is not None or own.reducer is not None
+        is_in_row = own.exchanges is not None and not self._is_passed_on
+        return is_in_row and not (looks or self._sums or gradients.records)
 
     def settle(self, *, over_ranks: bool) -> None:
         """Moves accumulated gradients to where they are saved, between steps.
