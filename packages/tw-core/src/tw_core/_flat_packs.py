@@ -93,6 +93,33 @@ def plan_packing(keys: Sequence[Hashable | None]) -> PackPlan:
     return PackPlan(packs, tuple(n for n in range(len(keys)) if n not in packed))
 
 
+def plan_buckets(
+    num_bytes: Sequence[int], bucket_bytes: int | None
+) -> tuple[tuple[int, ...], ...]:
+    """Groups gradients for exchanges that begin while others are still computed.
+
+    Args:
+      num_bytes: [N] of the gradients, in the order of their variables; 0 if unknown.
+      bucket_bytes: how many complete a bucket; None for one bucket.
+
+    Returns:
+      The buckets, in which every position occurs once. A backward pass computes the
+      last gradients first, so they are in the first bucket.
+
+    >>> from tw_core.internal import plan_buckets
+    >>> plan_buckets([1, 1, 1, 9, 1, 2], 3)
+    ((4, 5), (3,), (0, 1, 2))
+    """
+    buckets: list[tuple[int, ...]] = []
+    held: list[int] = []
+    for n in reversed(range(len(num_bytes))):
+        held.append(n)
+        if bucket_bytes and sum(num_bytes[m] for m in held) >= bucket_bytes:
+            buckets.append(tuple(reversed(held)))
+            held = []
+    return (*buckets, *([tuple(reversed(held))] if held else []))
+
+
 def narrow_source(tensor: tf.Tensor) -> tf.Tensor:
     """Returns the narrower float that a tensor was cast from, or the tensor itself.
 

@@ -348,3 +348,11 @@ def outermost_function_graph() -> tf.Graph:
     while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
         graph = graph.outer_graph
     return graph
+
+
+def run_independently(graph: tf.Graph, operations: Sequence[tf.Operation]) -> None:
+    """Exempts ops from the order in which a traced function runs its ops."""
+    dependencies: Any = getattr(graph, "experimental_acd_manager", None)
+    if dependencies is not None:
+        for operation in operations:
+            dependencies.run_independently(operation)

@@ -21,6 +21,7 @@ from ._flat_packs import map_flat as map_flat
 from ._flat_packs import narrow_source as narrow_source
 from ._flat_packs import pack_tensors as pack_tensors
 from ._flat_packs import packed_below as packed_below
+from ._flat_packs import plan_buckets as plan_buckets
 from ._flat_packs import plan_packing as plan_packing
 from ._flat_packs import unpack_tensors as unpack_tensors
 from ._modes import builds_session_graph as builds_session_graph
@@ -47,6 +48,7 @@ from ._records.matching import repeated_variables as repeated_variables
 from ._records.matching import shared_variables as shared_variables
 from ._tf_compat import SaveableObject as SaveableObject
 from ._tf_compat import SaveSpec as SaveSpec
+from ._tf_compat import run_independently as run_independently
 from ._tf_compat import with_gradient as with_gradient
 from ._towers import check_towers as check_towers
 from ._towers import placing_calls as placing_calls

@@ -290,6 +290,9 @@ class Steps:
         ]
         ranks = copies.ranks_in_steps if method == "train_step" else None
         num_ranks = 1 if ranks is None else ranks.group.size
+        inline = copies.inline
+        if inline is None and ranks is not None and ranks.exchanges.bucket_bytes:
+            inline = True  # A call that is not has all of its results at its end.
         return call_towers_once(
             step,
             items,
@@ -300,7 +303,7 @@ class Steps:
             kept_equal=models.kept_equal(),
             settle=None if num_ranks == 1 else self._settle,
             outside="" if len(items) * num_ranks == 1 else _OUTSIDE,
-            inline=copies.inline,
+            inline=inline,
             jit_compile=copies.setting.jit_compile and method == "train_step",
             num_ranks=num_ranks,
             sum_ranks=None if ranks is None else ranks.exchanges.sum_layer,

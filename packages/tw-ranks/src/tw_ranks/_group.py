@@ -31,6 +31,9 @@ from tw_ranks._side_channel._member import Member
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
+BUCKET_BYTES = 2 << 20
+"""Of gradients that are sent together between machines."""
+
 
 class ProcessGroup:
     """The processes that train together, as seen by one of them.
@@ -58,6 +61,7 @@ class ProcessGroup:
         member: Member | None,
         coordinator: Coordinator | None,
         limits: Deadlines,
+        bucket_bytes: int | None = None,
         start_runtime: Callable[[], None] | None = None,
         mpi: MpiEngine | None = None,
     ) -> None:
@@ -70,6 +74,7 @@ class ProcessGroup:
           member: the connection to rank 0; None in a group of one.
           coordinator: rank 0's thread that answers all ranks; None on other ranks.
           limits: the deadlines of waits.
+          bucket_bytes: of gradients that are sent together; None for the default.
           start_runtime: starts TensorFlow's runtime at the first exchange.
           mpi: MPI, if it is the engine.
         """
@@ -81,6 +86,8 @@ class ProcessGroup:
         self.node_rank, self.num_nodes = self.node_ranks[rank], len(machines)
         self.tasks = tuple(other.task for other in introductions)
         self.has_left = self._has_lost = False
+        if bucket_bytes is None and self.num_nodes > 1:
+            bucket_bytes = BUCKET_BYTES
         self._coordinator = coordinator
         self._exit = sys.exit
         self._exits: tuple[Any, float] = (None, 0.0)
@@ -107,6 +114,7 @@ class ProcessGroup:
         self._endpoint = Endpoint(
             *(rank, self.size, Carrier(engine, mpi), progress, reports),
             keys=Keys(progress, reports, start_runtime),
+            bucket_bytes=bucket_bytes,
         )
         if member is not None:
             member.start(reports.read_report, reports.abort)
@@ -129,6 +137,16 @@ class ProcessGroup:
     def falls_back(self) -> bool:
         """Whether TensorFlow's ring takes over if NCCL adds wrongly."""
         return self._endpoint.carrier.engine.falls_back
+
+    @property
+    def bucket_bytes(self) -> int | None:
+        """How many bytes of gradients are sent together; None for all."""
+        return self._endpoint.bucket_bytes
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether exchanges must begin in one order on all ranks, as NCCL's must."""
+        return self.engine == "nccl"
 
     def __repr__(self) -> str:
         """Shows the rank and the size."""

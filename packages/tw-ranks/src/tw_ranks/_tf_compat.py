@@ -112,11 +112,3 @@ def eager_mode() -> AbstractContextManager[None]:
     """Returns a scope in which this thread runs eagerly, whatever the default is."""
     scope: AbstractContextManager[None] = context.eager_mode()
     return scope
-
-
-def run_independently(graph: tf.Graph, operations: Sequence[tf.Operation]) -> None:
-    """Exempts ops from the order in which a traced function runs its ops."""
-    dependencies: Any = getattr(graph, "experimental_acd_manager", None)
-    if dependencies is not None:
-        for operation in operations:
-            dependencies.run_independently(operation)

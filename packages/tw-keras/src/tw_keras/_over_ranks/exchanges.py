@@ -15,7 +15,9 @@ from tw_core.internal import (
     all_gather,
     has_unique_rows,
     join_rows,
+    plan_buckets,
     reduce_scatter,
+    run_independently,
     split_rows,
     with_unique_rows,
 )
@@ -37,6 +39,8 @@ class Exchanges:
     def __init__(self, group: RankGroup, *, shares_data: bool) -> None:
         """Starts without a step."""
         self.group, self.shares_data = group, shares_data
+        # Of gradients that are sent while others are computed; None: all together.
+        self.bucket_bytes: int | None = getattr(group, "bucket_bytes", None)
         self._counts: Counter[str] = Counter()  # of a step's exchanges, by name
         with tf.init_scope(), tf.device("/cpu:0"):
             self._heard = tf.Variable([False] * 3, trainable=False)  # of any rank
@@ -181,13 +185,18 @@ class Exchanges:
         parts = list(map(split_rows, tensors))
         of_parts = [n for n, row in zip(names, parts, strict=True) for _ in row]
         flat = [part for row in parts for part in row]
-        sums = iter(self._sum(key, flat, of_parts))
-
-        def total_of(part: Any) -> Any:
-            total = next(sums)
-            return with_unique_rows(total) if has_unique_rows(part) else total
-
-        return [join_rows(list(map(total_of, row))) for row in parts]
+        totals: dict[int, Any] = {}
+        buckets = plan_buckets(list(map(_bytes_of, flat)), self.bucket_bytes)
+        for n, places in enumerate(buckets):
+            given = [flat[m] for m in places]
+            of_bucket = f"{key}, bucket {n}" if n else key
+            sums = self._sum(of_bucket, given, [of_parts[m] for m in places])
+            totals |= dict(zip(places, sums, strict=True))
+        whole = iter(
+            with_unique_rows(totals[n]) if has_unique_rows(part) else totals[n]
+            for n, part in enumerate(flat)
+        )
+        return [join_rows([next(whole) for _ in row]) for row in parts]
 
     def _counted(self, what: str) -> str:
         """Names an exchange; those of one name match by their order in a step."""
@@ -233,7 +242,12 @@ class Exchanges:
                     experimental_attributes=_APART,
                 )
                 self._functions[of_function] = made.get_concrete_function()
-        return list(self._functions[of_function](*flat))
+        graph = tf.compat.v1.get_default_graph()
+        known = len(graph.get_operations())
+        results = list(self._functions[of_function](*flat))
+        if not getattr(self.group, "is_ordered", True):
+            run_independently(graph, graph.get_operations()[known:])
+        return results
 
     def group_of(self, what: str) -> "StepGroup":
         """Returns a group for a step's exchanges, which are given no names."""
@@ -330,6 +344,13 @@ def _dense(tensors: Sequence[Any]) -> list[Any]:
         for own in tensors
     ]
     return [part for row in parts for part in row]
+
+
+def _bytes_of(tensor: Any) -> int:
+    """Returns the size of a tensor; 0 if it is unknown, as for a sparse one."""
+    if isinstance(tensor, tf.IndexedSlices):
+        return 0
+    return int((tensor.shape.num_elements() or 0) * tensor.dtype.size)
 
 
 def _sparse(flat: Sequence[Any], are_sparse: Sequence[bool]) -> list[Any]:

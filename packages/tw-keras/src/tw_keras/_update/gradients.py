@@ -69,12 +69,18 @@ class TowerGradients:
         ]
         return TowerGradients(rows, self.variables)
 
-    def shares(self, factors: Sequence[Any] | None) -> list[list[Any]]:
-        """Returns [K][M] gradients that exist, times their tower's factor."""
+    def shares(
+        self, factors: Sequence[Any] | None, *, is_packed: bool = True
+    ) -> list[list[Any]]:
+        """Returns [K][M] gradients that exist, times their tower's factor.
+
+        Small ones are multiplied together, unless not ``is_packed``: then each is there
+        as soon as it is computed.
+        """
         rows = [[own[n] for n in self.places] for own in self.grads]
         if factors is not None:
             pairs = zip(rows, factors, strict=True)
-            rows = [times(own, factor) for own, factor in pairs]
+            rows = [times(own, factor, is_packed=is_packed) for own, factor in pairs]
         for m, n in enumerate(self.places):
             if n in self.same_rows:
                 _add_same_rows(rows, m)
@@ -92,8 +98,8 @@ def _wide(grad: Any, variable: Any, is_dense: bool) -> Any:
     return grad
 
 
-def times(grads: Sequence[Any], factor: Any) -> list[Any]:
-    """Multiplies gradients, dense, sparse or None; small ones as one."""
+def times(grads: Sequence[Any], factor: Any, *, is_packed: bool = True) -> list[Any]:
+    """Multiplies gradients, dense, sparse or None; small ones as one if packed."""
     if isinstance(factor, float):
         if factor == 1.0:
             return list(grads)
@@ -101,7 +107,8 @@ def times(grads: Sequence[Any], factor: Any) -> list[Any]:
     else:
         known = [grad for grad in grads if grad is not None]
         by = partial(weigh, weight=tf.cast(factor, weight_dtype(known)))
-    dense = iter(map_flat(by, [g for g in grads if isinstance(g, tf.Tensor)]))
+    each = [g for g in grads if isinstance(g, tf.Tensor)]
+    dense = iter(map_flat(by, each) if is_packed else map(by, each))
     return [
         g if g is None else next(dense) if isinstance(g, tf.Tensor) else by(g)
         for g in grads

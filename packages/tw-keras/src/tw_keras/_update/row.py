@@ -147,7 +147,8 @@ class Row:
         loss_scale = scale_of(self.optimizer) if self._unscales() else None
         if loss_scale is not None:
             factors = [one / loss_scale for one in factors or [1.0] * total]
-        rows: Rows = gradients.shares(factors)
+        buckets = None if own.exchanges is None else own.exchanges.bucket_bytes
+        rows: Rows = gradients.shares(factors, is_packed=not buckets)
         variables = [gradients.variables[0][n] for n in gradients.places]
         if gradients.records:
             self._share_records(gradients, rows, averages=averages)

@@ -32,6 +32,7 @@ class Endpoint:
     progress: Progress
     reports: Reports
     keys: Keys
+    bucket_bytes: int | None = None  # of gradients that are sent together; None: all
     built: "BuiltExchanges" = field(default_factory=lambda: BuiltExchanges())
 
     @property

@@ -31,6 +31,7 @@ from tw_core.internal import (
     check_weight,
     check_weights,
     map_values,
+    plan_buckets,
     scalar_of,
     values_of,
     weigh,
@@ -63,9 +64,8 @@ def sum_over_ranks(
     """Adds the gradients of all towers of all ranks; see ``sum_across``."""
     wire = _check(grads, sum_towers, wire_dtype, names)
     local = _add_towers(grads, sum_towers, (*_FLOATS, *_WHOLE))
-    alike = _as_brought(1.0, local)
-    reduced, _ = exchange_gradients(local, alike, endpoint, names, Manner(wire))
-    return [list(reduced) for _ in grads]
+    reduced = _in_buckets(local, None, endpoint, names, Manner(wire))
+    return [[grad for grad, _ in reduced] for _ in grads]
 
 
 @without_autograph
@@ -103,17 +103,36 @@ def mean_over_ranks(
         local = _add_towers(grads, sum_towers, _FLOATS)
         part = 1.0 / len(grads) if divides_towers else 1.0
         local = _weigh_rank(local, weight, part, are_narrow)
-    if weight is None:
-        manner, brought = Manner(wire, divides=True), _as_brought(1.0, local)
-    else:
-        manner, brought = Manner(wire, weighs=True), _as_brought(weight, local)
-    reduced, total = exchange_gradients(local, brought, endpoint, names, manner)
-    if weight is not None:
-        reduced = [
-            grad if is_narrow else _divide(grad, total[0])
-            for grad, is_narrow in zip(reduced, are_narrow, strict=True)
-        ]
-    return [list(reduced) for _ in grads]
+    manner = Manner(wire, divides=weight is None, weighs=weight is not None)
+    reduced = _in_buckets(local, weight, endpoint, names, manner)
+    means = [
+        grad if is_narrow or weight is None else _divide(grad, total)
+        for (grad, total), is_narrow in zip(reduced, are_narrow, strict=True)
+    ]
+    return [list(means) for _ in grads]
+
+
+def _in_buckets(
+    local: Sequence[Any],
+    weight: Any,
+    endpoint: Endpoint,
+    names: Sequence[str],
+    manner: Manner,
+) -> list[tuple[Any, tf.Tensor]]:
+    """Returns [N] sums or means over the ranks, each with the weight of all ranks.
+
+    A bucket is sent as soon as its gradients are computed.
+    """
+    known = [own.shape.num_elements() or 0 for own in map(values_of, local)]
+    sizes = [n * values_of(g).dtype.size for n, g in zip(known, local, strict=True)]
+    found: dict[int, tuple[Any, tf.Tensor]] = {}
+    for places in plan_buckets(sizes, endpoint.bucket_bytes):
+        own = [local[n] for n in places]
+        brought = _as_brought(1.0 if weight is None else weight, own)
+        of_bucket = [names[n] for n in places] if names else ()
+        reduced, total = exchange_gradients(own, brought, endpoint, of_bucket, manner)
+        found |= {n: (grad, total[0]) for n, grad in zip(places, reduced, strict=True)}
+    return [found[n] for n in range(len(local))]
 
 
 def _check(

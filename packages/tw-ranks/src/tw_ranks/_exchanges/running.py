@@ -24,6 +24,7 @@ import tensorflow as tf
 from tw_core.internal import (
     builds_session_graph,
     compiles_with_xla,
+    run_independently,
     traces_function,
     without_autograph,
 )
@@ -89,7 +90,7 @@ def run_collectives(
     if builds_session_graph() or (traces_function() and endpoint.mpi is not None):
         return _run_on_host(bound, tensors, exchange.name)
     if traces_function():
-        return _run_in_function(bound, tensors, is_ordered=not is_named)
+        return _run_in_function(bound, tensors)
     try:
         return bound.run(tensors)
     finally:
@@ -211,9 +212,7 @@ class Bound:
         )
 
 
-def _run_in_function(
-    bound: Bound, tensors: Sequence[tf.Tensor], *, is_ordered: bool
-) -> list[tf.Tensor]:
+def _run_in_function(bound: Bound, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     progress = bound.endpoint.progress.variable
     graph = tf.compat.v1.get_default_graph()
     with tf.control_dependencies(tensors), tf.device("/cpu:0"):
@@ -221,11 +220,12 @@ def _run_in_function(
         progress.assign_add(began, read_value=False)
     known = len(graph.get_operations())
     results = bound.build(tensors)
-    if not is_ordered:
-        # A function runs collectives in program order, which differs between ranks
-        # where names match them.
+    if not bound.uses_nccl:
+        # A function runs collectives in program order, after each other and after all
+        # that has side effects, such as a print in the backward pass. That would hide
+        # none of the network; and the order may differ where names match them.
         made = graph.get_operations()[known:]
-        _tf_compat.run_independently(
+        run_independently(
             graph, [op for op in made if op.type.startswith(("Collective", "Assert"))]
         )
     with tf.control_dependencies(results), tf.device("/cpu:0"):
@@ -292,7 +292,7 @@ def _run_on_host(
             dataset=dataset, output_types=dtypes, output_shapes=shapes
         )
     )
-    _tf_compat.run_independently(current, current.get_operations()[known:])
+    run_independently(current, current.get_operations()[known:])
     return got
 
 
