@@ -23,6 +23,7 @@ PACKED_BELOW = 4_096
 _PACKED_BELOW_ON_GPUS = 65_536  # measured once, on an H100 as two logical GPUs
 # On a GPU TensorFlow joins this many tensors or more at once, fewer one by one.
 _JOINED_AT_ONCE = 16
+_UNEVEN = 1.25  # Parts are padded to the longest, which is sent in vain.
 _FEWEST_REPEATED = 4  # Joining this few at once would take as many launches.
 
 
@@ -94,30 +95,36 @@ def plan_packing(keys: Sequence[Hashable | None]) -> PackPlan:
 
 
 def plan_buckets(
-    num_bytes: Sequence[int], bucket_bytes: int | None
+    num_bytes: Sequence[Sequence[int]], bucket_bytes: int | None
 ) -> tuple[tuple[int, ...], ...]:
     """Groups gradients for exchanges that begin while others are still computed.
 
     Args:
-      num_bytes: [N] of the gradients, in the order of their variables; 0 if unknown.
-      bucket_bytes: how many complete a bucket; None for one bucket.
+      num_bytes: [N][R] of the gradients, in the order of their variables, by the rank
+        that gets them, or [N][1] if all do; 0 if unknown.
+      bucket_bytes: how many complete a bucket, if no rank gets much more of it than the
+        others; None for one bucket.
 
     Returns:
       The buckets, in which every position occurs once. A backward pass computes the
       last gradients first, so they are in the first bucket.
 
     >>> from tw_core.internal import plan_buckets
-    >>> plan_buckets([1, 1, 1, 9, 1, 2], 3)
+    >>> plan_buckets([[1], [1], [1], [9], [1], [2]], 3)
     ((4, 5), (3,), (0, 1, 2))
+    >>> plan_buckets([[4, 0], [0, 4], [4, 0], [0, 4]], 3)
+    ((2, 3), (0, 1))
     """
     buckets: list[tuple[int, ...]] = []
     held: list[int] = []
     for n in reversed(range(len(num_bytes))):
-        held.append(n)
-        if bucket_bytes and sum(num_bytes[m] for m in held) >= bucket_bytes:
-            buckets.append(tuple(reversed(held)))
+        held.insert(0, n)
+        of_ranks = [sum(own) for own in zip(*(num_bytes[m] for m in held), strict=True)]
+        total, longest = sum(of_ranks), max(of_ranks, default=0) * len(of_ranks)
+        if bucket_bytes and total >= bucket_bytes and longest <= _UNEVEN * total:
+            buckets.append(tuple(held))
             held = []
-    return (*buckets, *([tuple(reversed(held))] if held else []))
+    return (*buckets, *([tuple(held)] if held else []))
 
 
 def narrow_source(tensor: tf.Tensor) -> tf.Tensor:

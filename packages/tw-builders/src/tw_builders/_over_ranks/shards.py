@@ -14,7 +14,7 @@ the copy's values before each update.
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from math import prod
@@ -31,6 +31,7 @@ from tw_core.internal import (
     cut_flat,
     join_flat,
     map_values,
+    plan_buckets,
     reduce_scatter,
     tf_variable,
     updates_elementwise,
@@ -100,8 +101,9 @@ class RankShards:
         # Ranks compare names: without one of another variable a part may be as long.
         name += self._without(grads)
         found = dict[Shard, Any]()
-        for dtype in dict.fromkeys(g.dtype for g in dense if g is not None):
-            found |= self._reduce(dense, dtype, f"{name}, {dtype.name}")
+        known = {n: grad for n, grad in enumerate(dense) if grad is not None}
+        for places, what in self._buckets(known):
+            found |= self._reduce({n: known[n] for n in places}, f"{name}, {what}")
         pairs = zip(self.own, self.cut(sparse), strict=True)
         return [found.get(shard, grad) for shard, grad in pairs]
 
@@ -115,12 +117,30 @@ class RankShards:
         listed = [f"{n} ({unnumbered(self.columns[0][n])})" for n in none]
         return f", without variables {', '.join(listed)}" if none else ""
 
-    def _reduce(
-        self, grads: Sequence[Any], dtype: tf.DType, name: str
-    ) -> dict[Shard, Any]:
-        has_dtype = [grad is not None and grad.dtype == dtype for grad in grads]
-        shards = [shard for shard in self.plan if has_dtype[shard.variable]]
+    def _buckets(self, tensors: Mapping[int, Any]) -> Iterator[tuple[list[int], str]]:
+        """Yields the places of what is sent together, and what to call it.
+
+        Tensors of a bucket have one dtype. Those of the last variables are the first:
+        their gradients and new values are sent while others are computed.
+        """
+        of_dtype = defaultdict[Any, list[int]](list)
+        for n in sorted(tensors):
+            of_dtype[tensors[n].dtype].append(n)
+        limit = getattr(self.group, "bucket_bytes", None)
+        for dtype, places in of_dtype.items():
+            sizes = {n: [0] * self.group.size for n in places}
+            for own in (own for own in self.plan if own.variable in sizes):
+                bytes_of = prod(own.shape(self.shapes[own.variable])) * dtype.size
+                sizes[own.variable][own.rank] += bytes_of
+            for number, bucket in enumerate(plan_buckets([*sizes.values()], limit)):
+                what = f"{dtype.name}, bucket {number}" if number else dtype.name
+                yield [places[m] for m in bucket], what
+
+    def _reduce(self, grads: Mapping[int, Any], name: str) -> dict[Shard, Any]:
+        """Adds gradients of one dtype, by the variables' places."""
+        shards = [shard for shard in self.plan if shard.variable in grads]
         cut = _cut_into_shards(grads, shards)
+        dtype = next(iter(grads.values())).dtype
         parts = []
         for rank in range(self.group.size):
             own = [cut[shard] for shard in shards if shard.rank == rank]
@@ -235,11 +255,9 @@ class RankShards:
 
     def give(self, places: Sequence[int], *, name: str) -> None:
         """Sends the values of variables at ``places`` to all towers of all ranks."""
-        of_dtype = defaultdict[Any, list[int]](list)
-        for n in sorted(places):
-            of_dtype[tf_variable(self.columns[0][n]).dtype].append(n)
-        for dtype, own in of_dtype.items():
-            self._give(set(own), dtype, name=f"{name}, {dtype.name}")
+        variables = {n: tf_variable(self.columns[0][n]) for n in places}
+        for own, what in self._buckets(variables):
+            self._give(set(own), variables[own[0]].dtype, name=f"{name}, {what}")
 
     def _give(self, places: set[int], dtype: tf.DType, *, name: str) -> None:
         ranks = range(self.group.size)
@@ -360,7 +378,7 @@ def _exclude_alike(optimizer: Any, shards: RankShards) -> None:
 
 
 def _cut_into_shards(
-    grads: Sequence[Any], shards: Sequence[Shard]
+    grads: Mapping[int, Any], shards: Sequence[Shard]
 ) -> dict[Shard, tf.Tensor]:
     """Cuts whole gradients into those of shards."""
     of_variable = defaultdict[int, list[Shard]](list)

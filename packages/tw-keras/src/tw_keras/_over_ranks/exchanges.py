@@ -186,7 +186,7 @@ class Exchanges:
         of_parts = [n for n, row in zip(names, parts, strict=True) for _ in row]
         flat = [part for row in parts for part in row]
         totals: dict[int, Any] = {}
-        buckets = plan_buckets(list(map(_bytes_of, flat)), self.bucket_bytes)
+        buckets = plan_buckets([[_bytes_of(part)] for part in flat], self.bucket_bytes)
         for n, places in enumerate(buckets):
             given = [flat[m] for m in places]
             of_bucket = f"{key}, bucket {n}" if n else key
@@ -287,6 +287,7 @@ class StepGroup:
         """Takes the name of its sums, where callers give them none of their own."""
         self._exchanges, self._group, self._what = exchanges, exchanges.group, what
         self.rank, self.size = exchanges.group.rank, exchanges.group.size
+        self.bucket_bytes = exchanges.bucket_bytes
 
     def sum(self, tensors: Sequence[Any], *, names: Sequence[str] = ()) -> list[Any]:
         """Adds tensors, dense or sparse, over the ranks."""

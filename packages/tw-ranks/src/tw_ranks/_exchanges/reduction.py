@@ -124,7 +124,7 @@ def _in_buckets(
     A bucket is sent as soon as its gradients are computed.
     """
     known = [own.shape.num_elements() or 0 for own in map(values_of, local)]
-    sizes = [n * values_of(g).dtype.size for n, g in zip(known, local, strict=True)]
+    sizes = [[n * values_of(g).dtype.size] for n, g in zip(known, local, strict=True)]
     found: dict[int, tuple[Any, tf.Tensor]] = {}
     for places in plan_buckets(sizes, endpoint.bucket_bytes):
         own = [local[n] for n in places]
