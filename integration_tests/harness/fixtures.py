@@ -46,21 +46,22 @@ def make_ranks(processes: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def groups(processes: Any) -> Iterator[Any]:
-    """Starts a group of each size, and over each engine, that a test asks for.
+    """Starts a group of each size, engine and arguments of ``join`` that tests ask for.
 
     One that a test's failure has ended is replaced.
     """
     from harness.ranks import Ranks
 
-    started: dict[tuple[int, str], Ranks] = {}
+    started: dict[tuple[Any, ...], Ranks] = {}
     with contextlib.ExitStack() as stack:
 
-        def of(size: int, engine: str = "") -> Any:
-            found = started.get((size, engine))
+        def of(size: int, engine: str = "", **joining: Any) -> Any:
+            key = (size, engine, *joining.items())
+            found = started.get(key)
             if found is None or found.has_ended:
-                options: dict[str, Any] = {"engine": engine, "towers": 8}
+                options: dict[str, Any] = {"engine": engine, "towers": 8, **joining}
                 found = stack.enter_context(Ranks(processes, size, **options))
-                started[size, engine] = found.joined()
+                started[key] = found.joined()
             return found
 
         yield of

@@ -115,16 +115,20 @@ def plan_buckets(
     >>> plan_buckets([[4, 0], [0, 4], [4, 0], [0, 4]], 3)
     ((2, 3), (0, 1))
     """
-    buckets: list[tuple[int, ...]] = []
-    held: list[int] = []
-    for n in reversed(range(len(num_bytes))):
-        held.insert(0, n)
-        of_ranks = [sum(own) for own in zip(*(num_bytes[m] for m in held), strict=True)]
-        total, longest = sum(of_ranks), max(of_ranks, default=0) * len(of_ranks)
-        if bucket_bytes and total >= bucket_bytes and longest <= _UNEVEN * total:
-            buckets.append(tuple(held))
-            held = []
-    return (*buckets, *([tuple(held)] if held else []))
+    every = tuple(range(len(num_bytes)))
+    if not (bucket_bytes and every):
+        return (every,) if every else ()
+    buckets, end = list[tuple[int, ...]](), len(every)
+    of_ranks = [0] * len(num_bytes[0])
+    for n in reversed(every):
+        of_ranks = [
+            held + own for held, own in zip(of_ranks, num_bytes[n], strict=True)
+        ]
+        total, longest = sum(of_ranks), max(of_ranks) * len(of_ranks)
+        if n == 0 or (total >= bucket_bytes and longest <= _UNEVEN * total):
+            buckets.append(every[n:end])
+            of_ranks, end = [0] * len(of_ranks), n
+    return tuple(buckets)
 
 
 def narrow_source(tensor: tf.Tensor) -> tf.Tensor:

@@ -86,7 +86,7 @@ class ProcessGroup:
         self.node_rank, self.num_nodes = self.node_ranks[rank], len(machines)
         self.tasks = tuple(other.task for other in introductions)
         self.has_left = self._has_lost = False
-        if bucket_bytes is None and self.num_nodes > 1:
+        if bucket_bytes is None and self.num_nodes > 1 and engine.name != "nccl":
             bucket_bytes = BUCKET_BYTES
         self._coordinator = coordinator
         self._exit = sys.exit
@@ -145,8 +145,12 @@ class ProcessGroup:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether exchanges must begin in one order on all ranks, as NCCL's must."""
-        return self.engine == "nccl"
+        """Whether exchanges must begin in one order on all ranks.
+
+        Not TensorFlow's. NCCL's must, and so must calls of MPI, each of which holds a
+        thread until all ranks have made it.
+        """
+        return self.engine != "tensorflow"
 
     def __repr__(self) -> str:
         """Shows the rank and the size."""

@@ -12,13 +12,14 @@ from tw_ranks._agreement import Exchange
 from tw_ranks._side_channel._attendance import Report
 from tw_ranks._side_channel._member import Member
 
+_SLOTS = 64  # for exchanges that a function may have in progress at once
+
 
 class Counts(NamedTuple):
     """Collectives of this rank, from functions and from Python."""
 
     entered: int
     completed: int
-    keys: int  # Sum of the keys of those that run in functions.
     needing_all: int  # Of those entered, those that also need finished ranks.
 
 
@@ -37,16 +38,27 @@ class Progress:
 
     @property
     def variable(self) -> tf.Variable:
-        """int64 [4]: ``Counts``, to which a function adds before and after each."""
+        """int64: ``Counts``, then exchanges in progress; a function adds ``marks``."""
         if self._variable is None:
             with tf.init_scope(), tf.device("/cpu:0"):
                 self._variable = tf.Variable(
-                    [0, 0, 0, 0],
+                    [0] * (len(Counts._fields) + _SLOTS),
                     dtype=tf.int64,
                     trainable=False,
                     name="tw_ranks_progress",
                 )
         return self._variable
+
+    def marks(self, key: int, *, begins: bool, needs_all: bool) -> list[int]:
+        """Returns what a function adds as the exchange from ``key`` on begins or ends.
+
+        Several may be in progress at once: each has a place of its own, if no more than
+        ``_SLOTS`` are known.
+        """
+        counts = [1, 0, int(needs_all)] if begins else [0, 1, 0]
+        slots = [0] * _SLOTS
+        slots[list(self._exchanges).index(key) % _SLOTS] = 1 if begins else -1
+        return [*counts, *slots]
 
     @contextlib.contextmanager
     def host_call(
@@ -86,18 +98,26 @@ class Progress:
         self._waiting = exchange
 
     def read(self) -> Counts:
-        """Returns the variable plus the calls from Python, except for their keys."""
-        marks = [0, 0, 0, 0]
-        if self._variable is not None:
-            with _tf_compat.eager_mode():
-                marks = self._variable.numpy().tolist()
-        entered, completed, keys, needing_all = marks
+        """Returns the counts of functions plus those of calls from Python."""
+        entered, completed, needing_all = self._read()[: len(Counts._fields)]
         return Counts(
             self._entered + entered,
             self._completed + completed,
-            keys,
             self._needing_all + needing_all,
         )
+
+    def _read(self) -> list[int]:
+        if self._variable is None:
+            return [0] * (len(Counts._fields) + _SLOTS)
+        with _tf_compat.eager_mode():
+            read: list[int] = self._variable.numpy().tolist()
+            return read
+
+    def _first_inside(self) -> int:
+        """Returns the key of the first exchange in progress in a function, or 0."""
+        slots = self._read()[len(Counts._fields) :]
+        known = enumerate(list(self._exchanges))
+        return next((key for n, key in known if slots[n % _SLOTS] > 0), 0)
 
     def is_inside(self) -> bool:
         """Whether this rank is inside a collective, or one of its own has failed."""
@@ -127,9 +147,12 @@ class Progress:
         if waiting is not None and member is not None:
             number = -member.num_described
             return number if is_alone else 0, "", f"the agreement on {waiting}"
-        key, blocks, order = hosted[0] if hosted else (counts.keys, True, "")
+        key, blocks, order = hosted[0] if hosted else (self._first_inside(), True, "")
         exchange = self._exchanges.get(key)
-        if counts.entered - counts.completed != 1 or exchange is None:
+        inside = counts.entered - counts.completed
+        if inside < 1 or (hosted and inside > 1) or exchange is None:
             return 0, "", ""
         order = order if hosted else exchange.name
-        return key if blocks and is_alone else 0, order, str(exchange)
+        # With others in progress, this one keeps none from starting.
+        number = key if blocks and is_alone and inside == 1 else 0
+        return number, order, str(exchange)

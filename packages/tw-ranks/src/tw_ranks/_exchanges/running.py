@@ -16,6 +16,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -213,11 +214,11 @@ class Bound:
 
 
 def _run_in_function(bound: Bound, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    progress = bound.endpoint.progress.variable
+    progress = bound.endpoint.progress
+    marks = partial(progress.marks, bound.key, needs_all=bound.needs_all)
     graph = tf.compat.v1.get_default_graph()
     with tf.control_dependencies(tensors), tf.device("/cpu:0"):
-        began = [1, 0, bound.key, int(bound.needs_all)]
-        progress.assign_add(began, read_value=False)
+        progress.variable.assign_add(marks(begins=True), read_value=False)
     known = len(graph.get_operations())
     results = bound.build(tensors)
     if not bound.uses_nccl:
@@ -229,7 +230,7 @@ def _run_in_function(bound: Bound, tensors: Sequence[tf.Tensor]) -> list[tf.Tens
             graph, [op for op in made if op.type.startswith(("Collective", "Assert"))]
         )
     with tf.control_dependencies(results), tf.device("/cpu:0"):
-        progress.assign_add([0, 1, -bound.key, 0], read_value=False)
+        progress.variable.assign_add(marks(begins=False), read_value=False)
     return results
 
 

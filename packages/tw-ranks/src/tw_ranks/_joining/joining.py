@@ -15,7 +15,13 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from tw_core.internal import Recorder, Wait, add_report, check_number
+from tw_core.internal import (
+    Recorder,
+    Wait,
+    add_report,
+    check_number,
+    check_whole_number,
+)
 from tw_launch import find_tf_config
 from tw_launch.internal import (
     find_unreachable,
@@ -60,6 +66,7 @@ def join(
     first_timeout_s: float = 600.0,
     start_timeout_s: float = 300.0,
     stall_timeout_s: float = 600.0,
+    bucket_bytes: int | None = None,
 ) -> ProcessGroup:
     """Joins the processes that train together; call it before TensorFlow is used.
 
@@ -91,6 +98,10 @@ def join(
       start_timeout_s: how long ranks have to join.
       stall_timeout_s: how long a rank that answers may keep the others waiting before
         they raise: a process that evaluates or saves is alive. At least ``timeout_s``.
+      bucket_bytes: how many bytes of gradients are sent together, the same on all
+        ranks. A bucket is sent while the backward pass computes the next. None: 2 MiB
+        between machines, and all together on one, where several would take longer, and
+        by NCCL.
 
     Returns:
       The group.
@@ -116,10 +127,14 @@ def join(
     check_number(above=0.0, first_timeout_s=first_timeout_s)
     check_number(above=0.0, start_timeout_s=start_timeout_s)
     check_number(above=0.0, stall_timeout_s=stall_timeout_s)
+    if bucket_bytes is not None:
+        check_whole_number(bucket_bytes=bucket_bytes, at_least=1)
     limits = Deadlines(timeout_s, first_timeout_s, stall_timeout_s, timeout_s)
     seat = find_seat(coordinator, rank, size, has_mpi4py=_has_mpi4py())
     return join_prepared(
-        lambda local_rank: None, limits, seat, start_timeout_s, engine=engine
+        *(lambda local_rank: None, limits, seat, start_timeout_s),
+        engine=engine,
+        bucket_bytes=bucket_bytes,
     )
 
 
@@ -130,6 +145,7 @@ def join_prepared(
     start_timeout_s: float = 300.0,
     *,
     engine: str = "auto",
+    bucket_bytes: int | None = None,
 ) -> ProcessGroup:
     """Joins as ``join`` does; ``prepare(local_rank)`` precedes TensorFlow's runtime.
 
@@ -149,13 +165,19 @@ def join_prepared(
     )
     chosen = choose_engine(engine, _find_facts(seat))
     if seat.size == 1:
-        alone = _introduce(seat, chosen, port=0)
+        alone = _introduce(seat, chosen, bucket_bytes, port=0)
         group = ProcessGroup(
-            *([alone], 0, chosen), member=None, coordinator=None, limits=limits
+            *([alone], 0, chosen),
+            member=None,
+            coordinator=None,
+            limits=limits,
+            bucket_bytes=bucket_bytes,
         )
     else:
         _log.info("join: engine %r, as %s.", chosen.name, chosen.reason)
-        group = _join_others(seat, chosen, limits, start_timeout_s, prepare)
+        group = _join_others(
+            *(seat, chosen, limits, start_timeout_s, prepare), bucket_bytes=bucket_bytes
+        )
         if chosen.name != "mpi" and seat.rank == 0:  # Once, not in every process.
             # The server starts with the runtime, maybe in a function that AutoGraph
             # converts; the warning should point at the line that joins.
@@ -200,6 +222,8 @@ def _join_others(
     limits: Deadlines,
     start_timeout_s: float,
     prepare: Callable[[int], None],
+    *,
+    bucket_bytes: int | None,
 ) -> ProcessGroup:
     mpi = _find_mpi(seat) if engine.name == "mpi" else None
     if mpi is None and seat.is_told:
@@ -221,7 +245,8 @@ def _join_others(
             if mpi is None:  # A port for TensorFlow's server, which starts later.
                 held = _open_port(lambda: _hold(seat.port), seat, seat.port, end_s)
                 opened.callback(held.close)
-            own = _introduce(seat, engine, port=held.getsockname()[1] if held else 0)
+            port = held.getsockname()[1] if held else 0
+            own = _introduce(seat, engine, bucket_bytes, port=port)
             if seat.rank == 0:
                 listener = _listen(seat, mpi, end_s)
                 # Other ranks may reach it by an address that it does not have itself.
@@ -253,6 +278,7 @@ def _join_others(
                 member=member,
                 coordinator=coordinator,
                 limits=limits,
+                bucket_bytes=bucket_bytes,
                 start_runtime=start_runtime,
                 mpi=mpi,
             )
@@ -369,7 +395,9 @@ def _start_runtime(rank: int, held: socket.socket) -> None:
     held.close()
 
 
-def _introduce(seat: Seat, engine: Engine, *, port: int) -> Introduction:
+def _introduce(
+    seat: Seat, engine: Engine, bucket_bytes: int | None, *, port: int
+) -> Introduction:
     run, start = find_run()
     boot = Path("/proc/sys/kernel/random/boot_id")
     machine = [platform.node(), os.environ.get("TW_NODE_RANK", "")]
@@ -387,6 +415,7 @@ def _introduce(seat: Seat, engine: Engine, *, port: int) -> Introduction:
             "TensorFlow": tf.__version__,
             "tw-ranks": version("tw-ranks"),
             "the engine": engine.name,
+            "bucket_bytes": str(bucket_bytes or "by default"),
         },
         run=run,
         start=start,
