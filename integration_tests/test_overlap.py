@@ -13,3 +13,10 @@ def test_a_backward_pass_meets_an_exchange_of_its_own_step(groups, kind, effects
     for met in ranks.call("rank_overlap:has_met", kind, effects):
         assert met
         assert all(met)
+
+
+def test_ranks_in_different_exchanges_of_a_step_are_in_no_mismatch(groups):
+    """They begin in the order in which gradients are computed, on each rank."""
+    late_s = 3.0  # The rule waits for 1 s.
+    same = groups(2).call("rank_overlap:sums_in_any_order", late_s)
+    assert same == [[2, 2]] * 2

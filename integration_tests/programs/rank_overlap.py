@@ -16,6 +16,7 @@ import tw_ranks
 from tw_builders import RankShardedOptimizer
 from tw_core import towers
 from tw_keras import TowerModel
+from tw_keras._over_ranks.exchanges import Exchanges
 from tw_ranks.internal import endpoint_of
 
 WIDTH = 64
@@ -114,3 +115,24 @@ def _steps(group: Any, kind: str, wait: _Wait, make: Callable[[], keras.Model]) 
     for _ in range(2):
         wait.begin(1)
         step(tf.ones([2, 4]))
+
+
+def sums_in_any_order(group: Any, late_s: float) -> list[float]:
+    """Returns two sums of ones as ``fit`` makes them; each rank is late for one."""
+
+    def late(one: tf.Tensor) -> tf.Tensor:
+        def wait(value: np.ndarray) -> np.ndarray:
+            time.sleep(late_s)
+            return value
+
+        waited = tf.numpy_function(wait, [one], one.dtype, stateful=False)
+        return tf.ensure_shape(waited, one.shape)
+
+    def step(one: tf.Tensor) -> list[tf.Tensor]:
+        exchanges.begin_step()
+        given = [late(one) if n == group.rank else tf.identity(one) for n in range(2)]
+        return [exchanges.sum(f"sum {n}", [own])[0] for n, own in enumerate(given)]
+
+    exchanges = Exchanges(group, shares_data=False)
+    function = group.bounded(tf.function(step, autograph=False))
+    return [total.numpy() for total in function(tf.ones([]))]

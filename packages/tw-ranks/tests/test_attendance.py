@@ -3,9 +3,12 @@
 import sys
 
 import pytest
+import tensorflow as tf
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tw_ranks._agreement import Exchange
+from tw_ranks._endpoint.progress import Progress
 from tw_ranks._side_channel._attendance import (
     Attendance,
     Deadlines,
@@ -268,8 +271,8 @@ def test_what_every_rank_is_inside_of_is_told_with_when_it_last_moved():
 SUM, LOSS = ("'an allreduce' of sum", "'an allreduce' of loss")
 
 
-def in_collective(found, rank, now_s, number, what, order=""):
-    inside = Report(entered=4, completed=3, number=number, what=what, order=order)
+def in_collective(found, rank, now_s, number, what, order="", among=0):
+    inside = Report(4, 3, number=number, among=among, what=what, order=order)
     found.hear(rank, inside, now_s)
 
 
@@ -294,13 +297,66 @@ def test_a_rank_in_what_others_have_completed_is_in_no_other_collective():
         assert found.find_missing(now_s) == {}
 
 
-@pytest.mark.parametrize("second", [(7, ""), (0, ""), (9, "loss")])
+@pytest.mark.parametrize(
+    "second", [(7, ""), (0, ""), (9, "loss"), (9, "", 4), (7, "", 9)]
+)
 def test_ranks_that_can_still_meet_are_not_named(second):
     found = attendance(2)
     for now_s in range(9):
-        in_collective(found, 0, now_s, 7, SUM)
-        in_collective(found, 1, now_s, second[0], LOSS, second[1])
+        in_collective(found, 0, now_s, 7, SUM, among=4)
+        in_collective(found, 1, now_s, second[0], LOSS, *second[1:])
         assert found.find_missing(now_s) == {}
+
+
+def test_ranks_in_collectives_of_different_functions_are_named():
+    found = attendance(2)
+    for now_s in range(9):
+        in_collective(found, 0, now_s, 7, SUM, among=4)
+        in_collective(found, 1, now_s, 9, LOSS, among=9)
+    assert list(found.find_missing(8)) == [1]
+
+
+def progress_inside(built, *inside):
+    """Builds exchanges, pairs of keys and graphs; begins those of the keys inside."""
+    progress = Progress()
+    progress.note_thread()
+    for key, graph in built:
+        progress.note_agreed(key, Exchange("a sum", ()))
+        progress.note_independent(key, graph)
+    for key in inside:
+        progress.variable.assign_add(progress.marks(key, begins=True, needs_all=False))
+    return progress
+
+
+def test_exchanges_of_one_function_have_a_number_in_common():
+    step, test, other = tf.Graph(), tf.Graph(), tf.Graph()
+    built = [(0, step), (2, step), (4, test), (0, test), (6, other)]
+    reports = {
+        inside: progress_inside(built, *inside).report(None)
+        for inside in [(0,), (2,), (4,), (6,), (2, 4), (4, 6)]
+    }
+    among = {inside: own.among for inside, own in reports.items()}
+    assert among[0,] == among[2,] == among[4,] == among[2, 4] != among[6,]
+    numbers = [own.number for own in reports.values()]
+    assert numbers == [0, 2, 4, 6, 2, 0]
+    assert all(own.what == "'a sum'" for own in reports.values())
+
+
+def test_exchanges_of_one_owner_have_a_number_in_common():
+    owner, progress = tf.Graph(), Progress()
+    with progress.in_any_order(owner):
+        progress.note_independent(0, tf.Graph())
+        progress.note_independent(2, tf.Graph())
+    progress.note_independent(4, tf.Graph())
+    for key in (0, 2, 4):
+        progress.note_agreed(key, Exchange("a sum", ()))
+    among = []
+    for key in (0, 2, 4):
+        progress.variable.assign_add(progress.marks(key, begins=True, needs_all=False))
+        among.append(progress.report(None).among)
+        progress.variable.assign_add(progress.marks(key, begins=False, needs_all=False))
+    assert among[0] == among[1] != among[2]
+    assert progress.read() == (3, 3, 0)
 
 
 def test_an_old_report_is_compared_with_none():

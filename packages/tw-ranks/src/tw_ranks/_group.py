@@ -10,7 +10,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from tw_ranks._endpoint.endpoint import Carrier, Endpoint
@@ -143,14 +144,16 @@ class ProcessGroup:
         """How many bytes of gradients are sent together; None for all."""
         return self._endpoint.bucket_bytes
 
-    @property
-    def is_ordered(self) -> bool:
-        """Whether exchanges must begin in one order on all ranks.
+    @contextmanager
+    def in_any_order(self, of: object) -> Iterator[bool]:
+        """Scope in which exchanges are traced that may begin in any order.
 
-        Not TensorFlow's. NCCL's must, and so must calls of MPI, each of which holds a
-        thread until all ranks have made it.
+        Those of one owner, ``of``, may, in several functions. Yields False if they may
+        not: NCCL needs one order on all ranks, and so do calls of MPI, each of which
+        holds a thread until all ranks have made it.
         """
-        return self.engine != "tensorflow"
+        with self._endpoint.progress.in_any_order(of):
+            yield self.engine == "tensorflow"
 
     def __repr__(self) -> str:
         """Shows the rank and the size."""

@@ -6,7 +6,7 @@ same ones in the same order: sums of layers with zeros, and updates by the same 
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -54,7 +54,8 @@ class Exchanges:
         """Forgets the steps' exchanges, as the model is compiled again."""
         # In a step's order: layers' sums by name, updates by the optimizers' numbers.
         self._recorded: dict[str | int, Specs | Replay] = {}
-        self._functions: dict[tuple[str, str], Callable[..., Any]] = {}
+        # And whether calls of each may begin in any order.
+        self._functions: dict[tuple[str, str], tuple[Callable[..., Any], bool]] = {}
         self._idle: Any = None
 
     def say_next(self, *, to_stop: bool, has_more: bool) -> None:
@@ -234,18 +235,21 @@ class Exchanges:
             return list(run(*flat))
         of_function = key, str(specs)
         if of_function not in self._functions:
-            with tf.init_scope():
+            in_any_order = getattr(self.group, "in_any_order", _in_order)
+            with tf.init_scope(), in_any_order(self) as is_independent:
                 made = tf.function(
                     run,
                     input_signature=specs,
                     autograph=False,
                     experimental_attributes=_APART,
                 )
-                self._functions[of_function] = made.get_concrete_function()
+                traced = made.get_concrete_function(), is_independent
+                self._functions[of_function] = traced
         graph = tf.compat.v1.get_default_graph()
         known = len(graph.get_operations())
-        results = list(self._functions[of_function](*flat))
-        if not getattr(self.group, "is_ordered", True):
+        function, is_independent = self._functions[of_function]
+        results = list(function(*flat))
+        if is_independent:
             run_independently(graph, graph.get_operations()[known:])
         return results
 
@@ -336,6 +340,11 @@ class StepGroup:
     ) -> list[Any]:
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
         return self._exchanges.apart(name, run, tensors, specs)
+
+
+def _in_order(_: Any) -> AbstractContextManager[bool]:
+    """Says that a group's exchanges begin in one order."""
+    return nullcontext(enter_result=False)
 
 
 def _dense(tensors: Sequence[Any]) -> list[Any]:

@@ -2,8 +2,9 @@
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -33,6 +34,9 @@ class Progress:
         self._hosted: dict[int, tuple[int, bool, str]] = {}  # Such calls in progress.
         self._threads: set[int] = set()  # That have begun collectives.
         self._exchanges: dict[int, Exchange] = {}  # By first key.
+        self._among: dict[int, int] = {}  # ``Report.among`` by first key.
+        self._of_owners = weakref.WeakKeyDictionary[Any, int]()
+        self._owner: Any = None
         self._waiting: Exchange | None = None  # Not yet described by all ranks.
         self._traced, self._inside = 0, ""  # ``Report.traced`` and ``Report.inside``.
 
@@ -52,12 +56,12 @@ class Progress:
     def marks(self, key: int, *, begins: bool, needs_all: bool) -> list[int]:
         """Returns what a function adds as the exchange from ``key`` on begins or ends.
 
-        Several may be in progress at once: each has a place of its own, if no more than
-        ``_SLOTS`` are known.
+        Several may be in progress at once: each has a place, which holds its key and 1.
         """
         counts = [1, 0, int(needs_all)] if begins else [0, 1, 0]
         slots = [0] * _SLOTS
-        slots[list(self._exchanges).index(key) % _SLOTS] = 1 if begins else -1
+        place = list(self._exchanges).index(key) % _SLOTS
+        slots[place] = key + 1 if begins else -(key + 1)
         return [*counts, *slots]
 
     @contextlib.contextmanager
@@ -93,6 +97,25 @@ class Progress:
         """Notes the exchange whose first key this is."""
         self._exchanges[key] = exchange
 
+    @contextlib.contextmanager
+    def in_any_order(self, of: Any) -> Iterator[None]:
+        """Scope in which exchanges belong to ``of``, not to the graph being traced."""
+        before, self._owner = self._owner, of
+        try:
+            yield
+        finally:
+            self._owner = before
+
+    def note_independent(self, key: int, graph: Any) -> None:
+        """Notes an exchange of a graph, whose exchanges may begin in any order."""
+        owner = graph if self._owner is None else self._owner
+        own = self._among.setdefault(key, key)
+        first, last = sorted((own, self._of_owners.setdefault(owner, own)))
+        if first < last:  # It belongs to two: all exchanges of both do.
+            for places in (self._among, self._of_owners):
+                for one in [one for one, n in places.items() if n == last]:
+                    places[one] = first
+
     def note_waiting(self, exchange: Exchange | None) -> None:
         """Notes that this rank waits for all to describe an exchange; None: no more."""
         self._waiting = exchange
@@ -113,11 +136,10 @@ class Progress:
             read: list[int] = self._variable.numpy().tolist()
             return read
 
-    def _first_inside(self) -> int:
-        """Returns the key of the first exchange in progress in a function, or 0."""
-        slots = self._read()[len(Counts._fields) :]
-        known = enumerate(list(self._exchanges))
-        return next((key for n, key in known if slots[n % _SLOTS] > 0), 0)
+    def _find_in_functions(self) -> list[int]:
+        """Returns the keys of exchanges in progress in functions, in order."""
+        found = [number - 1 for number in self._read()[len(Counts._fields) :] if number]
+        return sorted(found)
 
     def is_inside(self) -> bool:
         """Whether this rank is inside a collective, or one of its own has failed."""
@@ -127,10 +149,11 @@ class Progress:
     def report(self, member: Member | None) -> Report:
         """Returns how far this rank is; ``member`` is None if it is alone."""
         counts = self.read()
-        number, order, what = self._find_inside(counts, member)
+        number, among, order, what = self._find_inside(counts, member)
         return Report(
             *(counts.entered, counts.completed, self._traced, self._inside),
             number=number,
+            among=among,
             order=order,
             what=what,
             needing_all=counts.needing_all,
@@ -138,21 +161,26 @@ class Progress:
 
     def _find_inside(
         self, counts: Counts, member: Member | None
-    ) -> tuple[int, str, str]:
-        """Returns a ``Report``'s number, order and what."""
+    ) -> tuple[int, int, str, str]:
+        """Returns a ``Report``'s number, among, order and what."""
         # Another thread may remove either meanwhile.
         waiting, hosted = self._waiting, [*self._hosted.values()]
         # Another thread may start the collective in which other ranks wait.
         is_alone = len(self._threads) == 1
         if waiting is not None and member is not None:
             number = -member.num_described
-            return number if is_alone else 0, "", f"the agreement on {waiting}"
-        key, blocks, order = hosted[0] if hosted else (self._first_inside(), True, "")
-        exchange = self._exchanges.get(key)
+            return number if is_alone else 0, 0, "", f"the agreement on {waiting}"
         inside = counts.entered - counts.completed
-        if inside < 1 or (hosted and inside > 1) or exchange is None:
-            return 0, "", ""
-        order = order if hosted else exchange.name
-        # With others in progress, this one keeps none from starting.
-        number = key if blocks and is_alone and inside == 1 else 0
-        return number, order, str(exchange)
+        if hosted:
+            key, blocks, order = hosted[0]
+            exchange = self._exchanges.get(key) if inside == 1 else None
+            number = key if blocks and is_alone else 0
+            return (number, 0, order, str(exchange)) if exchange else (0, 0, "", "")
+        keys = self._find_in_functions()
+        exchange = self._exchanges.get(keys[0]) if keys and inside else None
+        if exchange is None:
+            return 0, 0, "", ""
+        # Where those of several functions are in progress, others can begin.
+        among = {self._among.get(key, key) + 1 for key in keys}
+        number = keys[0] if is_alone and len(among) == 1 else 0
+        return number, among.pop(), exchange.name, str(exchange)

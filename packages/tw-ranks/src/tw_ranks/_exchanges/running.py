@@ -88,6 +88,8 @@ def run_collectives(
     )
     if find_weight is not None:
         endpoint.built.add_to_step(first_key, bound)
+    if traces_function() and not uses_nccl and endpoint.mpi is None:
+        endpoint.progress.note_independent(first_key, graph)
     if builds_session_graph() or (traces_function() and endpoint.mpi is not None):
         return _run_on_host(bound, tensors, exchange.name)
     if traces_function():

@@ -8,7 +8,8 @@ holds the others up they are warned, and it is missing only after ``stall_timeou
 It may be outside a collective that others have entered, or inside one that all have
 entered: a connection between ranks may have stalled there, but a large exchange on a
 slow network looks the same from here. Ranks that wait in different collectives, and can
-do nothing else meanwhile, are named at once: neither collective can end.
+begin no other meanwhile, are named at once: neither collective can end. Those of one
+function can begin in any order.
 
 A rank that is gone holds others up, some of them inside a collective that the rest have
 completed. So no rank counts as behind while it is inside one, or while another is gone.
@@ -50,6 +51,7 @@ class Report:
     inside: str = ""  # Kind of the collective that it traced last.
     at: str = ""  # Line that its main thread was at when last asked.
     number: int = 0  # Of the one it waits in; 0: none, or it can start others.
+    among: int = 0  # Those that can start meanwhile have this in common; 0: none can.
     order: str = ""  # Collectives of this name cannot start meanwhile; "": none can.
     what: str = ""  # Its current collective, described; "" unless exactly one.
     needing_all: int = 0  # How many of ``entered`` also need finished ranks.
@@ -233,18 +235,25 @@ class Attendance:
             among = {n: r for n, r in held.items() if r.report.order == order}
             since_s = max(rank.moved_s for rank in among.values())
             heard_s = min(rank.heard_s for rank in among.values())
-            numbers = Counter(rank.report.number for rank in among.values())
             wait_s = _MISMATCH_BEATS * find_interval_s(self.deadlines.timeout_s)
-            if len(numbers) == 1 or heard_s - since_s < wait_s:
+            if heard_s - since_s < wait_s:
                 continue
-            [(usual, _)] = numbers.most_common(1)
-            first = min(n for n, r in among.items() if r.report.number == usual)
+            [(usual, _)] = Counter(map(_among, among.values())).most_common(1)
+            most = {n: rank for n, rank in among.items() if _among(rank) == usual}
+            numbers = {rank.report.number for rank in most.values()}
+            others = {
+                n: rank
+                for n, rank in among.items()
+                if n not in most and rank.report.number not in numbers
+            }
+            if not others:
+                continue
+            first = min(most)
             return {
                 n: f"is in {rank.report.what}, rank {first} in "
                 f"{among[first].report.what}: ranks wait in different collectives, but "
                 "must run the same ones in the same order"
-                for n, rank in among.items()
-                if rank.report.number != usual
+                for n, rank in others.items()
             }
         return {}
 
@@ -444,6 +453,11 @@ def describe_finished(waiting: int, what: str) -> str:
         "has no more data (finish, hvd.join) and takes part only in sums of gradients;"
         f" rank {waiting} has reached {what}, which needs all ranks"
     )
+
+
+def _among(rank: Rank) -> int:
+    """Returns what collectives have in common that a rank can be in at once."""
+    return rank.report.among or rank.report.number
 
 
 def _progress(report: Report) -> tuple[int, int, int]:
