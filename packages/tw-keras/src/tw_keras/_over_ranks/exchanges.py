@@ -253,7 +253,7 @@ class Exchanges:
             run_independently(graph, graph.get_operations()[known:])
         return results
 
-    def group_of(self, what: str) -> "StepGroup":
+    def group_of(self, what: str) -> Any:
         """Returns a group for a step's exchanges, which are given no names."""
         return StepGroup(self, what)
 
@@ -290,8 +290,10 @@ class StepGroup:
     def __init__(self, exchanges: Exchanges, what: str = "") -> None:
         """Takes the name of its sums, where callers give them none of their own."""
         self._exchanges, self._group, self._what = exchanges, exchanges.group, what
-        self.rank, self.size = exchanges.group.rank, exchanges.group.size
-        self.bucket_bytes = exchanges.bucket_bytes
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns what is as outside of a step."""
+        return getattr(self._group, name)
 
     def sum(self, tensors: Sequence[Any], *, names: Sequence[str] = ()) -> list[Any]:
         """Adds tensors, dense or sparse, over the ranks."""
@@ -302,7 +304,7 @@ class StepGroup:
     def reduce_scatter(self, parts: Sequence[Any], *, name: str) -> Any:
         """Adds each rank's part over the ranks."""
         if self._exchanges.only_records:
-            return parts[self.rank]
+            return parts[self._group.rank]
 
         def run(*parts: Any) -> list[Any]:
             return [reduce_scatter(self._group, parts, name=name)]
@@ -318,22 +320,6 @@ class StepGroup:
             return all_gather(self._group, own, lengths, name=name)
 
         return self._run(name, run, [own])
-
-    def broadcast(self, variables: Sequence[Any]) -> None:
-        """Gives all ranks the values of rank 0's variables."""
-        self._group.broadcast(variables)
-
-    def bounded(self, function: Any) -> Any:
-        """Makes a function raise errors that name lost ranks."""
-        return self._group.bounded(function)
-
-    def tell(self, what: str) -> None:
-        """Announces an event on rank 0."""
-        self._group.tell(what)
-
-    def wait_for(self, what: str) -> None:
-        """Waits until rank 0 has announced an event."""
-        self._group.wait_for(what)
 
     def _run(
         self, name: str, run: Callable[..., list[Any]], tensors: Sequence[Any]
