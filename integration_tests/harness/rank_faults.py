@@ -1,13 +1,14 @@
 """Drills of process groups: ranks are lost while all train; who lives must name them.
 
-Every fault meets every victim, in each of two modes:
+Every fault meets every victim, in each of three modes:
 
     fault        what happens                   victims   of 3 ranks: rank 0, rank 1;
     killed       SIGKILL                                  of 4 on two machines: the
     stopped      SIGSTOP                                  machine of ranks 2 and 3, of
     cut          the link is taken down                   the first three faults
-    interrupted  SIGINT                         modes     function, session
-    forked       SIGKILL, with a child that lives on
+    interrupted  SIGINT                         modes     function, session, buckets (of
+    forked       SIGKILL, with a child that     a function, in another order in
+                 lives on                       each rank)
     failed       an error ends its program
     broken       an error ends its beats
     stuck        its main thread stops
@@ -51,8 +52,12 @@ SIGNALS = {
     "forked": signal.SIGKILL,
 }  # Else SIGUSR1, which the program heeds.
 VICTIMS = {"rank 0": (0,), "rank 1": (1,), "machine": (2, 3)}
-MODES = ("function", "session")
-KINDS = {"function": "RankTimeoutError", "session": "UnknownError"}
+KINDS = {
+    "function": "RankTimeoutError",
+    "session": "UnknownError",
+    "buckets": "RankTimeoutError",
+}
+MODES = tuple(KINDS)
 OPTIONS = {
     "timeout_s": TIMEOUT_S,
     "stall_timeout_s": STALL_S,
@@ -152,6 +157,7 @@ def run_drill(context: Any, name: str, folder: Path | None = None) -> Outcome:
             machines=drill.machines,
             linked=is_linked(name),
             is_quiet=True,
+            bucket_bytes=1 if drill.mode == "buckets" else None,
             **OPTIONS,
         )
         ranks.joined()
@@ -255,7 +261,7 @@ def _hear_error(rank: RankProcess, drill: Drill, began_s: float) -> float:
     told = f"rank {rank.rank} after {after_s:.2f} s: {raised}"
     assert raised.kind == KINDS[drill.mode], told
     named = drill.named_by(rank.rank)
-    if drill.mode == "function":
+    if drill.mode != "session":
         assert raised.missing == named, told
     in_text = sorted({int(n) for n in re.findall(r"rank (\d+) \(", raised.text)})
     assert in_text == named, told

@@ -517,7 +517,10 @@ def broadcast_or_finish(group: Any, mode: str, is_done: bool) -> None:
 
 def step_until(group: Any, steps: int | None = None, mode: str = "function") -> int:
     """Sums again and again."""
-    run = _make_sum_in(SESSIONS[mode], group) if mode in SESSIONS else _make_sum(group)
+    if mode in SESSIONS:
+        run = _make_sum_in(SESSIONS[mode], group)
+    else:
+        run = _make_sum(group, 3 if mode == "buckets" else 1)
     done = total = 0
     while steps is None or done < steps:
         total = run()
@@ -525,14 +528,25 @@ def step_until(group: Any, steps: int | None = None, mode: str = "function") -> 
     return total
 
 
-def _make_sum(group: Any) -> Any:
+def _make_sum(group: Any, count: int = 1) -> Any:
+    """Makes a sum of gradients, each of which is late in another order in each rank."""
     value = tf.Variable(0.0)
+
+    def wait(grad: np.ndarray, late: np.ndarray) -> np.ndarray:
+        time.sleep(0.05 * late)
+        return grad
+
+    def late(n: int) -> tf.Tensor:
+        given = [tf.ones([4096]), tf.constant((n + group.rank) % count)]
+        waited = tf.numpy_function(wait, given, tf.float32, stateful=False)
+        return tf.ensure_shape(waited, [4096])
 
     @group.bounded
     @tf.function
     def step() -> None:
-        [[total]] = tw_ranks.sum_across([[tf.ones([4096])]], group=group)
-        value.assign_add(total[0])
+        grads = [late(n) if count > 1 else tf.ones([4096]) for n in range(count)]
+        [totals] = tw_ranks.sum_across([grads], group=group)
+        value.assign_add(tf.add_n(totals)[0] / count)
 
     def run() -> int:
         step()

@@ -25,7 +25,6 @@ from allreduce_rank import (
     AT_MOST,
     CHECKED_STEPS,
     DDP,
-    FUNCTION,
     MOMENTUM,
     MPI,
     MPI_SESSION,
@@ -56,9 +55,10 @@ def main(options: Any, report: Report) -> None:
     for work in (WORKS[name] for name in options.works):
         rounds, peer = options.rounds, PEER
         with contextlib.ExitStack() as stack:
-            if PEER not in work.contenders:
-                blocks = stack.enter_context(compressed(work, options.workers))
-                rounds, peer = min(rounds, 5) if work.mbit else rounds, FUNCTION
+            if work.program:
+                blocks = stack.enter_context(alone(work, options.workers))
+                rounds = min(rounds, 5) if work.mbit else rounds
+                peer = work.contenders[0]
             else:
                 blocks = stack.enter_context(ours_and_peers(work, options.workers))
             if MPI in work.contenders:
@@ -98,8 +98,8 @@ def ours_over_mpi(work: Work, size: int) -> Iterator[dict[str, Block]]:
 
 
 @contextlib.contextmanager
-def compressed(work: Work, size: int) -> Iterator[dict[str, Block]]:
-    """Starts ranks that hold the uncompressed step and those that send less."""
+def alone(work: Work, size: int) -> Iterator[dict[str, Block]]:
+    """Starts ranks that hold contenders of ours, each rank a host if a link is slow."""
     tied: dict[str, Any] = {"machines": (0, 1), "linked": True} if work.mbit else {}
     context = multiprocessing.get_context("spawn")
     with Ranks(context, 2 if work.mbit else size, **tied) as ranks:
@@ -108,12 +108,12 @@ def compressed(work: Work, size: int) -> Iterator[dict[str, Block]]:
             limit = f"rate {work.mbit}mbit burst 64kb latency 400ms"
             ranks.call("local_steps:limit", limit)
         for name in work.contenders:
-            seen = ranks.call("compressed_rank:make", name, work.shapes)
+            seen = ranks.call(f"{work.program}:make", name, work.shapes)
             if len(set(seen)) > 1 or not np.isfinite(seen).all():
                 raise RuntimeError(f"{name}: ranks have different variables: {seen}")
 
         def block(name: str, steps: int) -> float:
-            return max(ranks.call("compressed_rank:run", name, steps))
+            return max(ranks.call(f"{work.program}:run", name, steps))
 
         yield {name: partial(block, name) for name in work.contenders}
 

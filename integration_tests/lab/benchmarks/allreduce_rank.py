@@ -14,12 +14,15 @@ BFLOAT16, SERVER, DDP, FLAT = "bfloat16", "parameter server", "DDP", "flat"
 MPI, MPI_SESSION = "MPI", "MPI, local session"
 LOW_RANK, INT8, SIGN = "rank 4", "int8", "sign"
 TOP, SAMPLED = "top 1 %", "top 1 %, sampled"
+BACKWARD, EXCHANGE = "backward pass alone", "exchange alone"
+OWN_STEP, FIT, SHARDED_FIT = "own step", "fit", "fit, sharded"
 RATE, MOMENTUM = 0.01, 0.9
 CHECKED_STEPS = 3
 
 
 ALL = (FUNCTION, FLAT, SESSION, PEER, SERVER, DDP, MPI, MPI_SESSION)
 COMPRESSED = (FUNCTION, LOW_RANK, INT8, TOP, SAMPLED, SIGN)
+OVERLAPPED = (BACKWARD, EXCHANGE, OWN_STEP, FIT, SHARDED_FIT)
 # Contender and whom it is measured against -> the most that it may take of that one's
 # time, where a work does not say otherwise.
 AT_MOST = {
@@ -29,6 +32,8 @@ AT_MOST = {
     (FUNCTION, SERVER): 0.6,
     (MPI, PEER): 0.6,
     (MPI_SESSION, MPI): 1.15,
+    (OWN_STEP, BACKWARD): 1.15,
+    (FIT, BACKWARD): 1.15,
 }
 
 
@@ -42,6 +47,7 @@ class Work:
     targets: dict[tuple[str, str], float]
     contenders: tuple[str, ...] = ALL  # who takes part
     mbit: int = 0  # of the link between two ranks, each a host; 0 for one machine
+    program: str = ""  # makes and runs contenders of ours alone
 
 
 _LARGE = ((1024, 1024),) * 10
@@ -80,6 +86,7 @@ WORKS = {
         _LARGE,
         {(LOW_RANK, FUNCTION): 0.6, (INT8, FUNCTION): 0.6},
         COMPRESSED,
+        program="compressed_rank",
     ),
     "slow-link": Work(
         "10 matrices of 1,048,576 floats, 100 Mbit/s",
@@ -92,6 +99,23 @@ WORKS = {
         },
         COMPRESSED,
         mbit=100,
+        program="compressed_rank",
+    ),
+    "overlap-8": Work(
+        "backward pass of 2 s, 8 variables of 1,048,576 floats, 200 Mbit/s",
+        ((1 << 20,),) * 8,
+        {},
+        OVERLAPPED,
+        mbit=200,
+        program="overlap_rank",
+    ),
+    "overlap-64": Work(
+        "backward pass of 2 s, 64 variables of 131,072 floats, 200 Mbit/s",
+        ((1 << 17,),) * 64,
+        {},
+        OVERLAPPED,
+        mbit=200,
+        program="overlap_rank",
     ),
     "mlp": Work(
         "MLP 6 x 512", _MLP, {(MPI, DDP): 0.6}, (FUNCTION, FLAT, PEER, DDP, MPI)

@@ -18,7 +18,7 @@ SLOW_S = 8.0
 TIMEOUT_S = 5.0  # a busy machine silences living ranks for seconds
 
 
-@pytest.mark.slow(by_day=["rank 0 killed, function"])
+@pytest.mark.slow(by_day=["rank 0 killed, buckets"])
 @pytest.mark.parametrize(
     "name",
     [
@@ -31,6 +31,10 @@ TIMEOUT_S = 5.0  # a busy machine silences living ranks for seconds
         "machine cut, session",
         "rank 1 failed, session",
         "rank 0 stuck, session",
+        "rank 0 killed, buckets",
+        "rank 1 stuck, buckets",
+        "machine cut, buckets",
+        "rank 0 interrupted, buckets",
     ],
 )
 def test_the_missing_are_named(processes, name):
