@@ -1,6 +1,7 @@
 """Descriptions of collectives: what is the same, and which difference is told."""
 
 import pytest
+import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,3 +85,20 @@ def test_a_description_shows_what_tells_it_from_others():
     said = "'sum' 'grads' of a float32 [2], b float32 [2] and 2 more, root=1"
     assert str(exchange) == said
     assert str(Exchange("the end", ())) == "'the end'"
+
+
+@pytest.mark.parametrize(
+    ("names", "scope"),
+    [
+        (["Dense/kernel:0, tensor 1", "b"], "by_mpi/Dense_kernel_0_tensor_1"),
+        (["größe"], "by_mpi/gr_e"),
+        ([""], "by_mpi"),
+        ([], "by_mpi"),
+    ],
+)
+def test_timelines_show_the_engine_and_the_first_tensor(names, scope):
+    tensors = tuple(TensorSpec(name, "float32", (2,)) for name in names)
+    found = Exchange("a sum", tensors).scope("mpi")
+    assert found == scope
+    with tf.Graph().as_default(), tf.name_scope(found):
+        assert tf.constant(1.0).op.name.startswith(scope)

@@ -64,6 +64,12 @@ class Exchange:
         """Returns the description of one that NCCL carries."""
         return replace(self, options=(*self.options, _BY_NCCL))
 
+    def scope(self, engine: str) -> str:
+        """Returns the scope that timelines show: its engine, and its first tensor."""
+        first = self.tensors[0].name if self.tensors else ""
+        of_first = re.sub(r"[^0-9A-Za-z]+", "_", first).strip("_")
+        return "/".join(filter(None, [f"by_{engine}", of_first]))
+
     def __str__(self) -> str:
         """Formats it for messages, e.g. "'a broadcast' of a tensor float32 [3]"."""
         shown = ", ".join(map(str, self.tensors[:2]))

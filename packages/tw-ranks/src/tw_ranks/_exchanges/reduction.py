@@ -19,6 +19,7 @@ twice.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -126,11 +127,14 @@ def _in_buckets(
     known = [own.shape.num_elements() or 0 for own in map(values_of, local)]
     sizes = [[n * values_of(g).dtype.size] for n, g in zip(known, local, strict=True)]
     found: dict[int, tuple[Any, tf.Tensor]] = {}
-    for places in plan_buckets(sizes, endpoint.bucket_bytes):
+    for number, places in enumerate(plan_buckets(sizes, endpoint.bucket_bytes)):
         own = [local[n] for n in places]
         brought = _as_brought(1.0 if weight is None else weight, own)
         of_bucket = [names[n] for n in places] if names else ()
-        reduced, total = exchange_gradients(own, brought, endpoint, of_bucket, manner)
+        with tf.name_scope(f"bucket_{number}") if number else nullcontext():
+            reduced, total = exchange_gradients(
+                own, brought, endpoint, of_bucket, manner
+            )
         found |= {n: (grad, total[0]) for n, grad in zip(places, reduced, strict=True)}
     return [found[n] for n in range(len(local))]
 

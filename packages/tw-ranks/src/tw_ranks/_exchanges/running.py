@@ -80,11 +80,13 @@ def run_collectives(
         exchange, graph, num_keys, by_name=is_named and graph is not None
     )
     has_many = endpoint.keys.num_described > MAX_COMMUNICATORS
+    engine = "nccl" if uses_nccl else "tensorflow" if endpoint.mpi is None else "mpi"
     bound = Bound(
         *(body, specs, [first_key + n for n in offsets], endpoint),
         uses_nccl=uses_nccl,
         find_weight=find_weight,
         shares_communicator=graph is None and find_weight is None and has_many,
+        scope=exchange.scope(engine),
     )
     if find_weight is not None:
         endpoint.built.add_to_step(first_key, bound)
@@ -142,6 +144,7 @@ class Bound:
     uses_nccl: bool  # Which needs one order on all ranks.
     find_weight: FindWeight | None  # None if ranks that have finished do not join it.
     shares_communicator: bool  # Of MPI, with others that run in the program's order.
+    scope: str  # In timelines: the engine, and the first tensor.
 
     @property
     def key(self) -> int:
@@ -161,9 +164,7 @@ class Bound:
             with tf.device("/cpu:0") if has_gpu else contextlib.nullcontext():
                 return self.body(list(tensors), self.keys)
         place = contextlib.nullcontext() if has_gpu else tf.device("/cpu:0")
-        engine = "nccl" if self.uses_nccl else "tensorflow"
-        scope = tf.name_scope(f"by_{engine}")  # Timelines show it.
-        with place, scope, by_nccl(self.uses_nccl):
+        with place, tf.name_scope(self.scope), by_nccl(self.uses_nccl):
             return self.body(list(tensors), self.keys)
 
     def run(
@@ -263,8 +264,7 @@ def _run_on_host(
     # Ranks may build named ones in different orders, and would hold different ones.
     may_hold = not name and (bound.endpoint.built.hold_thread(graph) or in_function)
     if may_hold:
-        # Timelines show the name.
-        with tf.name_scope("by_mpi") if over_mpi else contextlib.nullcontext():
+        with tf.name_scope(bound.scope) if over_mpi else contextlib.nullcontext():
             got = list(tf.numpy_function(call, tensors, dtypes))
         for tensor, shape in zip(got, shapes, strict=True):
             tensor.set_shape(shape)
