@@ -16,6 +16,7 @@ from tw_core.internal import (
     join_flat,
     map_flat,
     pack_tensors,
+    plan_buckets,
     plan_packing,
     unpack_tensors,
 )
@@ -33,6 +34,29 @@ def arrays(shapes, dtype=np.float32):
         np.arange(first, first + prod(shape), dtype=dtype).reshape(shape)
         for first, shape in zip(counted, shapes, strict=False)
     ]
+
+
+@given(
+    st.integers(1, 4).flatmap(
+        lambda ranks: st.lists(
+            st.lists(st.integers(0, 9), min_size=ranks, max_size=ranks), max_size=9
+        )
+    ),
+    st.one_of(st.none(), st.integers(1, 30)),
+)
+def test_buckets_go_from_the_last_to_the_first_until_they_are_full(sizes, limit):
+    def is_full(places):
+        if not places or limit is None:
+            return False
+        of_ranks = np.sum([sizes[n] for n in places], axis=0)
+        return of_ranks.sum() >= limit and of_ranks.max() <= 1.25 * of_ranks.mean()
+
+    buckets = plan_buckets(sizes, limit)
+    assert [n for own in reversed(buckets) for n in own] == list(range(len(sizes)))
+    for n, own in enumerate(buckets):
+        # It is full with its first variable, or the last, and was not before.
+        assert is_full(own) or n == len(buckets) - 1
+        assert not is_full(own[1:])
 
 
 @given(keys)
