@@ -16,7 +16,8 @@ class RankGroup(Protocol):
     """Processes that train together, each of which is a rank.
 
     All ranks call ``sum`` and ``broadcast`` in the same order, with tensors of the same
-    shapes and dtypes.
+    shapes and dtypes. A group may also have ``bucket_bytes`` and ``in_any_order``, as
+    ``tw_ranks.ProcessGroup`` has; without, all gradients are sent together.
     """
 
     @property
