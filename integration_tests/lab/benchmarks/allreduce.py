@@ -13,6 +13,7 @@ if ``--torch`` names a Python that has it, and this package's parameter server.
 import contextlib
 import json
 import multiprocessing
+import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -25,6 +26,7 @@ from allreduce_rank import (
     AT_MOST,
     CHECKED_STEPS,
     DDP,
+    DDP_ALONE,
     MOMENTUM,
     MPI,
     MPI_SESSION,
@@ -43,6 +45,7 @@ from racing import Block, Report, blocks_in, make, race_blocks, tasks
 from syncrep_worker import PULLED
 from syncrep_worker import Work as ServerWork
 
+from tw_launch._addresses import split_address
 from tw_launch._launcher.pmi import PmiTable
 
 OPTIONS = {"works": "allreduce_rank.WORKS", "rounds": 21, "workers": 2, "torch": None}
@@ -56,16 +59,17 @@ def main(options: Any, report: Report) -> None:
         rounds, peer = options.rounds, PEER
         with contextlib.ExitStack() as stack:
             if work.program:
-                blocks = stack.enter_context(alone(work, options.workers))
+                blocks = stack.enter_context(
+                    alone(work, options.workers, options.torch)
+                )
                 rounds = min(rounds, 5) if work.mbit else rounds
                 peer = work.contenders[0]
             else:
                 blocks = stack.enter_context(ours_and_peers(work, options.workers))
             if MPI in work.contenders:
                 blocks |= stack.enter_context(ours_over_mpi(work, options.workers))
-            if DDP in work.contenders and options.torch:
-                started = ddp(options.torch, work, options.workers)
-                blocks[DDP] = stack.enter_context(started)
+            if DDP in work.contenders and options.torch and not work.program:
+                blocks |= stack.enter_context(ddp(options.torch, work, options.workers))
             if SERVER in work.contenders and options.workers == 2:
                 blocks[SERVER] = stack.enter_context(server(work))
             timings = race_blocks(work.name, blocks, peer=peer, rounds=rounds)
@@ -98,8 +102,11 @@ def ours_over_mpi(work: Work, size: int) -> Iterator[dict[str, Block]]:
 
 
 @contextlib.contextmanager
-def alone(work: Work, size: int) -> Iterator[dict[str, Block]]:
-    """Starts ranks that hold contenders of ours, each rank a host if a link is slow."""
+def alone(work: Work, size: int, torch: str) -> Iterator[dict[str, Block]]:
+    """Starts ranks that hold contenders of ours, each rank a host if a link is slow.
+
+    There PyTorch's have the same links, and the processor of our rank.
+    """
     tied: dict[str, Any] = {"machines": (0, 1), "linked": True} if work.mbit else {}
     context = multiprocessing.get_context("spawn")
     with Ranks(context, 2 if work.mbit else size, **tied) as ranks:
@@ -107,15 +114,23 @@ def alone(work: Work, size: int) -> Iterator[dict[str, Block]]:
         if work.mbit:
             limit = f"rate {work.mbit}mbit burst 64kb latency 400ms"
             ranks.call("local_steps:limit", limit)
-        for name in work.contenders:
-            seen = ranks.call(f"{work.program}:make", name, work.shapes)
+        ours = [name for name in work.contenders if name not in (DDP, DDP_ALONE)]
+        for name in ours:
+            seen = ranks.call(f"{work.program}:make", name, work)
             if len(set(seen)) > 1 or not np.isfinite(seen).all():
                 raise RuntimeError(f"{name}: ranks have different variables: {seen}")
 
         def block(name: str, steps: int) -> float:
             return max(ranks.call(f"{work.program}:run", name, steps))
 
-        yield {name: partial(block, name) for name in work.contenders}
+        blocks = {name: partial(block, name) for name in ours}
+        has_theirs = torch and DDP in work.contenders
+        with (
+            ddp(torch, work, 2, ranks)
+            if has_theirs
+            else contextlib.nullcontext({}) as own
+        ):
+            yield blocks | own
 
 
 def _make(pipes: Sequence[Any], names: Sequence[str]) -> dict[str, Block]:
@@ -126,36 +141,53 @@ def _make(pipes: Sequence[Any], names: Sequence[str]) -> dict[str, Block]:
 
 
 @contextlib.contextmanager
-def ddp(python: str, work: Work, size: int) -> Iterator[Block]:
-    """Starts ranks of PyTorch."""
+def ddp(
+    python: str, work: Work, size: int, ranks: Ranks | None = None
+) -> Iterator[dict[str, Block]]:
+    """Starts ranks of PyTorch, on the hosts of other ranks if these are given."""
     [port] = find_free_ports(1)
-    shapes = json.dumps(work.shapes)
-    common = [str(size), str(port), shapes, str(RATE), str(MOMENTUM)]
+    host = "localhost" if ranks is None else split_address(ranks.address)[0]
+    model = json.dumps([work.network, work.rows] if work.network else work.shapes)
+    common = [str(size), f"{host}:{port}", model, str(RATE), str(MOMENTUM)]
     running = [
         subprocess.Popen(
-            [python, str(TORCH), str(rank), *common],
+            [*_place(ranks, rank), python, str(TORCH), str(rank), *common],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            # Of a host's one interface; by default it is that of the machine's name.
+            env=os.environ | ({"GLOO_SOCKET_IFNAME": "task"} if ranks else {}),
         )
         for rank in range(size)
     ]
 
-    def block(steps: int) -> float:
+    def ask(what: str) -> list[float]:
         for process in running:
-            print(steps, file=process.stdin, flush=True)
-        return max([float(process.stdout.readline()) for process in running])
+            print(what, file=process.stdin, flush=True)
+        return [float(process.stdout.readline()) for process in running]
 
     try:
-        block(CHECKED_STEPS)
-        for process in running:
-            print(0, file=process.stdin, flush=True)
-        _check(DDP, [float(process.stdout.readline()) for process in running])
-        yield block
+        ask(f"{CHECKED_STEPS} together")
+        if not work.network:
+            _check(DDP, ask("0 together"))
+        kinds = {DDP: "together", DDP_ALONE: "alone"}
+        yield {
+            name: lambda steps, kind=kind: max(ask(f"{steps} {kind}"))
+            for name, kind in kinds.items()
+            if name in work.contenders
+        }
     finally:
         for process in running:
             process.kill()
             process.wait()
+
+
+def _place(ranks: Ranks | None, rank: int) -> list[str]:
+    """Returns the words by which a command runs on a rank's host and processor."""
+    if ranks is None:
+        return []
+    network = f"nsenter --net=/proc/{ranks.all[rank].process.pid}/ns/net"
+    return f"{network} taskset -c {rank % (os.cpu_count() or 1)}".split()
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ BFLOAT16, SERVER, DDP, FLAT = "bfloat16", "parameter server", "DDP", "flat"
 MPI, MPI_SESSION = "MPI", "MPI, local session"
 LOW_RANK, INT8, SIGN = "rank 4", "int8", "sign"
 TOP, SAMPLED = "top 1 %", "top 1 %, sampled"
+DDP_ALONE = "DDP, backward pass alone"
 BACKWARD, EXCHANGE = "backward pass alone", "exchange alone"
 OWN_STEP, FIT, SHARDED_FIT = "own step", "fit", "fit, sharded"
 RATE, MOMENTUM = 0.01, 0.9
@@ -23,6 +24,7 @@ CHECKED_STEPS = 3
 ALL = (FUNCTION, FLAT, SESSION, PEER, SERVER, DDP, MPI, MPI_SESSION)
 COMPRESSED = (FUNCTION, LOW_RANK, INT8, TOP, SAMPLED, SIGN)
 OVERLAPPED = (BACKWARD, EXCHANGE, OWN_STEP, FIT, SHARDED_FIT)
+OF_NETWORKS = (BACKWARD, EXCHANGE, OWN_STEP, FIT, DDP, DDP_ALONE)
 # Contender and whom it is measured against -> the most that it may take of that one's
 # time, where a work does not say otherwise.
 AT_MOST = {
@@ -48,6 +50,8 @@ class Work:
     contenders: tuple[str, ...] = ALL  # who takes part
     mbit: int = 0  # of the link between two ranks, each a host; 0 for one machine
     program: str = ""  # makes and runs contenders of ours alone
+    network: str = ""  # of ``overlap_networks``, instead of shapes
+    rows: int = 4  # of a rank's batch
 
 
 _LARGE = ((1024, 1024),) * 10
@@ -117,6 +121,22 @@ WORKS = {
         mbit=200,
         program="overlap_rank",
     ),
+    **{
+        f"{network}-{mbit}": Work(
+            f"{network} network of 20 million parameters, {mbit} Mbit/s",
+            (),
+            {},
+            OF_NETWORKS,
+            mbit=mbit,
+            program="overlap_rank",
+            network=network,
+            rows=rows,
+        )
+        for network, mbit, rows in (
+            *(("convolutional", 100, 32), ("convolutional", 1000, 4)),
+            *(("transformer", 100, 32), ("transformer", 1000, 4)),
+        )
+    },
     "mlp": Work(
         "MLP 6 x 512", _MLP, {(MPI, DDP): 0.6}, (FUNCTION, FLAT, PEER, DDP, MPI)
     ),

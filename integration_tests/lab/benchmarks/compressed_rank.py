@@ -27,7 +27,7 @@ from tw_reduce import compression as c
 _made: dict[str, Callable[[], Any]] = {}
 
 
-def make(group: Any, name: str, shapes: list[tuple[int, ...]]) -> float:
+def make(group: Any, name: str, work: Any) -> float:
     """Makes a contender; returns the sum of its parameters after some steps."""
     reducers = {
         LOW_RANK: c.power_sgd(rank=4),
@@ -36,11 +36,11 @@ def make(group: Any, name: str, shapes: list[tuple[int, ...]]) -> float:
         SAMPLED: c.error_feedback(c.top_k(0.01, sampled=True)),
         SIGN: c.error_feedback(c.sign()),
     }
-    found = [tf.Variable(tf.ones(shape)) for shape in shapes]
-    momenta = [tf.Variable(tf.zeros(shape)) for shape in shapes]
+    found = [tf.Variable(tf.ones(shape)) for shape in work.shapes]
+    momenta = [tf.Variable(tf.zeros(shape)) for shape in work.shapes]
     noise = [
         tf.Variable(tf.random.stateless_normal(shape, [group.rank, n]))
-        for n, shape in enumerate(shapes)
+        for n, shape in enumerate(work.shapes)
     ]
     add = partial(tw_ranks.sum_across, group=group)
     state = None if name == FUNCTION else ReducerState(reducers[name], [found], add=add)

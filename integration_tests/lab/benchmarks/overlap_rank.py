@@ -1,9 +1,11 @@
 """What a rank does with a backward pass that takes time, layer by layer.
 
 Each layer sleeps before it gives the gradient of its input, so that it takes the same
-time on any machine, and none of a processor that the exchange needs.
+time on any machine, and none of a processor that the exchange needs. Or it is that of a
+network, on one processor for each rank.
 """
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,28 +14,41 @@ import keras
 import numpy as np
 import tensorflow as tf
 from allreduce_rank import EXCHANGE, FIT, OWN_STEP, SHARDED_FIT
+from overlap_networks import make_data, make_network
 from racing import block_of
 
 import tw_ranks
 from tw_keras import TowerModel
 
 BACKWARD_S = 2.0
-_ROWS = 4
+_RATE = 1e-9
 _made: dict[str, Callable[[int], float]] = {}
 
 
-def make(group: Any, name: str, shapes: list[tuple[int, ...]]) -> float:
+def make(group: Any, name: str, work: Any) -> float:
     """Makes a contender; returns the sum of its parameters after a step."""
+    if work.network:
+        _use_one_processor(group.rank)
+    loss: Any = "mse"
+    if work.network:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     if name in (FIT, SHARDED_FIT):
         options = {"variables": "sharded"} if name == SHARDED_FIT else {}
-        model = TowerModel(lambda: _model(shapes), ["/cpu:0"], group=group, **options)
-        model.compile(keras.optimizers.SGD(1e-9), "mse", jit_compile=False)
-        _made[name] = lambda steps: _fit(model, steps)
+        model = TowerModel(lambda: _model(work), ["/cpu:0"], group=group, **options)
+        model.compile(keras.optimizers.SGD(_RATE), loss, jit_compile=False)
+        _made[name] = lambda steps: _fit(model, work, steps)
     else:
-        model = _model(shapes)
-        _made[name] = block_of(_step(group, name, model))
+        model = _model(work)
+        loss = keras.losses.get(loss)
+        _made[name] = block_of(_step(group, name, model, loss, _data(work, 1)))
     run(group, name, 1)
-    return float(sum(np.sum(own) for own in model.get_weights()))
+    return float(np.float32(sum(np.sum(own, dtype="d") for own in model.get_weights())))
+
+
+def _use_one_processor(rank: int) -> None:
+    """Moves all threads of this process to one processor."""
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), {rank % (os.cpu_count() or 1)})
 
 
 def run(group: Any, name: str, steps: int) -> float:
@@ -41,8 +56,19 @@ def run(group: Any, name: str, steps: int) -> float:
     return _made[name](steps)
 
 
-def _model(shapes: list[tuple[int, ...]]) -> keras.Model:
-    wait_s = BACKWARD_S / len(shapes)
+def _data(work: Any, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns rows of some steps, and targets."""
+    if work.network:
+        return make_data(work.network, work.rows * steps)
+    ones = np.ones([work.rows * steps, 2], "float32")
+    return ones, ones
+
+
+def _model(work: Any) -> keras.Model:
+    if work.network:
+        keras.utils.set_random_seed(0)
+        return make_network(work.network)
+    wait_s = BACKWARD_S / len(work.shapes)
 
     def wait(grad: np.ndarray) -> np.ndarray:
         time.sleep(wait_s)
@@ -65,11 +91,14 @@ def _model(shapes: list[tuple[int, ...]]) -> keras.Model:
 
             return scale(inputs, tf.convert_to_tensor(self.kernel))
 
-    return keras.Sequential([keras.Input([2]), *map(Slow, shapes)])
+    return keras.Sequential([keras.Input([2]), *map(Slow, work.shapes)])
 
 
-def _step(group: Any, name: str, model: keras.Model) -> Callable[[], Any]:
+def _step(
+    group: Any, name: str, model: keras.Model, loss: Any, data: Any
+) -> Callable[[], Any]:
     trained = model.trainable_variables
+    x, y = map(tf.Variable, data)  # A constant would be computed with once.
 
     @group.bounded
     @tf.function
@@ -78,23 +107,23 @@ def _step(group: Any, name: str, model: keras.Model) -> Callable[[], Any]:
             grads = [1e-30 * tf.convert_to_tensor(own) for own in trained]
         else:
             with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(model(tf.ones([_ROWS, 2])) ** 2)
-            grads = tape.gradient(loss, trained)
+                value = loss(y, model(x, training=True))
+            grads = tape.gradient(value, trained)
         if name in (EXCHANGE, OWN_STEP):
             [grads] = tw_ranks.mean_across([grads], group=group)
         for own, grad in zip(trained, grads, strict=True):
-            own.assign_sub(1e-9 * grad)
+            own.assign_sub(_RATE * grad)
 
     return step
 
 
-def _fit(model: Any, steps: int) -> float:
+def _fit(model: Any, work: Any, steps: int) -> float:
     """Returns the seconds of the batches, without those in which ``fit`` begins."""
     times: list[float] = []
     timer = keras.callbacks.LambdaCallback(
         on_train_batch_begin=lambda batch, logs: times.append(-time.perf_counter()),
         on_train_batch_end=lambda batch, logs: times.append(time.perf_counter()),
     )
-    ones = np.ones([_ROWS * steps, 2], "float32")
-    model.fit(ones, ones, batch_size=_ROWS, verbose=0, callbacks=[timer])
+    x, y = _data(work, steps)
+    model.fit(x, y, batch_size=work.rows, verbose=0, callbacks=[timer])
     return sum(times)
