@@ -27,7 +27,8 @@ from tower_models import (
     pair,
 )
 
-from tw_keras import TowerModel
+from tw_keras import TowerModel, on_rank_0
+from tw_keras._following import may_save
 from tw_reduce import mean, sum_on_device
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -393,3 +394,21 @@ def test_an_error_of_a_running_step_names_its_line(inline):
         if "<stack traces unavailable>" not in told:
             break
     assert re.search(rf'{Path(__file__).name}", line \d+, in call\b', told)
+
+
+@pytest.mark.parametrize(
+    ("hook", "saves"),
+    [
+        ("on_train_begin", False),
+        ("on_train_batch_end", False),
+        ("on_epoch_begin", True),
+        ("on_epoch_end", True),
+        ("on_test_batch_end", True),
+        ("on_train_end", True),
+    ],
+)
+def test_what_has_no_hook_between_epochs_saves_nothing_there(hook, saves):
+    own = type("Own", (keras.callbacks.Callback,), {hook: lambda *_, **__: None})()
+    assert may_save([keras.callbacks.EarlyStopping(), own]) == saves
+    assert may_save(keras.callbacks.CallbackList([on_rank_0(own)])) == saves
+    assert may_save([own, keras.callbacks.BackupAndRestore("folder")])

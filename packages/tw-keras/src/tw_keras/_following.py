@@ -64,13 +64,8 @@ class _AfterBatches(Follower):
 
 def follower(copies: Copies, callbacks: Sequence[Any]) -> keras.callbacks.Callback:
     """Returns the callback to run after ``callbacks``."""
-    base = keras.callbacks.Callback
-    changes = any(
-        getattr(type(callback), hook) is not getattr(base, hook)
-        for callback in callbacks
-        if not type(callback).__module__.startswith("keras.")
-        for hook in _BATCH_HOOKS
-    )
+    own = filter(_is_users, callbacks)
+    changes = any(_overrides(one, _BATCH_HOOKS) for one in own)
     return (_AfterBatches if changes else Follower)(copies)
 
 
@@ -79,18 +74,24 @@ def look_between_batches(callbacks: Any) -> bool:
 
     Of Keras's, only ``LambdaCallback`` and those that save every few batches do.
     """
+    return any(
+        _overrides(one, _BATCH_HOOKS)
+        for one in _flat(callbacks)
+        if not isinstance(one, Follower)
+        if _is_users(one)
+        or isinstance(one, keras.callbacks.LambdaCallback)
+        or getattr(one, "save_freq", "epoch") != "epoch"
+    )
+
+
+def _is_users(callback: Any) -> bool:
+    return not type(callback).__module__.startswith(("keras.", "tw_keras."))
+
+
+def _overrides(callback: Any, hooks: Sequence[str]) -> bool:
     base = keras.callbacks.Callback
-    for callback in _flat(callbacks):
-        is_keras = type(callback).__module__.startswith("keras.")
-        is_keras &= not isinstance(callback, keras.callbacks.LambdaCallback)
-        saves_by_epoch = getattr(callback, "save_freq", "epoch") == "epoch"
-        if isinstance(callback, Follower) or (is_keras and saves_by_epoch):
-            continue
-        for hook in _BATCH_HOOKS:
-            function = getattr(getattr(callback, hook), "__func__", None)
-            if function is not getattr(base, hook):
-                return True
-    return False
+    functions = {h: getattr(getattr(callback, h), "__func__", None) for h in hooks}
+    return any(functions[hook] is not getattr(base, hook) for hook in hooks)
 
 
 def check_saves(callbacks: Any) -> None:
@@ -128,9 +129,8 @@ def may_save(callbacks: Any) -> bool:
     known = keras.callbacks
     savers = (known.ModelCheckpoint, known.BackupAndRestore, known.LambdaCallback)
     return any(
-        isinstance(callback, savers)
-        or not type(callback).__module__.startswith(("keras.", "tw_keras."))
-        for callback in _flat(callbacks, unwrap=True)
+        isinstance(one, savers) or (_is_users(one) and _overrides(one, _EPOCH_HOOKS))
+        for one in _flat(callbacks, unwrap=True)
     )
 
 
@@ -155,6 +155,10 @@ _BATCH_HOOKS = (
     *("on_train_batch_begin", "on_train_batch_end"),
     *("on_batch_begin", "on_batch_end"),
 )
+# Between the last batch of an epoch and the first of the next.
+_EPOCH_HOOKS = [hook for hook in dir(keras.callbacks.Callback) if hook[:3] == "on_"]
+for _hook in ("on_train_begin", *_BATCH_HOOKS):
+    _EPOCH_HOOKS.remove(_hook)
 
 
 _WRITERS = tuple(
