@@ -79,7 +79,7 @@ def test_steps_of_ones_own_are_averaged(groups):
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("no group", "local_steps needs a group of ranks"),
+        ("no group", "local_steps=4 needs a group of ranks"),
         ("calls", "multiple of steps_per_execution; got 4 and 3"),
         ("saves", r"BackupAndRestore\(save_freq=3\) would save rank 0's weights"),
         ("unlike", "local_steps=4 on rank 0, 2 on rank 1"),

@@ -118,6 +118,7 @@ def _noting(exchange: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **named: Any) -> Any:
         names = named.get("names") or [named.get("name", "")]
         HAPPENED["exchange"] += any("update" in own for own in names)
+        HAPPENED["wire"] += named.get("wire_dtype") == "bfloat16"
         return exchange(*arguments, **named)
 
     return call
@@ -211,6 +212,7 @@ OPTIONS: dict[str, Callable[[Plan], None]] = {
     "steps per execution": _steps_per_execution,
     "own reducer": _in("model", reducer=sum_first),
     "weights": _weights,
+    "wire": _in("model", wire_dtype="bfloat16"),
 }
 
 
@@ -233,6 +235,7 @@ SIGNS: dict[str, Callable[[Any], bool]] = {
     "XLA": lambda _: HAPPENED["XLA"] + HAPPENED["eager"] > 0,
     "steps per execution": lambda _: 0 < HAPPENED["step"] <= EPOCHS * STEPS / 2,
     "own reducer": lambda _: HAPPENED["own reducer"] > 0,
+    "wire": lambda _: HAPPENED["wire"] > 0,
 }
 
 

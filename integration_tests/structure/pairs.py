@@ -31,9 +31,12 @@ OPTIONS = {  # and how the page shows them
     "steps per execution": "`steps_per_execution`",
     "own reducer": "`reducer`, a function",
     "weights": "`weights`",
+    "wire": "`wire_dtype` †",
 }
 OVER = ("towers", "ranks")
-NEEDS_RANKS = {"local steps", "own data"}
+NEEDS_RANKS = {"local steps", "own data", "wire"}
+# Gradients are rounded as they are sent: so far numbers may differ from one device's.
+ROUNDED, ROUNDS = "wire", 0.02
 # Values of one argument.
 APART = ({"memory", "own reducer"}, {"shards", "parameter server"})
 
@@ -53,6 +56,14 @@ REFUSED = [
         ("local steps", "steps per execution"),
         "ranks average between two calls, so the first must be a multiple",
         says="TowerModel: local_steps must be a multiple",
+    ),
+    *(
+        Pair((other, ROUNDED), why, says="TowerModel: wire_dtype is the dtype of whole")
+        for other, why in [
+            ("memory", "a reducer with memory sends an approximation of its own"),
+            ("shards", "ranks send parts of gradients to their owners, and new values"),
+            ("local steps", "ranks send weights"),
+        ]
     ),
 ]
 # These train with other numbers than one device's, equal on all ranks.
@@ -91,6 +102,11 @@ def have_other_numbers(names: Collection[str]) -> bool:
     return any({*own.options} <= {*names} for own in OTHER_NUMBERS)
 
 
+def are_rounded(over: str, names: Collection[str]) -> bool:
+    """Returns whether numbers are one device's to the digits that are sent."""
+    return over == "ranks" and ROUNDED in names
+
+
 def lines() -> Iterator[str]:
     """Yields the table and the reasons, as the page has them."""
     columns = range(1, len(OPTIONS) + 1)
@@ -98,13 +114,14 @@ def lines() -> Iterator[str]:
     yield from map(_row, [head, ["---", *["---:"] * len(columns)]])
     for n, (name, shown) in enumerate(OPTIONS.items(), 1):
         yield _row([f"{n} {shown}", *(_cell(name, other) for other in OPTIONS)])
-    others = len(REFUSED) + len(OTHER_NUMBERS)
+    others, every = len(REFUSED) + len(OTHER_NUMBERS), given("ranks", 2)
+    rounded = sum(are_rounded("ranks", o) and not refusals(o) for o in every)
     yield ""
     yield (
-        f"✓ train as one device ({len(given('ranks', 2)) - others} pairs); ✗ are "
-        f"refused by name ({len(REFUSED)}); ≠ train with other numbers, equal on all "
-        f"ranks ({len(OTHER_NUMBERS)}); — are values of one argument; † needs a "
-        "`group`."
+        f"✓ train as one device ({len(every) - others - rounded} pairs); ≈ do, up to "
+        f"the digits that are sent ({rounded}); ✗ are refused by name "
+        f"({len(REFUSED)}); ≠ train with other numbers, equal on all ranks "
+        f"({len(OTHER_NUMBERS)}); — are values of one argument; † needs a `group`."
     )
     yield ""
     for own in [*REFUSED, *OTHER_NUMBERS]:
@@ -118,6 +135,8 @@ def _cell(name: str, other: str) -> str:
         return "—"
     if refusals(names):
         return "✗"
+    if are_rounded("ranks", names):
+        return "≈"
     return "≠" if have_other_numbers(names) else "✓"
 
 

@@ -72,6 +72,7 @@ OTHERS = {
     "TowerModel.loss_reduction": [("mean", ValueError, "must be 'sum' or None")],
     "TowerModel.data": [("mine", ValueError, "data must be 'own' or 'shared'")],
     "TowerModel.uneven": [("pad", ValueError, "uneven must be 'wait' or 'stop'")],
+    "TowerModel.wire_dtype": [("float32", ValueError, "must be 'float16' or")],
 }
 
 

@@ -28,13 +28,22 @@ class RankGroup(Protocol):
     def size(self) -> int:
         """The number of ranks."""
 
-    def sum(self, tensors: Sequence[Any], *, names: Sequence[str] = ()) -> list[Any]:
+    def sum(
+        self,
+        tensors: Sequence[Any],
+        *,
+        names: Sequence[str] = (),
+        wire_dtype: Any = None,
+    ) -> list[Any]:
         """Adds tensors over the ranks, in a ``tf.function`` and eagerly.
 
         Args:
           tensors: [N] of this rank: floats and integers of 32 and 64 bits, dense or
             ``tf.IndexedSlices`` of any number of rows.
           names: [N] for messages, the same on all ranks.
+          wire_dtype: "float16" or "bfloat16", in which floats are sent, and added in
+            float32; None for their own. Passed only if the user asks for it: a group
+            may lack this argument.
 
         Returns:
           [N] sums, the same bits on all ranks. Sparse ones have the rows of all ranks;

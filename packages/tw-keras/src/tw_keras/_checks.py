@@ -27,7 +27,18 @@ def check_choices(**choices: tuple[Any, Sequence[Any]]) -> None:
             )
 
 
-def check_alone(**choices: tuple[str, str]) -> None:
+def check_sends_gradients(**others: bool) -> None:
+    """Refuses a dtype of whole gradients where ranks do not send these."""
+    given = [name.replace("_", " ") for name, is_given in others.items() if is_given]
+    if given:
+        raise ValueError(
+            "TowerModel: wire_dtype is the dtype of whole gradients that ranks send in "
+            f"every step; with {' and '.join(given)} they send other things. Leave one "
+            "of these out."
+        )
+
+
+def check_alone(**choices: tuple[Any, Any]) -> None:
     """Refuses values other than the defaults that only a group would use."""
     given = [
         f"{name}={value!r}"
@@ -62,8 +73,8 @@ def check_records(places: Sequence[int]) -> None:
     if places:
         raise ValueError(
             "TowerModel: float8 layers record their largest inputs in variables that "
-            "Keras overwrites with their gradients, which a reducer with memory would "
-            "compress; use another reducer."
+            "Keras overwrites with their gradients, which a reducer with memory, or "
+            "wire_dtype, would compress; leave that out."
         )
 
 

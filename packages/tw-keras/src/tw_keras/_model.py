@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tw_core import Tower
 from tw_core import towers as make_towers
-from tw_core.internal import check_flag, check_function
+from tw_core.internal import check_flag, check_function, check_kind
 from tw_core.ranks import RankGroup
 from tw_keras import _checks, _following
 from tw_keras._as_tower_0 import AsTower0
@@ -27,11 +27,12 @@ from tw_keras._keras_compat import (
 from tw_keras._lost_errors import naming_what_failed, or_without_xla
 from tw_keras._over_ranks.agreement import settings_of
 from tw_keras._over_ranks.forgotten import warn_if_forgotten
-from tw_keras._over_ranks.local_steps import LocalSteps, check_local_steps
+from tw_keras._over_ranks.local_steps import LocalSteps, read_local_steps
 from tw_keras._over_ranks.ranks import Ranks
 from tw_keras._steps import Steps
 from tw_keras._update.states import Save
 from tw_reduce import Reducer, ReducerState
+from tw_reduce.internal import is_stateful
 from tw_reduce.reducers import check_adds
 
 
@@ -78,6 +79,7 @@ class TowerModel(AsTower0):
         data: str = "own",
         uneven: str = "wait",
         local_steps: int | LocalSteps | None = None,
+        wire_dtype: Any = None,
         name: str | None = None,
     ) -> None:
         """Makes the copies, each on its tower's device.
@@ -122,13 +124,18 @@ class TowerModel(AsTower0):
           local_steps: with ``group``: how many steps each rank runs alone before all
             ranks average their weights, or ``LocalSteps``, which may have an outer
             optimizer. None: ranks exchange gradients in every step.
+          wire_dtype: with ``group``: ``"float16"`` or ``"bfloat16"``, in which ranks
+            send gradients; they are added in float32, and sums are rounded again. Above
+            65,504 a gradient is infinite in float16. None: at least float32.
           name: the model's name.
 
         Raises:
-          ValueError: unknown ``variables``, ``loss_reduction``, ``data`` or ``uneven``;
-            ``data="shared"``, ``uneven="stop"`` or ``local_steps`` without a ``group``;
-            a reducer that averages; no device; copies that share variables or differ;
-            or a call inside the scope of a ``tf.distribute`` strategy.
+          ValueError: unknown ``variables``, ``loss_reduction``, ``data``, ``uneven`` or
+            ``wire_dtype``; ``data="shared"``, ``uneven="stop"``, ``local_steps`` or
+            ``wire_dtype`` without a ``group``; ``wire_dtype`` with sharded variables,
+            local steps or a reducer with memory; a reducer that averages; no device;
+            copies that share variables or differ; or a call inside the scope of a
+            ``tf.distribute`` strategy.
           TypeError: ``make_model`` is not a function, needs arguments, or does not
             return a Keras model.
           RuntimeError: in a graph or a ``tf.function``.
@@ -145,6 +152,7 @@ class TowerModel(AsTower0):
             loss_reduction=(loss_reduction, ("sum", None)),
             data=(data, ("own", "shared")),
             uneven=(uneven, ("wait", "stop")),
+            wire_dtype=(wire_dtype, ("float16", "bfloat16", None)),
         )
         if inline is not None:
             check_flag(inline=inline)
@@ -155,8 +163,13 @@ class TowerModel(AsTower0):
             check_adds(reducer=reducer)
         if weights is not None:
             check_function(weights=weights)
-        alone = check_local_steps(local_steps, group=group)
-        ranks = _ranks_of(group, data, uneven, alone)
+        if wire_dtype is not None:
+            _checks.check_sends_gradients(
+                local_steps=local_steps is not None,
+                sharded_variables=variables == "sharded",
+                reducer_with_memory=is_stateful(reducer),
+            )
+        ranks = _ranks_of(group, data, uneven, local_steps, wire_dtype)
         # Keras would track, save and count models in a list, but not those in here.
         self._copies = Copies(
             make_model,
@@ -601,21 +614,28 @@ class TowerModel(AsTower0):
 
 
 def _ranks_of(
-    group: RankGroup | None, data: str, uneven: str, local_steps: LocalSteps | None
+    group: RankGroup | None,
+    data: str,
+    uneven: str,
+    local_steps: int | LocalSteps | None,
+    wire_dtype: Any,
 ) -> Ranks | None:
+    alone = read_local_steps(local_steps)
     if group is None:
-        _checks.check_alone(data=(data, "own"), uneven=(uneven, "wait"))
-        return None
-    if not isinstance(group, RankGroup):
-        raise TypeError(
-            "TowerModel: group must be from tw_ranks.join, or have its "
-            f"methods (tw_core.ranks.RankGroup); got {group!r:.80}."
+        _checks.check_alone(
+            data=(data, "own"),
+            uneven=(uneven, "wait"),
+            local_steps=(local_steps, None),
+            wire_dtype=(wire_dtype, None),
         )
+        return None
+    check_kind(RankGroup, "from tw_ranks.join, or have its methods", group=group)
     return Ranks(
         group,
         shares_data=data == "shared",
         ends_first=uneven == "stop",
-        local_steps=local_steps,
+        local_steps=alone,
+        wire_dtype=wire_dtype,
     )
 
 

@@ -183,12 +183,19 @@ class ProcessGroup:
 
         return call
 
-    def sum(self, tensors: Sequence[Any], *, names: Sequence[str] = ()) -> list[Any]:
+    def sum(
+        self,
+        tensors: Sequence[Any],
+        *,
+        names: Sequence[str] = (),
+        wire_dtype: Any = None,
+    ) -> list[Any]:
         """Adds tensors over the ranks, as ``sum_across`` does with one tower.
 
         Args:
           tensors: [N], of the kinds that ``sum_across`` takes.
           names: [N] for messages; ranks must agree on them.
+          wire_dtype: as for ``sum_across``.
 
         Returns:
           [N] sums, the same bits on all ranks.
@@ -198,7 +205,10 @@ class ProcessGroup:
           TypeError: as ``sum_across``.
           RankTimeoutError: a rank is missing.
         """
-        return sum_over_ranks([tensors], self._endpoint, names=names)[0]
+        [sums] = sum_over_ranks(
+            [tensors], self._endpoint, wire_dtype=wire_dtype, names=names
+        )
+        return sums
 
     def reduce_scatter(self, parts: Sequence[Any], *, name: str) -> Any:
         """Adds each rank's part over the ranks; only that rank gets the sum.

@@ -36,9 +36,13 @@ Replay = Callable[[tf.Tensor], None]
 class Exchanges:
     """The exchanges of one model's training steps."""
 
-    def __init__(self, group: RankGroup, *, shares_data: bool) -> None:
-        """Starts without a step."""
+    def __init__(
+        self, group: RankGroup, *, shares_data: bool, wire_dtype: Any = None
+    ) -> None:
+        """Starts without a step; ``wire_dtype``: in which gradients are sent."""
         self.group, self.shares_data = group, shares_data
+        # Of the group's sums of gradients.
+        self.manner = {} if wire_dtype is None else {"wire_dtype": wire_dtype}
         # Of gradients that are sent while others are computed; None: all together.
         self.bucket_bytes: int | None = getattr(group, "bucket_bytes", None)
         self._counts: Counter[str] = Counter()  # of a step's exchanges, by name
@@ -176,7 +180,7 @@ class Exchanges:
         self._recorded[number] = replay
 
     def sum(
-        self, what: str, tensors: Sequence[Any], names: Sequence[str] = ()
+        self, what: str, tensors: Sequence[Any], names: Sequence[str] = (), **how: Any
     ) -> list[Any]:
         """Adds tensors, dense or sparse, over the ranks; unique rows stay unique."""
         key = self._counted(what)
@@ -191,7 +195,7 @@ class Exchanges:
         for n, places in enumerate(buckets):
             given = [flat[m] for m in places]
             of_bucket = f"{key}, bucket {n}" if n else key
-            sums = self._sum(of_bucket, given, [of_parts[m] for m in places])
+            sums = self._sum(of_bucket, given, [of_parts[m] for m in places], **how)
             totals |= dict(zip(places, sums, strict=True))
         whole = iter(
             with_unique_rows(totals[n]) if has_unique_rows(part) else totals[n]
@@ -204,7 +208,9 @@ class Exchanges:
         self._counts[what] += 1
         return f"{what}, sum {self._counts[what]}"
 
-    def _sum(self, key: str, tensors: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    def _sum(
+        self, key: str, tensors: Sequence[Any], names: Sequence[str], **how: Any
+    ) -> list[Any]:
         if self.only_records:
             return list(tensors)
         are_sparse = [isinstance(tensor, tf.IndexedSlices) for tensor in tensors]
@@ -215,7 +221,8 @@ class Exchanges:
         ]
 
         def run(*flat: Any) -> list[Any]:
-            return _dense(self.group.sum(_sparse(flat, are_sparse), names=names))
+            given = _sparse(flat, are_sparse)
+            return _dense(self.group.sum(given, names=names, **how))
 
         return _sparse(self.apart(key, run, _dense(tensors), specs), are_sparse)
 

@@ -136,17 +136,8 @@ class Alone:
         return averaging.is_last, averaging.stops
 
 
-def check_local_steps(
-    local_steps: int | LocalSteps | None, *, group: RankGroup | None
-) -> LocalSteps | None:
+def read_local_steps(given: int | LocalSteps | None) -> LocalSteps | None:
     """Returns the settings of local steps, or None; refuses invalid ones."""
-    if local_steps is None:
-        return None
-    if not isinstance(local_steps, LocalSteps):
-        local_steps = LocalSteps(check_whole_number(local_steps=local_steps))
-    if group is None:
-        raise ValueError(
-            "TowerModel: local_steps needs a group of ranks; pass group, or leave "
-            "local_steps out."
-        )
-    return local_steps
+    if given is None or isinstance(given, LocalSteps):
+        return given
+    return LocalSteps(check_whole_number(local_steps=given))

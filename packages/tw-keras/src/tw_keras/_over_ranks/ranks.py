@@ -33,13 +33,16 @@ class Ranks:
         shares_data: bool,
         ends_first: bool,
         local_steps: LocalSteps | None = None,
+        wire_dtype: Any = None,
     ) -> None:
         """Takes whether ranks share batches, and whether the first to end ends all."""
         self.group, self.shares_data = group, shares_data
         # Where ranks train alone between averagings, their steps exchange nothing.
         self.alone = None if local_steps is None else Alone(group, local_steps)
         self._ends_first = ends_first
-        self.exchanges = Exchanges(group, shares_data=shares_data)
+        self.exchanges = Exchanges(
+            group, shares_data=shares_data, wire_dtype=wire_dtype
+        )
         self.results = Results(group)
         self.num_calls = 0  # made by all ranks together, such as fit
         self.has_begun = False  # All ranks have received rank 0's values.

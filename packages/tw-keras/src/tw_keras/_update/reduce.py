@@ -25,8 +25,10 @@ Averaging = Callable[..., Rows]  # a stage that takes ``averages``, whether it d
 class Ranks(Protocol):
     """The exchanges of a step; ``_over_ranks.exchanges`` has them."""
 
+    manner: dict[str, Any]
+
     def sum(
-        self, what: str, tensors: Sequence[Any], names: Sequence[str] = ()
+        self, what: str, tensors: Sequence[Any], names: Sequence[str] = (), **how: Any
     ) -> list[Any]:
         """Adds tensors over the ranks."""
 
@@ -72,7 +74,8 @@ def over_ranks(ranks: Ranks, what: str) -> Stage:
     """Returns the sum over ranks, which all get: [1][M] of [1][M]."""
 
     def exchange(rows: Rows, variables: Sequence[Any]) -> Rows:
-        return [ranks.sum(what, rows[0], list(map(name_of, variables)))]
+        names = list(map(name_of, variables))
+        return [ranks.sum(what, rows[0], names, **ranks.manner)]
 
     return exchange
 

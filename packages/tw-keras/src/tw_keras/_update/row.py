@@ -172,13 +172,15 @@ class Row:
     def may_divide_sums(self, gradients: TowerGradients) -> bool:
         """Returns whether sums over ranks may be divided, not each rank's gradients.
 
-        Where nothing but sums is computed of the gradients before.
+        Where nothing but sums is computed of the gradients before, in a dtype in which
+        gradients times rows do not overflow.
         """
         own = self._setting
         self.build(gradients.variables[0])
         looks = own.memory is not None or own.reducer is not None
-        is_in_row = own.exchanges is not None and not self._is_passed_on
-        return is_in_row and not (looks or self._sums or gradients.records)
+        if own.exchanges is None or own.exchanges.manner or self._is_passed_on:
+            return False
+        return not (looks or self._sums or gradients.records)
 
     def settle(self, *, over_ranks: bool) -> None:
         """Moves accumulated gradients to where they are saved, between steps.
@@ -272,6 +274,13 @@ def _place(number: int, optimizer: Any, own: Setting) -> Place:
     if isinstance(optimizer, WrappedOptimizer):
         group = None
         if own.exchanges is not None and optimizer.accumulates:
+            if own.exchanges.manner:
+                raise ValueError(
+                    "TowerModel: wire_dtype is not used by "
+                    f"{type(optimizer.wrapped).__name__}, which sends what it "
+                    "accumulates itself; use a Keras optimizer's "
+                    "gradient_accumulation_steps, or leave wire_dtype out."
+                )
             group = own.exchanges.group_of(f"sums of update {number}")
         return OverTowers(optimizer, own.towers, group, own.at_once)
     if own.shards is not None:
