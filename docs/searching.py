@@ -37,8 +37,8 @@ SUBJECTS = {
     ),
     "howto/send-less": (
         "gradient compression, powersgd, top-k, int8, signsgd, error feedback, "
-        "communication hook, local sgd, post-local sgd, diloco, no_sync, slow network, "
-        "bandwidth"
+        "communication hook, bf16 compress hook, local sgd, post-local sgd, diloco, "
+        "no_sync, slow network, bandwidth"
     ),
     "howto/slow-step": "slow, profile, profiler, timeline, performance",
     "howto/hangs": "hang, hangs, deadlock, stuck, timeout",
