@@ -15,9 +15,11 @@ RANDOM = np.random.default_rng(0)
 ROWS = [[8, 8, 4], [6, 6, 6, 6, 2]]  # of the batches of each rank
 X = RANDOM.normal(size=(len(ROWS), 30, 40)).astype("float32")
 Y = RANDOM.normal(size=(len(ROWS), 30, 64)).astype("float32")
-SENT, EPOCHS = 200, 3
+SENT, EPOCHS, WHOLE = 200, 3, 7  # updates with whole gradients
+TOP_K = compression.error_feedback(compression.top_k(count=SENT))
 REDUCERS = {
-    "top k": compression.error_feedback(compression.top_k(count=SENT)),
+    "top k": TOP_K,
+    "whole first": compression.after(WHOLE, TOP_K),
     "power_sgd": compression.power_sgd(rank=2),
 }
 
@@ -93,7 +95,7 @@ def largest(full: np.ndarray) -> np.ndarray:
     return kept.reshape(full.shape)
 
 
-def on_one_device() -> list[np.ndarray]:
+def on_one_device(whole: int) -> list[np.ndarray]:
     """Returns weights of one model that gets what each rank sends of its share."""
     model = make()
     model.compile(keras.optimizers.Adam(0.01), "mse")
@@ -113,7 +115,7 @@ def on_one_device() -> list[np.ndarray]:
                 grads = tape.gradient(loss, variables)
                 grads = [np.asarray(g) * (len(own[0]) / total) for g in grads]
             for m, grad in enumerate(grads):
-                if grad.ndim > 1:
+                if grad.ndim > 1 and step >= whole:
                     full = (grad + error[m]).astype("float32")
                     grad = largest(full)
                     error[m] = full - grad

@@ -167,6 +167,8 @@ GIVEN = {
     "variables": variables,
     "ReducerState": state,
     "ReducerState.reducer": power_sgd,
+    "after.reducer": power_sgd,
+    "steps": lambda: 2,
     "ReducerState.commit.reduced": lambda: state().update(ones()),
     **{f"ReducerState.{name}_own_variables.store": dict for name in ("save", "load")},
     "ReducerState.load_own_variables.total": lambda: 3,
@@ -340,6 +342,10 @@ OTHERS = {
     },
     "ReducerState.of.variables": [
         (Late(lambda: variables()[0]), ValueError, "must be among tower 0's; got also"),
+    ],
+    "after.steps": [(-1, ValueError, "steps must be at least 0; got -1")],
+    "after.reducer": [
+        (on_first, TypeError, "reducer must have init(variables) and update(grads, s"),
     ],
     "error_feedback.min_elements": [
         (-1, ValueError, "min_elements must be at least 0; got -1"),

@@ -1,10 +1,11 @@
 """Reducers that send less, and remember the parts that they did not send.
 
 ``error_feedback`` around ``top_k``, ``sign``, ``int8`` or a compressor of your own, and
-``power_sgd``. A ``tw_reduce.ReducerState`` keeps their memory.
+``power_sgd``; ``after`` some updates. A ``tw_reduce.ReducerState`` keeps their memory.
 """
 
 from tw_reduce._checks import named_compressor
+from tw_reduce._memory.after import after
 from tw_reduce._memory.error_feedback import error_feedback
 from tw_reduce._memory.int8 import int8
 from tw_reduce._memory.power_sgd import power_sgd
@@ -15,6 +16,7 @@ from tw_reduce._memory.top_k import top_k
 
 __all__ = [
     "Compressor",
+    "after",
     "error_feedback",
     "from_rows",
     "int8",

@@ -45,7 +45,7 @@ class Carried:
         ]
         self._sums: list[list[Tensorlike]] | None = None
 
-    def add(self, tensors: TowerTensors) -> list[list[Tensorlike]]:
+    def __call__(self, tensors: TowerTensors) -> list[list[Tensorlike]]:
         """Adds a reducer's tensors over towers."""
         if self._sums is not None:
             return self._added(tensors) if tensors[0] else [[] for _ in tensors]
@@ -54,6 +54,14 @@ class Carried:
         sums = self._added([[*own, *more] for own, more in both])
         self._sums = [list(row[count:]) for row in sums]
         return [list(row[:count]) for row in sums]
+
+    def apart(self) -> Reducer:
+        """Returns a sum for a branch, which counts only if it runs now.
+
+        A sum in a branch cannot carry anything, so all is sent that would be.
+        """
+        self.finish()
+        return self if tf.executing_eagerly() else self._reduce
 
     def finish(self) -> tuple[list[list[Tensorlike]], tf.Tensor]:
         """Returns the sums of sparse gradients, and whether all towers' are finite."""

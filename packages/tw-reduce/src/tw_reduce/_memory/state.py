@@ -177,7 +177,7 @@ class ReducerState(
         carried = Carried(add or self._add, dense, rows, self._sent)
         states = self._states(places)
         with tf.name_scope(self._scope):
-            sums, new = self._reducer.update(dense, states, carried.add)
+            sums, new = self._reducer.update(dense, states, carried)
             check_reduced(sums, dense)
             check_reduced(new, dense)
             others, is_finite = carried.finish()
