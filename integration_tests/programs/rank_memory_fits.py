@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tw_core.testing import CPUS
 from tw_keras import TowerModel
-from tw_reduce import compression
+from tw_reduce import compression, partition
 
 RANDOM = np.random.default_rng(0)
 ROWS = [[8, 8, 4], [6, 6, 6, 6, 2]]  # of the batches of each rank
@@ -20,6 +20,10 @@ TOP_K = compression.error_feedback(compression.top_k(count=SENT))
 REDUCERS = {
     "top k": TOP_K,
     "whole first": compression.after(WHOLE, TOP_K),
+    "by variable": partition(
+        lambda info: "last" if info.shape[-1:] == (64,) else "first",
+        {"first": None, "last": TOP_K},
+    ),
     "power_sgd": compression.power_sgd(rank=2),
 }
 
@@ -95,8 +99,9 @@ def largest(full: np.ndarray) -> np.ndarray:
     return kept.reshape(full.shape)
 
 
-def on_one_device(whole: int) -> list[np.ndarray]:
+def on_one_device(name: str) -> list[np.ndarray]:
     """Returns weights of one model that gets what each rank sends of its share."""
+    whole = WHOLE if name == "whole first" else 0
     model = make()
     model.compile(keras.optimizers.Adam(0.01), "mse")
     variables = [own.value for own in model.trainable_variables]
@@ -115,7 +120,8 @@ def on_one_device(whole: int) -> list[np.ndarray]:
                 grads = tape.gradient(loss, variables)
                 grads = [np.asarray(g) * (len(own[0]) / total) for g in grads]
             for m, grad in enumerate(grads):
-                if grad.ndim > 1 and step >= whole:
+                is_whole = step < whole or (name == "by variable" and len(grad) == 40)
+                if grad.ndim > 1 and not is_whole:
                     full = (grad + error[m]).astype("float32")
                     grad = largest(full)
                     error[m] = full - grad

@@ -6,7 +6,7 @@ import tensorflow as tf
 from reduce_given import steps
 
 from tw_core.testing import CPUS
-from tw_reduce import ReducerState
+from tw_reduce import ReducerState, partition
 from tw_reduce.compression import after, error_feedback, power_sgd, top_k
 
 F32 = np.float32
@@ -110,9 +110,68 @@ def test_a_checkpoint_has_the_number_of_updates_for_any_number_of_towers(tmp_pat
         assert np.linalg.matrix_rank(first) == 3 < np.linalg.matrix_rank(want)
 
 
-def test_memory_that_cannot_be_divided_starts_from_zero_with_its_number():
-    class Whole:
-        init = update = lambda *_: None
+def route(info):
+    """Names a reducer for each variable, by its number of elements."""
+    return {7: "whole", 64 * 80: "rank"}.get(info.num_elements, "top_k")
 
-    assert hasattr(after(1, RANK), "resize")
-    assert not hasattr(after(1, Whole()), "resize")
+
+CHOSEN = {"top_k": TOP, "whole": None, "rank": RANK}
+
+
+@pytest.mark.parametrize("mode", ["graph", "function"])
+@pytest.mark.parametrize("num_towers", [1, 3])
+def test_variables_have_the_reducers_that_are_chosen_for_them(mode, num_towers):
+    _, step = stepper(mode, partition(route, CHOSEN), num_towers)
+    _, rank = stepper(mode, RANK, num_towers)
+    _, top = stepper(mode, TOP, num_towers)
+    for seed in range(3):
+        grads = gradients(num_towers, seed)
+        three = zip(rank(grads), added(grads), top(grads), strict=True)
+        same(step(grads), [[a[0], b[1], c[2]] for a, b, c in three])
+
+
+def test_memory_by_variable_is_divided_among_other_towers(tmp_path):
+    state, step = stepper("function", partition(route, CHOSEN), 2)
+    step(gradients(2, 0))
+    path = tf.train.Checkpoint(reducer=state).save(str(tmp_path / "state"))
+    other, _ = stepper("function", partition(route, CHOSEN), 3)
+    other.build()
+    tf.train.Checkpoint(reducer=other).restore(path)
+    for n in ("0", "2"):
+        before, kept = (
+            sum(own[0].numpy() for own in one._memories[n].towers)
+            for one in (state, other)
+        )
+        assert before.any()
+        np.testing.assert_allclose(kept, before, atol=1e-5)
+
+
+def test_a_choice_by_variable_holds_where_some_have_no_gradient():
+    asked = []
+    choose = partition(lambda info: asked.append(info.index) or route(info), CHOSEN)
+    state = ReducerState(choose, variables(1))
+    [grads] = gradients(1, 0)
+    [sums] = state([[None, *map(tf.constant, grads[1:])]])
+    assert sums[0] is None
+    np.testing.assert_array_equal(sums[1], grads[1])
+    assert np.count_nonzero(sums[2]) == np.ceil(0.01 * grads[2].size)
+    assert asked == [0, 1, 2]
+
+
+class Whole:
+    init = update = lambda *_: None
+
+
+def test_memory_that_a_reducer_cannot_divide_starts_from_zero():
+    for made in (lambda own: after(1, own), lambda own: partition(route, {"a": own})):
+        assert hasattr(made(RANK), "resize")
+        assert not hasattr(made(Whole()), "resize")
+
+
+def test_whole_gradients_may_be_sent_first_for_some_variables():
+    chosen = {**CHOSEN, "rank": after(1, RANK)}
+    for mixed in (partition(route, chosen), after(1, partition(route, CHOSEN))):
+        _, step = stepper("function", mixed, 2)
+        firsts = [step(gradients(2, seed))[0][0] for seed in range(2)]
+        ranks = list(map(np.linalg.matrix_rank, firsts))
+        assert ranks == [64, 3]

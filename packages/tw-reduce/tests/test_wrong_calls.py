@@ -285,6 +285,8 @@ OTHERS = {
         ({}, ValueError, "reducers is empty"),
         ({"a b": on_first, 3: on_first}, ValueError, "got ['a b', 3]"),
         ({"a": None}, TypeError, "must be a function; got None"),
+        ({"a": power_sgd(), "b": on_first}, TypeError, "or none, as those without"),
+        ({"a": power_sgd(), "b": sign()}, TypeError, "sign() compresses one tensor"),
     ],
     ".infos": [([None, 3], TypeError, "got others at positions 0 (NoneType), 1 (int)")],
     "plan_splits.num_split": [(0, ValueError, "num_split must be at least 1; got 0")],

@@ -185,10 +185,11 @@ def reducer_of(strategy: Strategy, reducers: Mapping[str, Reducer]) -> Reducer:
     small = tw_reduce.packed(reducers[strategy.small], below_bytes=below)
     if strategy.small == strategy.large:
         return small
-    return tw_reduce.partition(
+    made: Reducer = tw_reduce.partition(
         lambda info: "small" if (info.num_bytes or 0) < below else "large",
         {"small": small, "large": reducers[strategy.large]},
     )
+    return made
 
 
 def uniform(algorithms: Sequence[str], thresholds: Sequence[int]) -> list[Strategy]:
