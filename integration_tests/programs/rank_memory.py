@@ -11,6 +11,7 @@ import tw_ranks
 from tw_core.testing import CPUS
 from tw_reduce import ReducerState
 from tw_reduce.compression import (
+    after,
     error_feedback,
     from_rows,
     int8,
@@ -57,8 +58,22 @@ def parts(tensor: Any) -> Any:
     return sent, read
 
 
+def drawn(tensor: Any, seed: Any) -> Any:
+    """Sends random elements, whose sums are right only if all draw the same ones."""
+    size = tensor.shape.num_elements()
+    order = tf.random.experimental.stateless_shuffle(tf.range(size), seed)
+    places = order[: size // 10, tf.newaxis]
+
+    def read(total: Any) -> Any:
+        return tf.reshape(tf.scatter_nd(places, total, [size]), tensor.shape)
+
+    return [tf.gather_nd(tf.reshape(tensor, [-1]), places)], read
+
+
 REDUCERS = {
     "top_k": error_feedback(top_k(0.01)),
+    "whole first": after(2, error_feedback(top_k(0.01))),
+    "drawn": error_feedback(drawn, draws=True),
     "sampled": error_feedback(top_k(0.2, sampled=True)),
     "sign": error_feedback(sign()),
     "int8": error_feedback(int8()),

@@ -1,4 +1,4 @@
-"""Reducers with memory that are made of others: beside those others alone."""
+"""Reducers with memory that are made of others, or number their updates."""
 
 import numpy as np
 import pytest
@@ -175,3 +175,50 @@ def test_whole_gradients_may_be_sent_first_for_some_variables():
         firsts = [step(gradients(2, seed))[0][0] for seed in range(2)]
         ranks = list(map(np.linalg.matrix_rank, firsts))
         assert ranks == [64, 3]
+
+
+def numbered(seeds):
+    """Compresses to random elements, the same ones in all towers; notes the seeds."""
+
+    def compress(tensor, seed):
+        seeds.append(seed)
+        size = tensor.shape.num_elements()
+        order = tf.random.experimental.stateless_shuffle(tf.range(size), seed)
+        places = order[: size // 10, tf.newaxis]
+        sent = tf.gather_nd(tf.reshape(tensor, [-1]), places)
+
+        def read(total):
+            return tf.reshape(tf.scatter_nd(places, total, [size]), tensor.shape)
+
+        return [sent], read
+
+    return compress
+
+
+def test_a_compressor_that_draws_has_a_seed_for_each_variable_and_update():
+    seeds, sent = [], []
+    reducer = error_feedback(numbered(seeds), draws=True)
+    state, step = stepper("eager", reducer, 2)
+    total = np.zeros(SHAPES[0], F32)
+    for seed in range(3):
+        grads = gradients(2, seed)
+        if seed == 1:  # This update is not made, and its seed is used again.
+            grads[0][1][0] = np.nan
+        sums = step(grads)[0][0]
+        if seed != 1:
+            total += added(grads)[0][0] - sums
+            sent.append(sums != 0)
+    errors = sum(own[0].numpy() for own in state._memories["0"].towers)
+    np.testing.assert_array_equal(total, errors)
+    wanted = [[place, n] for n in (0, 1, 1) for _ in range(2) for place in (0, 2)]
+    assert [own.numpy().tolist() for own in seeds] == wanted
+    assert all(np.count_nonzero(own) <= 512 for own in sent)
+    assert not np.array_equal(*sent)
+
+
+def test_a_traced_step_draws_other_numbers_each_time_as_an_eager_one():
+    reducer = error_feedback(numbered([]), draws=True)
+    (_, eager), (_, traced) = (stepper(m, reducer, 1) for m in ("eager", "function"))
+    for seed in range(3):
+        grads = gradients(1, seed)
+        same(traced(grads), eager(grads))

@@ -10,7 +10,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.internal import check_function, check_whole_number, tf_variables
+from tw_core.internal import (
+    check_flag,
+    check_function,
+    check_whole_number,
+    tf_variables,
+)
 from tw_reduce._checks import ADDABLE, compressor_name
 from tw_reduce._memory.protocol import Compressor, StatefulReducer, States
 from tw_reduce._memory.rows import cut_row, is_row, join_rows
@@ -18,7 +23,7 @@ from tw_reduce._reducer import Reducer, Tensorlike
 
 
 def error_feedback(
-    compressor: Compressor, *, min_elements: int = 4096
+    compressor: Compressor, *, min_elements: int = 4096, draws: bool = False
 ) -> StatefulReducer:
     """Makes a reducer that compresses each gradient by a compressor.
 
@@ -32,6 +37,9 @@ def error_feedback(
         tensors and ``tf.IndexedSlices`` to send, and a function of their sums over
         towers that returns the sum of the towers' approximations.
       min_elements: tensors of fewer elements are not compressed.
+      draws: whether the compressor also takes a seed, int64 [2], for functions such as
+        ``tf.random.stateless_uniform``: another one for each variable and update, and
+        the same in all towers, those of other processes included.
 
     Returns:
       A reducer with memory: of the size of the variables and in their dtype, or in
@@ -39,9 +47,9 @@ def error_feedback(
       gradients.
 
     Raises:
-      TypeError: ``compressor`` is not a function of a tensor, or ``min_elements`` not a
-        whole number; when called, the compressor returns something else than a list and
-        a function, or sends what cannot be added.
+      TypeError: ``compressor`` is not a function of a tensor, ``min_elements`` not a
+        whole number, or ``draws`` not a bool; when called, the compressor returns
+        something else than a list and a function, or sends what cannot be added.
       ValueError: ``min_elements`` is negative; when called, the compressor's
         approximation has another shape or dtype than the tensor.
     """
@@ -52,24 +60,28 @@ def error_feedback(
             f"compressor must compress a tensor; this function makes one: write {made}."
         )
     check_whole_number(min_elements=min_elements, at_least=0)
-    return _ErrorFeedback(compressor, min_elements)
+    return _ErrorFeedback(compressor, min_elements, draws=check_flag(draws=draws))
 
 
 class _ErrorFeedback:
     """A reducer with memory around a compressor."""
 
-    def __init__(self, compressor: Compressor, min_elements: int) -> None:
+    def __init__(
+        self, compressor: Compressor, min_elements: int, *, draws: bool
+    ) -> None:
         self._compress = compressor
-        self._min_elements = min_elements
+        self._min_elements, self._draws = min_elements, draws
 
     def init(self, variables: Sequence[Any]) -> list[Any]:
         """Returns zeros for the variables that are compressed."""
-        return [
-            {"error": tf.zeros(own.shape, state_dtype(own.dtype))}
-            if is_compressible(own, min_elements=self._min_elements)
-            else ()
-            for own in tf_variables(variables)
-        ]
+        memory: list[Any] = []
+        for n, own in enumerate(tf_variables(variables)):
+            memory.append(())
+            if is_compressible(own, min_elements=self._min_elements):
+                memory[n] = {"error": tf.zeros(own.shape, state_dtype(own.dtype))}
+                if self._draws:
+                    memory[n]["seed"] = tf.constant([n, 0], tf.int64)
+        return memory
 
     def update(
         self, grads: Sequence[Sequence[tf.Tensor]], states: States, add: Reducer
@@ -99,9 +111,13 @@ class _ErrorFeedback:
         if state == ():
             return [grad], None, ()
         full = tf.cast(grad, state["error"].dtype) + state["error"]
-        parts, decode = _read_compressed(self._compress(full))
+        given, new = [full], {}
+        if self._draws:
+            given.append(state["seed"])
+            new["seed"] = state["seed"] + [0, 1]
+        parts, decode = _read_compressed(self._compress(*given))
         decode = partial(_decoded, decode, full.shape, full.dtype)
-        return parts, decode, {"error": full - decode(*parts)}
+        return parts, decode, {"error": full - decode(*parts), **new}
 
 
 def is_compressible(variable: tf.Variable, *, min_elements: int) -> bool:

@@ -12,14 +12,15 @@ States: TypeAlias = Sequence[Sequence[Any]]
 """[K][N]: tower k's memory of variable n, a nest of tensors; () for none."""
 
 Compressor: TypeAlias = Callable[
-    [tf.Tensor], tuple[Sequence[Tensorlike], Callable[..., tf.Tensor]]
+    ..., tuple[Sequence[Tensorlike], Callable[..., tf.Tensor]]
 ]
 """Compresses a tensor, and returns the function that decodes it, or a sum.
 
-Takes a dense floating tensor of known shape. Returns a list of tensors and
-``tf.IndexedSlices`` to send, and a function of as many arguments that returns a tensor
-of the same shape and dtype: for the list itself, the approximation of the tensor; for
-sums of several towers' lists by ``add``, the sum of their approximations.
+Takes a dense floating tensor of known shape, and with ``draws`` a seed. Returns a list
+of tensors and ``tf.IndexedSlices`` to send, and a function of as many arguments that
+returns a tensor of the same shape and dtype: for the list itself, the approximation of
+the tensor; for sums of several towers' lists by ``add``, the sum of their
+approximations.
 """
 
 
