@@ -413,6 +413,23 @@ def exchange_parts(
     return own, every, sent
 
 
+def exchange_rows(
+    group: Any, width: int, dtype: str, in_function: bool, missing: int = 0
+) -> tuple[Any, Any]:
+    """Sends each rank other numbers; returns those that came, and all ranks' first."""
+
+    def step() -> list[Any]:
+        places = 10 * tf.range(group.size - missing)[:, tf.newaxis] + tf.range(width)
+        rows = tf.cast(places + 1000 * (1 + group.rank), dtype)
+        got = group.all_to_all(rows, name="rows")
+        return [got, *group.all_gather(got[0], [width] * group.size, name="firsts")]
+
+    run = tf.function(step, autograph=False) if in_function else step
+    for _ in range(2):
+        got, *firsts = [value.numpy() for value in run()]
+    return got, firsts
+
+
 def compare_variables(group: Any, mode: str, arrays: list[np.ndarray]) -> None:
     """Checks that variables are the same on all ranks, twice."""
     if mode == "session":

@@ -5,7 +5,13 @@ import pytest
 import tensorflow as tf
 
 from tw_core import _rank_parts
-from tw_core.internal import all_gather, reduce_scatter
+from tw_core.internal import (
+    all_gather,
+    all_to_all,
+    bytes_sent,
+    is_gathered,
+    reduce_scatter,
+)
 from tw_core.testing import run_in_function
 
 
@@ -56,6 +62,10 @@ class Alike:
         self.seen.append((name, lengths))
         return [tf.zeros(lengths[0]), own]
 
+    def all_to_all(self, rows, *, name):
+        self.seen.append((name, rows.shape.as_list()))
+        return tf.stack([-rows[1], rows[1]])
+
 
 @pytest.mark.parametrize("run", [lambda function: function(), run_in_function])
 def test_long_parts_travel_in_pieces(monkeypatch, run):
@@ -74,3 +84,40 @@ def test_long_parts_travel_in_pieces(monkeypatch, run):
     lengths = [[1, 2], [0, 2], [0, 1]]
     assert [own for _, own in group.seen] == 2 * lengths
     assert len({name for name, _ in group.seen}) == 6
+
+
+@pytest.mark.parametrize("run", [lambda function: function(), run_in_function])
+def test_long_rows_travel_in_pieces(monkeypatch, run):
+    monkeypatch.setattr(_rank_parts, "_PIECE", 2)
+    group = Alike()
+
+    def exchange():
+        return all_to_all(group, tf.reshape(tf.range(10), [2, 5]), name="rows")
+
+    np.testing.assert_array_equal(run(exchange), [-np.arange(5, 10), np.arange(5, 10)])
+    assert [shape for _, shape in group.seen] == [[2, 2], [2, 2], [2, 1]]
+    assert len({name for name, _ in group.seen}) == 3
+
+
+KIB, EACH = 1 << 10, 600
+
+
+@pytest.mark.parametrize(
+    ("tensors", "ranks", "want"),
+    [
+        ([("float32", 100)], 1, 0),
+        ([("float32", 4 << 20)], 2, (4 << 20) + 2 * EACH),
+        ([("float32", 4 << 20)], 8, (7 << 20) + 14 * EACH),
+        # A pack of 64 KiB times others is gathered; a larger one, added by a ring.
+        ([("float32", 8 * KIB), ("float32", 8 * KIB)], 5, 64 * KIB + 4 * EACH),
+        ([("float32", 8 * KIB), ("float32", 12 * KIB)], 5, 32 * KIB + 8 * EACH),
+        ([("float32", 8 * KIB), ("float64", 12 * KIB)], 5, 80 * KIB + 8 * EACH),
+        ([("float16", 10 * KIB)], 5, 16 * KIB + 8 * EACH),
+        # From 2 MiB on, tensors travel alone.
+        ([("float32", 2 << 20), ("int32", KIB)], 4, (3 << 20) + 3 * KIB + 9 * EACH),
+    ],
+)
+def test_what_a_rank_sends_for_a_sum(tensors, ranks, want):
+    assert bytes_sent(tensors, ranks) == want
+    assert is_gathered(64 * KIB, 2)
+    assert not is_gathered(64 * KIB, 3)

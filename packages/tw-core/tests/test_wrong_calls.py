@@ -142,8 +142,8 @@ EXEMPT = {
     ),
     "called by packages that build on this one, with what they made": (
         "call_once call_towers_once check_session_graph list_pairs meet meeting_alone "
-        "are_alike plain_name reduce_scatter all_gather updates_elementwise "
-        "check_elementwise"
+        "are_alike plain_name reduce_scatter all_gather all_to_all bytes_sent "
+        "is_gathered updates_elementwise check_elementwise"
     ),
     "called by what has read its arguments, for each gradient or variable": (
         "power_of_two scalar_of shares_of unit_of weigh weight_dtype map_values "

@@ -39,6 +39,23 @@ def test_parts_are_added_where_they_belong_and_given_to_all(ranks, in_function):
                     np.testing.assert_array_equal(got.astype("float16"), double)
 
 
+@pytest.mark.parametrize("in_function", [True, False])
+@pytest.mark.parametrize("dtype", ["int32", "int64", "float32", "float64"])
+def test_each_rank_gets_the_rows_that_all_have_for_it(ranks, dtype, in_function):
+    size = len(ranks.all)
+    for width in (0, 1, 5):
+        results = ranks.call("exchange_rows", width, dtype, in_function)
+        for rank, (got, firsts) in enumerate(results):
+            from_ranks = 1000 * (1 + np.arange(size))[:, np.newaxis]
+            want = from_ranks + 10 * rank + np.arange(width)
+            np.testing.assert_array_equal(got, want)
+            assert got.dtype == dtype
+            for other, first in enumerate(firsts):
+                np.testing.assert_array_equal(
+                    first, 1000 + 10 * other + np.arange(width)
+                )
+
+
 def test_both_halves_send_what_an_all_reduce_sends(ranks):
     """A ring sends twice all but one share of a tensor, each half that once."""
     size, length = len(ranks.all), 40_000
@@ -49,6 +66,22 @@ def test_both_halves_send_what_an_all_reduce_sends(ranks):
         assert {kind for kind, _ in sent} == set(shares)
         in_all = sum(shares[kind] * number for kind, number in sent)
         assert in_all == 2 * 8 * size * length * (size - 1) / size
+
+
+@pytest.mark.parametrize(
+    ("calls", "says"),
+    [
+        ([(3, "int32"), (4, "int32")], r"rows int32 .2, 3. on rank 0 and .* .2, 4. on"),
+        ([(3, "int32"), (3, "int64")], "rows int32 .* and rows int64"),
+        ([(3, "float16")] * 2, "tensors must be float32, float64, int32, int64"),
+        ([(3, "int32", True, 1)] * 2, r"rows must be a matrix of known shape, with 2"),
+    ],
+)
+def test_rows_that_differ_are_refused(processes, calls, says):
+    with Ranks(processes, 2) as group:
+        every = [(*own, True)[: max(3, len(own))] for own in calls]
+        with pytest.raises(Raised, match=says):
+            group.joined().call_each("exchange_rows", every)
 
 
 @pytest.mark.parametrize(

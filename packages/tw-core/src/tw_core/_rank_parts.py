@@ -3,6 +3,9 @@
 A group that has ``reduce_scatter`` and ``all_gather`` runs them; in any other, ``sum``
 adds all parts, or each rank's part padded with zeros. Long parts are sent in pieces,
 one after the other, since an exchange copies its input several times.
+
+A rank that adds dense tensors sends them whole or in parts: exchanges, and those who
+describe them, take that rule from here.
 """
 
 from collections.abc import Sequence
@@ -13,8 +16,42 @@ import tensorflow as tf
 
 from tw_core.ranks import RankGroup, ScatteringGroup
 
+ALONE_BYTES = 1 << 21
+"""From this size on tensors of a sum are not packed, which would copy them twice."""
+
+MESSAGE_BYTES = 600
+"""What a message of TensorFlow takes apart from its tensor, as counted on the wire."""
+
+_GATHERED_BYTES = 1 << 16
 _NARROW = ("float16", "bfloat16")
 _PIECE = 1 << 22  # elements per rank
+
+
+def is_gathered(num_bytes: int, ranks: int) -> bool:
+    """Returns whether ranks gather all tensors, and add them, instead of reducing.
+
+    That takes half as many messages, each with a whole tensor.
+    """
+    return num_bytes * (ranks - 1) <= _GATHERED_BYTES
+
+
+def bytes_sent(tensors: Sequence[tuple[str, int]], ranks: int) -> int:
+    """Returns how many bytes a rank sends for a sum of dense tensors.
+
+    ``tensors``: the dtype and the number of bytes of each. Over MPI and in buckets,
+    small ones may take another way.
+    """
+    packs = [own for own in tensors if own[1] >= ALONE_BYTES]
+    small = [own for own in tensors if own[1] < ALONE_BYTES]
+    for dtype in {name for name, _ in small}:
+        packs.append((dtype, sum(size for name, size in small if name == dtype)))
+    total = 0
+    for dtype, size in packs:
+        if is_gathered(size, ranks) and dtype not in _NARROW:
+            total += (ranks - 1) * (size + MESSAGE_BYTES)
+        else:
+            total += 2 * (ranks - 1) * (-(-size // ranks) + MESSAGE_BYTES)
+    return total
 
 
 def reduce_scatter(group: RankGroup, parts: Sequence[Any], *, name: str) -> Any:
@@ -57,6 +94,21 @@ def all_gather(
     among = tf.pad(tf.cast(own, wide), [[first, bounds[-1][1] - last]])
     (total,) = group.sum([among], names=[name])
     return [tf.cast(total[first:last], own.dtype) for first, last in bounds]
+
+
+def all_to_all(group: Any, rows: tf.Tensor, *, name: str) -> tf.Tensor:
+    """Returns [size, n], all ranks' rows for this one; of an ``AllToAllGroup``."""
+    width = rows.shape[1]
+    if group.size == 1 or not width:
+        return rows
+    if width <= _PIECE:
+        return group.all_to_all(rows, name=name)
+    found = list[Any]()
+    for first in range(0, width, _PIECE):
+        with tf.control_dependencies(found[-1:]):
+            piece = rows[:, first : first + _PIECE]
+        found.append(all_to_all(group, piece, name=f"{name}, from {first}"))
+    return tf.concat(found, axis=1)
 
 
 def _bounds(lengths: Sequence[int]) -> list[tuple[int, int]]:

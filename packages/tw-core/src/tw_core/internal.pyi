@@ -41,7 +41,12 @@ from ._optimizers.state import follow_variables as follow_variables
 from ._optimizers.updates import apply_by_keras as apply_by_keras
 from ._optimizers.updates import apply_pairs as apply_pairs
 from ._optimizers.updates import keep_repeated_rows as keep_repeated_rows
+from ._rank_parts import ALONE_BYTES as ALONE_BYTES
+from ._rank_parts import MESSAGE_BYTES as MESSAGE_BYTES
 from ._rank_parts import all_gather as all_gather
+from ._rank_parts import all_to_all as all_to_all
+from ._rank_parts import bytes_sent as bytes_sent
+from ._rank_parts import is_gathered as is_gathered
 from ._rank_parts import reduce_scatter as reduce_scatter
 from ._records.builds import tower_build as tower_build
 from ._records.matching import repeated_variables as repeated_variables

@@ -102,3 +102,25 @@ class ScatteringGroup(RankGroup, Protocol):
         Returns:
           [size] flat tensors, the same bits on all ranks.
         """
+
+
+@runtime_checkable
+class AllToAllGroup(ScatteringGroup, Protocol):
+    """A group whose ranks can send each other different tensors.
+
+    Reducers of ``tw_reduce.compression`` then send parts of what they compressed, whose
+    sums are compressed again. In any other group each rank gets all that all ranks
+    compressed, which grows with their number.
+    """
+
+    def all_to_all(self, rows: Any, *, name: str) -> Any:
+        """Sends row r to rank r.
+
+        Args:
+          rows: [size, n] of floats or integers of 32 and 64 bits, of known shape, which
+            is the same on all ranks.
+          name: for messages, the same on all ranks.
+
+        Returns:
+          [size, n], each rank's row for this one, in their order.
+        """

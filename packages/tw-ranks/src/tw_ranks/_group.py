@@ -22,7 +22,11 @@ from tw_ranks._endpoint.reports import Reports
 from tw_ranks._engines.choice import Engine
 from tw_ranks._engines.mpi import MpiEngine
 from tw_ranks._exchanges.broadcasting import give_variables
-from tw_ranks._exchanges.parts import all_gather_parts, reduce_scatter_parts
+from tw_ranks._exchanges.parts import (
+    all_gather_parts,
+    all_to_all_rows,
+    reduce_scatter_parts,
+)
 from tw_ranks._exchanges.reduction import sum_over_ranks
 from tw_ranks._side_channel._attendance import Deadlines
 from tw_ranks._side_channel._coordinator import Coordinator
@@ -232,7 +236,8 @@ class ProcessGroup:
         """Returns the flat tensors of all ranks, on every rank.
 
         Args:
-          own: this rank's flat tensor of floats, of known length.
+          own: this rank's flat tensor of floats, or integers of 32 and 64 bits, of
+            known length.
           lengths: [size], the lengths of all ranks' tensors.
           name: for messages; ranks must agree on it.
 
@@ -245,6 +250,23 @@ class ProcessGroup:
           RankTimeoutError: a rank is missing.
         """
         return all_gather_parts(own, lengths, self._endpoint, name=name)
+
+    def all_to_all(self, rows: Any, *, name: str) -> Any:
+        """Sends row r to rank r.
+
+        Args:
+          rows: [size, n] of floats or integers of 32 and 64 bits, of known shape.
+          name: for messages; ranks must agree on it.
+
+        Returns:
+          [size, n], each rank's row for this one, in their order.
+
+        Raises:
+          ValueError: an unsupported dtype, another number of rows or an unknown shape,
+            or a shape that differs from that of another rank.
+          RankTimeoutError: a rank is missing.
+        """
+        return all_to_all_rows(rows, self._endpoint, name=name)
 
     def broadcast(self, variables: Sequence[Any]) -> None:
         """Sends the values of rank 0's variables to all ranks.

@@ -8,8 +8,10 @@ import tensorflow as tf
 
 from tw_core.gradients import sum_duplicate_rows
 from tw_core.internal import (
+    ALONE_BYTES,
     PackPlan,
     has_unique_rows,
+    is_gathered,
     join_rows,
     map_values,
     pack_tensors,
@@ -34,10 +36,6 @@ from tw_ranks._exchanges.collectives import (
     row_spec,
 )
 from tw_ranks._exchanges.running import run_collectives
-
-_ALONE_BYTES = 1 << 21
-_GATHERED_BYTES = 1 << 16
-"""Up to this many received bytes, gathering all tensors is faster than a reduction."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +209,7 @@ def _plan(local: Sequence[Any], manner: Manner) -> ExchangePlan:
 def _pack_key(tensor: tf.Tensor) -> str | None:
     """Returns the key that a pack's tensors share; None for one that is sent alone."""
     elements = tensor.shape.num_elements()
-    if not elements or elements * tensor.dtype.size >= _ALONE_BYTES:
+    if not elements or elements * tensor.dtype.size >= ALONE_BYTES:
         return None
     return str(tensor.dtype.name)
 
@@ -298,8 +296,9 @@ class _Sums:
         if elements is not None and not narrow_dtype(
             tensor.dtype, self.manner.wire_dtype
         ):
-            bytes_received = elements * tensor.dtype.size * (self.endpoint.size - 1)
-            if bytes_received <= _GATHERED_BYTES and self.endpoint.mpi is None:
+            num_bytes = elements * tensor.dtype.size
+            is_small = is_gathered(num_bytes, self.endpoint.size)
+            if is_small and self.endpoint.mpi is None:
                 return self._gather_and_add(tensor, key)
             return self._add(tensor, key)
         # A length not known before is zero on a rank that is done.

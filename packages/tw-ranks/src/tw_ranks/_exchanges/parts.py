@@ -1,7 +1,8 @@
-"""Exchanges of parts, each owned by one rank: reduce-scatter and all-gather.
+"""Exchanges of parts, each owned by one rank: reduce-scatter, all-to-all, all-gather.
 
-Together they send as much as an all-reduce, which consists of the same two halves;
-between them each rank can work on the sum of its own part.
+A reduce-scatter and an all-gather together send as much as an all-reduce, which
+consists of the same two halves; between them each rank can work on the sum of its own
+part. After an all-to-all it adds the parts itself.
 """
 
 from collections.abc import Sequence
@@ -10,17 +11,19 @@ from typing import Any
 import tensorflow as tf
 
 from tw_core.internal import without_autograph
-from tw_ranks._agreement import Exchange, TensorSpec
+from tw_ranks._agreement import Exchange, TensorSpec, describe_tensor
 from tw_ranks._endpoint.endpoint import Endpoint
 from tw_ranks._exchanges.collectives import (
     add_to_owners,
     check_dtypes,
     join_of_owners,
+    swap,
 )
 from tw_ranks._exchanges.running import run_collectives
 
 _WIDE = ("float32", "float64")
 _FLOATS = (*_WIDE, "float16", "bfloat16")
+_WORDS = ("int32", "int64")
 
 
 @without_autograph
@@ -50,7 +53,7 @@ def all_gather_parts(
 ) -> list[tf.Tensor]:
     """Returns every rank's part; see ``ProcessGroup.all_gather``."""
     own, lengths = tf.convert_to_tensor(own), tuple(lengths)
-    check_dtypes([own], _FLOATS)
+    check_dtypes([own], (*_FLOATS, *_WORDS))
     if len(lengths) != endpoint.size or own.shape.as_list() != [lengths[endpoint.rank]]:
         raise ValueError(
             f"lengths must hold {endpoint.size}, one per rank, and at index "
@@ -66,6 +69,28 @@ def all_gather_parts(
         exchange=_describe("an all-gather", own.dtype, lengths, name),
     )
     return list(tf.split(tf.ensure_shape(joined, [sum(lengths)]), list(lengths)))
+
+
+@without_autograph
+def all_to_all_rows(rows: Any, endpoint: Endpoint, *, name: str) -> tf.Tensor:
+    """Sends row r to rank r; see ``ProcessGroup.all_to_all``."""
+    rows = tf.convert_to_tensor(rows)
+    check_dtypes([rows], (*_WIDE, *_WORDS))
+    shape = rows.shape
+    if shape.rank != 2 or not shape.is_fully_defined() or shape[0] != endpoint.size:
+        raise ValueError(
+            f"rows must be a matrix of known shape, with {endpoint.size} rows, one per "
+            f"rank; got shape {shape}."
+        )
+    if endpoint.size == 1 or not shape[1]:
+        return rows
+    (got,) = run_collectives(
+        lambda brought, keys: [swap(brought[0], endpoint, keys[0], has_elements=True)],
+        [rows],
+        endpoint=endpoint,
+        exchange=Exchange("an all-to-all", (describe_tensor(rows, name),)),
+    )
+    return got
 
 
 def _lengths_of(parts: Sequence[tf.Tensor], endpoint: Endpoint) -> tuple[int, ...]:
