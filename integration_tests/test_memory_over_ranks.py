@@ -39,9 +39,22 @@ def test_ranks_reduce_as_one_process_with_all_towers(groups, size, engine, num_t
                     np.testing.assert_array_equal(got, same, err_msg=name)
 
 
+@pytest.mark.parametrize("engine", ["", "mpi"])
+def test_ranks_that_exchange_parts_lose_nothing(groups, engine):
+    results = groups(3, engine).call("rank_memory:reduced", 1, STEPS, True)
+    every = [rank_memory.gradients(n, k)[0] for n in range(STEPS) for k in range(3)]
+    for name, (_, _, sent, total) in results[0].items():
+        kept = sum(own[name][1] for own in results)
+        np.testing.assert_allclose(total + kept, sum(every), atol=1e-4, err_msg=name)
+        assert ("in parts" in sent) == (name not in ("power_sgd", "parts"))
+        for sums, _, _, _ in (own[name] for own in results[1:]):
+            np.testing.assert_equal(sums, results[0][name][0])
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
 @over_groups
-def test_one_ranks_infinity_leaves_the_memory_of_all(groups, size, engine):
-    results = groups(size, engine).call("rank_memory:overflowing")
+def test_one_ranks_infinity_leaves_the_memory_of_all(groups, size, engine, in_parts):
+    results = groups(size, engine).call("rank_memory:overflowing", in_parts)
     for is_same, are_finite, were_finite in results:
         assert is_same
         assert all(were_finite)

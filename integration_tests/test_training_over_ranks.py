@@ -137,23 +137,27 @@ def test_ranks_exchange_accumulated_gradients_once_per_update(groups):
 
 
 @pytest.mark.parametrize(
-    ("name", "towers", "steps"),
+    ("name", "size", "towers", "steps"),
     [
-        *[("top k", 1, 0), ("top k", 2, 0), ("power_sgd", 2, 2)],
-        *[("whole first", 2, 0), ("whole first", 1, 2), ("by variable", 1, 0)],
+        *[("top k", 2, 1, 0), ("top k", 2, 2, 0), ("power_sgd", 2, 2, 2)],
+        *[("whole first", 2, 2, 0), ("whole first", 2, 1, 2), ("by variable", 2, 1, 0)],
+        ("in parts", 3, 2, 0),
     ],
 )
-def test_ranks_remember_what_they_did_not_send(groups, name, towers, steps, tmp_path):
-    arguments = [(name, towers, steps, str(tmp_path / str(n))) for n in range(2)]
-    first, second = groups(2).call_each("rank_memory_fits:fits", arguments)
-    whole, resumed = first
-    for own in (*whole[1:], *second[0]):
+def test_ranks_remember_what_they_did_not_send(
+    groups, name, size, towers, steps, tmp_path
+):
+    arguments = [(name, towers, steps, str(tmp_path / str(n))) for n in range(size)]
+    first, *others = groups(size).call_each("rank_memory_fits:fits", arguments)
+    whole, _ = first
+    for own in (*whole[1:], *(w for other, _ in others for w in other)):
         np.testing.assert_equal(own, whole[0])
     if not steps:  # Otherwise NumPy has no order of sums to follow.
         # Adam makes more of the last digits of whole gradients near zero.
-        near = 2e-6 if name == "top k" else 1e-5
+        near = 2e-6 if name in ("top k", "in parts") else 1e-5
         assert_alike([[whole[0]]], [rank_memory_fits.on_one_device(name)], near)
-        np.testing.assert_equal([resumed, second[1]], [whole, second[0]])
+        for trained, again in (first, *others):
+            np.testing.assert_equal(again, trained)
 
 
 def test_all_ranks_begin_anew_where_a_backup_has_no_memory(groups, tmp_path):

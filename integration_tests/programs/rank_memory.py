@@ -89,19 +89,24 @@ def gradients(step: int, tower: int) -> list[np.ndarray]:
     return [random.standard_normal(own).astype(np.float32) for own in shapes]
 
 
-def reduced(group: Any, num_towers: int, steps: int) -> dict[str, Any]:
+def reduced(
+    group: Any, num_towers: int, steps: int, in_parts: bool = False
+) -> dict[str, Any]:
     """Reduces by each; returns the last sums of all towers, and all errors' sum.
 
     Then what is sent, and the first variable's sums of all steps.
     """
     first = 0 if group is None else group.rank * num_towers
-    add = None if group is None else partial(tw_ranks.sum_across, group=group)
+    add, ranks = None, group if in_parts else None
+    if group is not None and not in_parts:
+        add = partial(tw_ranks.sum_across, group=group)
     variables = []
     for device in CPUS[:num_towers]:
         with tf.device(device):
             variables.append([tf.Variable(tf.zeros(s)) for s in [*SHAPES, (5, 3)]])
     states = {
-        name: ReducerState(own, variables, add=add) for name, own in REDUCERS.items()
+        name: ReducerState(own, variables, add=add, group=ranks)
+        for name, own in REDUCERS.items()
     }
 
     def step(towers: Any) -> dict[str, Any]:
@@ -132,14 +137,15 @@ def reduced(group: Any, num_towers: int, steps: int) -> dict[str, Any]:
     }
 
 
-def overflowing(group: Any) -> list[Any]:
+def overflowing(group: Any, in_parts: bool) -> list[Any]:
     """Has rank 1 bring infinity; returns if memory stayed, and sums are finite.
 
     Before, all ranks bring finite gradients whose sum overflows; last is if theirs is.
     """
     variables = [[tf.Variable(tf.zeros(own)) for own in SHAPES]]
-    add = partial(tw_ranks.sum_across, group=group)
-    state = ReducerState(REDUCERS["sign"], variables, add=add)
+    add = None if in_parts else partial(tw_ranks.sum_across, group=group)
+    ranks = group if in_parts else None
+    state = ReducerState(REDUCERS["sign"], variables, add=add, group=ranks)
     run = group.bounded(tf.function(state, autograph=False))
     *grads, _ = map(tf.constant, gradients(0, group.rank))
     [huge] = run([[1e36 * own for own in grads]])

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tw_core import Tower
 from tw_core.internal import follow_variables
+from tw_core.ranks import RankGroup
 from tw_keras import _checks
 from tw_keras._copies import building
 from tw_keras._copies.models import Models
@@ -21,7 +22,7 @@ from tw_keras._update.memory import Memory
 from tw_keras._update.over_towers import WrappedOptimizer, wrapped
 from tw_keras._update.row import Row, Setting
 from tw_keras._update.states import State
-from tw_reduce import Reducer, all_reduce
+from tw_reduce import Reducer
 
 _log = logging.getLogger(__name__)
 Weigh = Callable[[Any, Any, Any], Any]
@@ -70,7 +71,7 @@ class Copies:
             *(reducer, towers if others is None else towers[:1]),
             of_towers=self.models.counterparts,
             trained_of=lambda n, optimizer: self.row(n, optimizer).trained,
-            add_of=self._add_of,
+            group_of=self._group_of,
             group=None if ranks is None else ranks.group,
         )
         if alone is not None:
@@ -221,13 +222,11 @@ class Copies:
         number = self.optimizers.index(self.optimizer)
         self.row(number, self.optimizer).build(self.main.trainable_variables)
 
-    def _add_of(self, number: int) -> Reducer:
-        """Returns the sum that a reducer with memory uses for the n-th optimizer."""
+    def _group_of(self, number: int) -> RankGroup | None:
+        """Returns the group of the n-th optimizer's reducer with memory."""
         exchanges = self.setting.exchanges
-        if exchanges is None:
-            return all_reduce([tower.device for tower in self.towers])
         what = f"sums of a reducer, update {number}"
-        return lambda rows: [exchanges.sum(what, rows[0])]
+        return None if exchanges is None else exchanges.group_of(what)
 
     def settle(self, *, over_ranks: bool) -> None:
         """Moves accumulated gradients to where they are saved."""

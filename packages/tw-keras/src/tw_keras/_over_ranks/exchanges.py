@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tw_core.internal import (
     all_gather,
+    all_to_all,
     has_unique_rows,
     join_rows,
     plan_buckets,
@@ -297,6 +298,8 @@ class StepGroup:
     def __init__(self, exchanges: Exchanges, what: str = "") -> None:
         """Takes the name of its sums, where callers give them none of their own."""
         self._exchanges, self._group, self._what = exchanges, exchanges.group, what
+        if hasattr(exchanges.group, "all_to_all"):
+            self.all_to_all = self._all_to_all
 
     def __getattr__(self, name: str) -> Any:
         """Returns what is as outside of a step."""
@@ -328,11 +331,21 @@ class StepGroup:
 
         return self._run(name, run, [own])
 
+    def _all_to_all(self, rows: Any, *, name: str) -> Any:
+        """Sends row r to rank r."""
+        if self._exchanges.only_records:
+            return rows
+
+        def run(rows: Any) -> list[Any]:
+            return [all_to_all(self._group, rows, name=name)]
+
+        return self._run(name, run, [rows])[0]
+
     def _run(
         self, name: str, run: Callable[..., list[Any]], tensors: Sequence[Any]
     ) -> list[Any]:
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
-        return self._exchanges.apart(name, run, tensors, specs)
+        return self._exchanges.apart(f"{self._what}, {name}", run, tensors, specs)
 
 
 def _in_order(_: Any) -> AbstractContextManager[bool]:

@@ -16,7 +16,7 @@ from tw_core.ranks import RankGroup
 from tw_keras._files import Arrays, companion_of, read_memory, write_memory
 from tw_keras._keras_compat import counter_of
 from tw_keras._update.states import Save
-from tw_reduce import Reducer, ReducerState
+from tw_reduce import ReducerState
 from tw_reduce.internal import is_stateful
 
 _log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class Memory:
         towers: Sequence[Tower],
         of_towers: Callable[[Sequence[Any]], Sequence[Sequence[Any]]],
         trained_of: Callable[[int, Any], Sequence[Any]],
-        add_of: Callable[[int], Reducer],
+        group_of: Callable[[int], RankGroup | None],
         group: RankGroup | None,
     ) -> None:
         """Takes the towers that have memory: one, if a rank's are added first.
@@ -39,11 +39,13 @@ class Memory:
         ``reducer``: None, or one without memory, where there is nothing to keep.
 
         ``of_towers`` returns [K] lists of the towers' counterparts of tower 0's
-        variables; ``trained_of`` those of the n-th optimizer, and ``add_of`` its sum.
+        variables; ``trained_of`` those of the n-th optimizer, and ``group_of`` the
+        group of its exchanges.
         """
         self._reducer = reducer if is_stateful(reducer) else None
         self.towers, self._group = towers, group
-        self._of_towers, self._trained_of, self._add_of = of_towers, trained_of, add_of
+        self._of_towers, self._trained_of = of_towers, trained_of
+        self._group_of = group_of
         self._optimizers: Sequence[Any] = ()  # in their order
         self._made: dict[int, tuple[Any, ReducerState]] = {}  # keeps their ids
         self._loaded: dict[int, Arrays] = {}  # by optimizer, not applied yet
@@ -63,7 +65,7 @@ class Memory:
             holder = ReducerState(
                 self._reducer,
                 variables[: len(self.towers)],
-                add=self._add_of(place),
+                group=self._group_of(place),
                 devices=[tower.device for tower in self.towers],
             )
             self._made[id(optimizer)] = optimizer, holder

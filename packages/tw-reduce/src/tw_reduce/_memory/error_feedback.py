@@ -17,8 +17,9 @@ from tw_core.internal import (
     tf_variables,
 )
 from tw_reduce._checks import ADDABLE, compressor_name
+from tw_reduce._memory.in_parts import add_in_parts
 from tw_reduce._memory.protocol import Compressor, StatefulReducer, States
-from tw_reduce._memory.rows import cut_row, is_row, join_rows
+from tw_reduce._memory.rows import RowCompressor, cut_row, is_row, join_rows
 from tw_reduce._reducer import Reducer, Tensorlike
 
 
@@ -71,6 +72,9 @@ class _ErrorFeedback:
     ) -> None:
         self._compress = compressor
         self._min_elements, self._draws = min_elements, draws
+        self._of_parts: Any = None  # if ranks may exchange these
+        if isinstance(compressor, RowCompressor) and compressor.cuts and not draws:
+            self._of_parts = compressor
 
     def init(self, variables: Sequence[Any]) -> list[Any]:
         """Returns zeros for the variables that are compressed."""
@@ -87,6 +91,8 @@ class _ErrorFeedback:
         self, grads: Sequence[Sequence[tf.Tensor]], states: States, add: Reducer
     ) -> tuple[list[list[tf.Tensor]], States]:
         """Sends approximations, and returns errors."""
+        if self._of_parts and getattr(add, "group", None) is not None:
+            return self._update_in_parts(grads[0], states[0], add)
         sent: list[list[Any]] = [[] for _ in grads]
         errors: list[list[Any]] = [[] for _ in grads]
         decoders: list[tuple[int, Any]] = []  # of tower 0: number sent, and decode
@@ -107,10 +113,28 @@ class _ErrorFeedback:
         """Divides the errors of all towers among ``count`` towers."""
         return resized_errors(states, count)
 
+    def _update_in_parts(
+        self, grads: Sequence[tf.Tensor], states: Sequence[Any], add: Any
+    ) -> tuple[list[list[tf.Tensor]], States]:
+        """Does so for a single tower, in parts that belong to ranks."""
+        places = [m for m, state in enumerate(states) if state != ()]
+        others = [m for m, state in enumerate(states) if state == ()]
+        [sums] = add([[grads[m] for m in others]])
+        found, errors = dict(zip(others, sums, strict=True)), dict[int, Any]()
+        if places:
+            fulls = [_full(grads[m], states[m]) for m in places]
+            totals, left = add_in_parts(fulls, self._of_parts, add)
+            for m, total, error in zip(places, totals, left, strict=True):
+                with tf.device(grads[m].device):
+                    found[m] = tf.cast(total, grads[m].dtype)
+                errors[m] = {"error": error}
+        every = range(len(grads))
+        return [[found[m] for m in every]], [[errors.get(m, ()) for m in every]]
+
     def _send(self, grad: tf.Tensor, state: Any) -> tuple[list[Any], Any, Any]:
         if state == ():
             return [grad], None, ()
-        full = tf.cast(grad, state["error"].dtype) + state["error"]
+        full = _full(grad, state)
         given, new = [full], {}
         if self._draws:
             given.append(state["seed"])
@@ -140,6 +164,11 @@ def resized_errors(states: Sequence[Any], count: int) -> list[Any]:
     """Divides errors, and copies the rest of the memory from tower 0."""
     total = tf.add_n([own["error"] for own in states])
     return [{**states[0], "error": total / count} for _ in range(count)]
+
+
+def _full(grad: tf.Tensor, state: Any) -> tf.Tensor:
+    with tf.device(grad.device):
+        return tf.cast(grad, state["error"].dtype) + state["error"]
 
 
 def _read_compressed(result: Any) -> tuple[list[Any], Callable[..., Any]]:

@@ -55,7 +55,9 @@ class StatefulReducer(Protocol):
           states: [K][M] the towers' memory of these variables.
           add: [K][L] -> [K][L], adds tensors of any shapes, and ``tf.IndexedSlices``,
             whose rows it keeps, those of tower 0 first; over all towers, those of
-            other processes included. Every tower gets the same bits.
+            other processes included. Every tower gets the same bits. If ranks exchange
+            parts, it has their ``group``, and ``all_to_all`` and ``all_gather`` of
+            matrices with a row for each of them.
 
         Returns:
           [K][M] sums, equal in all towers, and [K][M] new states, nested as the old.

@@ -1,17 +1,55 @@
 """Tensors that sums keep separate: sent as one sparse row per tower."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tw_reduce._checks import check_items
+from tw_reduce._checks import check_items, named_compressor
 
 
 class _Row(
     tf.IndexedSlices,  # type: ignore[misc] # TensorFlow is untyped
 ):
     """A row made here: its index is 0, so that it can be joined with others."""
+
+    cuts = False  # whether it is exchanged in parts by ranks that do
+
+
+class RowCompressor:
+    """Compresses each row of a matrix to words: a whole tensor, or parts of it."""
+
+    def __init__(
+        self, name: str, compress: Callable[..., Any], *, cuts: bool = True
+    ) -> None:
+        """Takes what a user calls to make it, and the function of a matrix, [T, n].
+
+        This returns tensors [T, ...], and a function that reads such tensors of any T:
+        ``read(*tensors, apart=False)``. It returns the sum of the approximations, [n],
+        or each of them, [T, n]. ``cuts``: whether ranks may exchange parts.
+        """
+        named_compressor(self, name)
+        self._compress, self.cuts = compress, cuts
+
+    def __call__(
+        self, tensor: tf.Tensor
+    ) -> tuple[list[tf.IndexedSlices], Callable[[tf.IndexedSlices], tf.Tensor]]:
+        """Compresses a tensor to one row, as a ``Compressor`` does."""
+        words, read = self.to_words(tf.reshape(tensor, [1, -1]))
+        return [_as_row(words, cuts=self.cuts)], lambda rows: tf.reshape(
+            read(rows.values), tensor.shape
+        )
+
+    def to_words(self, matrix: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
+        """Returns [T, words] of [T, n], and the function that reads them."""
+        tensors, read = self._compress(matrix)
+        specs = [tf.TensorSpec(own.shape[1:], own.dtype) for own in tensors]
+
+        def read_words(words: tf.Tensor, *, apart: bool = False) -> tf.Tensor:
+            result: tf.Tensor = read(*_cut_words(words, specs), apart=apart)
+            return result
+
+        return tf.concat(list(map(_to_words, tensors)), 1), read_words
 
 
 def to_row(tensors: Sequence[tf.Tensor]) -> tf.IndexedSlices:
@@ -29,8 +67,8 @@ def to_row(tensors: Sequence[tf.Tensor]) -> tf.IndexedSlices:
     """
     check_items(tf.Tensor, "tensors", "hold dense tensors", tensors=tensors)
     _check_fit(tensors=tensors)
-    words = [tf.zeros([0], tf.int32), *map(_to_words, tensors)]
-    return _as_row(tf.concat(words, 0)[tf.newaxis])
+    words = [_to_words(own[tf.newaxis]) for own in tensors]
+    return _as_row(tf.concat([tf.zeros([1, 0], tf.int32), *words], 1))
 
 
 def from_rows(
@@ -53,14 +91,13 @@ def from_rows(
         raise TypeError(f"rows must be tf.IndexedSlices; got {rows!r:.80}.")
     check_items(tf.TensorSpec, "specs", "hold a tf.TensorSpec each", specs=specs)
     _check_fit(specs=specs)
-    counts = [_num_words(spec.shape.num_elements(), spec.dtype) for spec in specs]
+    counts = list(map(_num_words, specs))
     if not rows.values.shape.is_compatible_with([None, sum(counts)]):
         raise ValueError(
             f"specs must be those of the tensors in the rows; they take {sum(counts)} "
             f"words of four bytes, and rows have {rows.values.shape[-1]}."
         )
-    parts = tf.split(rows.values, counts, axis=1) if counts else []
-    return [_from_words(part, spec) for part, spec in zip(parts, specs, strict=True)]
+    return _cut_words(rows.values, specs)
 
 
 def as_float32(values: tf.Tensor) -> tf.Tensor:
@@ -78,7 +115,8 @@ def is_row(part: Any) -> bool:
 def join_rows(rows: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
     """Joins several rows into one, on the device of the first."""
     with tf.device(rows[0].values.device):
-        return _as_row(tf.concat([own.values for own in rows], 1))
+        words = tf.concat([own.values for own in rows], 1)
+        return _as_row(words, cuts=all(own.cuts for own in rows))
 
 
 def cut_row(rows: tf.IndexedSlices, widths: Sequence[int]) -> list[tf.IndexedSlices]:
@@ -106,23 +144,35 @@ def _check_fit(**argument: Sequence[Any]) -> None:
         )
 
 
-def _as_row(values: tf.Tensor) -> tf.IndexedSlices:
+def _as_row(values: tf.Tensor, *, cuts: bool = False) -> tf.IndexedSlices:
     shape = tf.constant([1, values.shape[1]], tf.int64)
-    return _Row(values, tf.zeros([1], tf.int64), shape)
+    row = _Row(values, tf.zeros([1], tf.int64), shape)
+    row.cuts = cuts
+    return row
 
 
-def _num_words(elements: int, dtype: tf.DType) -> int:
-    return -(-elements * int(dtype.size) // 4)
+def _num_words(spec: tf.TensorSpec) -> int:
+    return -(-int(spec.shape.num_elements() * spec.dtype.size) // 4)
 
 
 def _to_words(tensor: tf.Tensor) -> tf.Tensor:
-    flat, per_word = tf.reshape(tensor, [-1]), 4 // tensor.dtype.size
+    """Returns [T, words] of [T, ...]."""
+    rows, per_word = tensor.shape[0], 4 // tensor.dtype.size
+    flat = tf.reshape(tensor, [rows, tensor.shape[1:].num_elements()])
     if per_word == 1:
         return tf.bitcast(flat, tf.int32)
-    missing = -flat.shape[0] % per_word
+    missing = -flat.shape[1] % per_word
     if missing:
-        flat = tf.concat([flat, tf.zeros([missing], flat.dtype)], 0)
-    return tf.bitcast(tf.reshape(flat, [-1, per_word]), tf.int32)
+        flat = tf.concat([flat, tf.zeros([rows, missing], flat.dtype)], 1)
+    words = flat.shape[1] // per_word
+    return tf.bitcast(tf.reshape(flat, [rows, words, per_word]), tf.int32)
+
+
+def _cut_words(words: tf.Tensor, specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
+    """Returns the tensors, [T, ...], in words of any number of rows."""
+    counts = list(map(_num_words, specs))
+    parts = tf.split(words, counts, axis=1) if counts else []
+    return [_from_words(part, spec) for part, spec in zip(parts, specs, strict=True)]
 
 
 def _from_words(words: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:

@@ -1,5 +1,6 @@
 """The memory of a reducer, in variables on the towers' devices."""
 
+import logging
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -19,12 +20,21 @@ from tw_core.internal import (
     tf_variables,
     without_autograph,
 )
+from tw_core.ranks import RankGroup
 from tw_reduce._checks import check_devices, check_reducer
 from tw_reduce._choosing import all_reduce
-from tw_reduce._memory.carried import Carried, Sent, are_finite, marked
+from tw_reduce._memory.carried import (
+    FEWEST_IN_PARTS,
+    Carried,
+    Sent,
+    are_finite,
+    marked,
+)
 from tw_reduce._memory.kept import Kept, SavedCount, tell_of_new_memory
 from tw_reduce._memory.protocol import States, check_stateful
 from tw_reduce._reducer import Reducer, TowerTensors, check_reduced, is_stateful
+
+_LOG = logging.getLogger("tw_reduce")
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,7 @@ class ReducerState(
         *,
         add: Reducer | None = None,
         devices: Sequence[str] | None = None,
+        group: RankGroup | None = None,
         name: str = "reducer",
     ) -> None:
         """Makes the holder; its variables are made at the first step.
@@ -81,8 +92,14 @@ class ReducerState(
           variables: [K][N] trainable variables of K towers, in one order.
           add: adds over the towers, as ``all_reduce`` does, or over those of other
             processes too, as ``tw_ranks.sum_across`` does with a group bound; keeps
-            ``tf.IndexedSlices`` sparse. None for ``all_reduce(devices)``.
+            ``tf.IndexedSlices`` sparse. None for ``all_reduce(devices)``, and then for
+            the sum of ``group``.
           devices: [K] of the towers' memory; None for their first variables' devices.
+          group: the ranks over which it adds. If they are more than two, of one tower
+            each, and a ``tw_core.ranks.AllToAllGroup``, they exchange parts of what
+            ``top_k``, ``sign`` and ``int8`` compress, in which all ranks must take
+            part: what each sends does not grow with their number. None: ranks get all
+            that the others compress.
           name: of the variables' scope.
 
         Raises:
@@ -95,7 +112,10 @@ class ReducerState(
         if add is not None:
             check_reducer(add=add)
         check_text(name=name)
-        self._add = add or all_reduce(self._towers.devices)
+        if group is not None:
+            check_kind(RankGroup, "a group of ranks", group=group)
+        self._group, self._has_logged = group, False
+        self._add = add or _sum_over(self._towers.devices, group)
         self._scope = name
         self._memories: dict[str, Kept] = {}  # by place; only those with state
         self._made: frozenset[int] = frozenset()  # places, also without state
@@ -172,9 +192,9 @@ class ReducerState(
         dense = self._towers.shaped(
             [[own[n] for n in places] for own in towers], places
         )
-        self._sent = Sent(read[0])
+        self._sent, group = self._count(read, add)
         rows = [[own[n] for n in beside] for own in towers]
-        carried = Carried(add or self._add, dense, rows, self._sent)
+        carried = Carried(add or self._add, dense, rows, self._sent, group)
         states = self._states(places)
         with tf.name_scope(self._scope):
             sums, new = self._reducer.update(dense, states, carried)
@@ -187,6 +207,7 @@ class ReducerState(
             approximate = [own for own, state in kept if tf.nest.flatten(state)]
             is_finite = tf.logical_and(is_finite, are_finite(approximate))
             sums = marked(sums, is_finite)
+        self._log_once()
         order = [*places, *beside]
         both = zip(sums, others, strict=True)
         found = [dict(zip(order, [*own, *more], strict=True)) for own, more in both]
@@ -314,12 +335,36 @@ class ReducerState(
             }
             self._memories[str(n)].restore(own, total=total, first=first)
 
-    def describe(self) -> str:
+    def describe(self, *, ranks: int | None = None) -> str:
         """Describes what a tower sends per step, as last traced.
 
         Tensors whose size is known only at run time are counted, not measured.
+
+        Args:
+          ranks: None, or a number of ranks: how much each would send to the others by
+            TensorFlow's collectives, and how much without compression; with 600 bytes
+            for each message.
+
+        Raises:
+          TypeError: ``ranks`` is not a whole number.
+          ValueError: ``ranks`` is below 1.
         """
-        return self._sent.describe()
+        if ranks is not None:
+            check_whole_number(ranks=ranks, at_least=1)
+        return self._sent.describe(ranks)
+
+    def _count(self, grads: TowerTensors, add: Any) -> tuple[Sent, RankGroup | None]:
+        """Returns the count of a step, and the group if its ranks exchange parts."""
+        group: Any = self._group if add is None and len(grads) == 1 else None
+        cuts = hasattr(group, "all_to_all")
+        sent = Sent(grads[0], num_towers=len(grads), cuts=cuts)
+        return sent, group if cuts and group.size >= FEWEST_IN_PARTS else None
+
+    def _log_once(self) -> None:
+        ranks = 1 if self._group is None else self._group.size
+        if ranks > 1 and not self._has_logged:
+            self._has_logged = True
+            _LOG.info("A rank sends %s in a step.", self.describe(ranks=ranks))
 
     def _states(self, places: Sequence[int]) -> States:
         if new := [n for n in places if n not in self._made]:
@@ -462,6 +507,20 @@ def with_memory(
     if not is_stateful(reducer) or isinstance(reducer, ReducerState):
         return reducer
     return ReducerState(reducer, variables, devices=devices)
+
+
+def _sum_over(devices: Sequence[str], group: RankGroup | None) -> Reducer:
+    """Returns the sum over towers and, of a group, over its ranks."""
+    add = all_reduce(devices)
+    if group is None:
+        return add
+
+    def add_over_ranks(rows: TowerTensors) -> list[list[Any]]:
+        sums = rows[0] if len(rows) == 1 else add(rows)[0]
+        totals = group.sum(sums)
+        return [totals for _ in rows]
+
+    return add_over_ranks
 
 
 def _with_shape(grad: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:

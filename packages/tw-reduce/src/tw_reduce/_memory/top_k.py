@@ -17,10 +17,9 @@ from tw_core.internal import (
     check_whole_number,
     compiles_with_xla,
 )
-from tw_reduce._checks import named_compressor
 from tw_reduce._memory.error_feedback import state_dtype
 from tw_reduce._memory.protocol import Compressor
-from tw_reduce._memory.rows import as_float32, from_rows, to_row
+from tw_reduce._memory.rows import RowCompressor, as_float32
 
 _BLOCK = 61  # elements, of which a sample has one
 _FEWEST = 8  # elements of a sample that should reach the threshold
@@ -32,11 +31,14 @@ def top_k(
 ) -> Compressor:
     """Makes a compressor to a tensor's elements of largest magnitude.
 
-    Every tower sends each of them to every other, with its position, in 8 bytes.
+    Every tower sends each of them to every other, with its position, in 8 bytes. Ranks
+    that exchange parts send the largest of each part to its owner, and all get the
+    largest of its sum: the rest of the sum waits.
 
     Args:
       share: of each tensor's elements, above 0 and up to 1; at least one element.
-      count: their number in each tensor, in place of ``share``.
+      count: their number in each tensor, in place of ``share``; not of parts, which
+        ranks do not exchange then.
       sampled: whether a few of them may wait for a later step, which takes less time:
         the largest that reach an estimated threshold are sent, at least half as many
         as wanted. XLA leaves none out.
@@ -56,23 +58,26 @@ def top_k(
     check_flag(sampled=sampled)
 
     def compress(
-        tensor: tf.Tensor,
-    ) -> tuple[Sequence[tf.IndexedSlices], Callable[..., tf.Tensor]]:
-        size = tensor.shape.num_elements()
+        matrix: tf.Tensor,
+    ) -> tuple[Sequence[tf.Tensor], Callable[..., tf.Tensor]]:
+        size = matrix.shape[1]
         k = min(size, count or math.ceil(share * size))
-        flat = tf.cast(tf.reshape(tensor, [-1]), state_dtype(tensor.dtype))
-        places, values = _largest(flat, k, sampled)
-        specs = [tf.TensorSpec([k], tf.float32), tf.TensorSpec([k], tf.int32)]
+        wide = tf.cast(matrix, state_dtype(matrix.dtype))
+        found = [_largest(flat, k, sampled) for flat in tf.unstack(wide)]
+        places, values = map(tf.stack, zip(*found, strict=True))
 
-        def decode(rows: tf.IndexedSlices) -> tf.Tensor:
-            values, places = (tf.reshape(o, [-1]) for o in from_rows(rows, specs))
-            own = tf.cast(values, tensor.dtype)
-            total = tf.math.unsorted_segment_sum(own, places, size)
-            return tf.reshape(total, tensor.shape)
+        def read(values: tf.Tensor, places: tf.Tensor, *, apart: bool) -> tf.Tensor:
+            own, total = tf.cast(values, matrix.dtype), size
+            if apart:
+                of_rows = values.shape[0]
+                places += size * tf.range(of_rows)[:, tf.newaxis]
+                total = of_rows * size
+            summed = tf.math.unsorted_segment_sum(own, places, total)
+            return tf.reshape(summed, [-1, size]) if apart else summed
 
-        return [to_row([as_float32(values), places])], decode
+        return [as_float32(values), places], read
 
-    return named_compressor(compress, "top_k()")
+    return RowCompressor("top_k()", compress, cuts=count is None)
 
 
 def _largest(flat: tf.Tensor, k: int, sampled: bool) -> tuple[tf.Tensor, tf.Tensor]:
