@@ -3,6 +3,7 @@
 import io
 import logging
 from functools import partial
+from inspect import getattr_static
 
 import keras
 import numpy as np
@@ -12,8 +13,10 @@ from tower_models import CPUS
 
 import tw_reduce
 from tw_core.devices import canonical_device
+from tw_core.ranks import RankGroup
 from tw_keras import TowerModel
 from tw_keras._files import _checksum
+from tw_keras._over_ranks.exchanges import Exchanges
 from tw_reduce import compression
 
 RANDOM = np.random.default_rng(0)
@@ -302,3 +305,28 @@ def test_a_reducer_that_looks_at_variables_gets_them_unscaled():
     assert set(map(str, seen)) == {str([(40, 128), (128,), (128, 64), (64,)])}
     for own, scaled in zip(*weights, strict=True):
         np.testing.assert_allclose(scaled, own, rtol=1e-6, atol=1e-7)
+
+
+class Alone:
+    """A group of one that exchanges nothing."""
+
+    rank, size = 0, 1
+
+    def sum(self, tensors, *, names=()):
+        return list(tensors)
+
+    broadcast = bounded = tell = wait_for = sum
+
+
+@pytest.mark.parametrize("swaps", [False, True])
+def test_the_group_of_a_step_has_what_its_group_has(swaps):
+    class Swapping(Alone):
+        all_to_all = Alone.sum
+
+    group = Swapping() if swaps else Alone()
+    made = Exchanges(group, shares_data=False).group_of("sums")
+    for name in ("rank", "size", "sum", "broadcast", "bounded", "tell", "wait_for"):
+        # As Python 3.12 asks whether an object has the methods of a protocol.
+        getattr_static(made, name)
+    assert isinstance(made, RankGroup)
+    assert hasattr(made, "all_to_all") == swaps

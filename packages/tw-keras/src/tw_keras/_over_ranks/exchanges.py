@@ -30,6 +30,9 @@ _WEIGHT, _ROWS, _ACTIVE, _STOPS, _HAS_MORE, _CHECKSUMS = range(6)
 _CHECKED_STEPS = 2  # of an epoch: their batches are compared over ranks
 # TensorFlow's collectives also match by the enclosing loop and its iteration.
 _APART = {"_noinline": True}
+# What is in a step as outside of it. Protocols do not ask ``__getattr__`` for methods
+# from Python 3.12 on.
+_SAME = ("rank", "size", "bucket_bytes", "broadcast", "bounded", "tell", "wait_for")
 # Makes an update without a batch, of a batch of this weight over all ranks.
 Replay = Callable[[tf.Tensor], None]
 
@@ -298,12 +301,11 @@ class StepGroup:
     def __init__(self, exchanges: Exchanges, what: str = "") -> None:
         """Takes the name of its sums, where callers give them none of their own."""
         self._exchanges, self._group, self._what = exchanges, exchanges.group, what
-        if hasattr(exchanges.group, "all_to_all"):
+        for name in _SAME:
+            if hasattr(self._group, name):
+                setattr(self, name, getattr(self._group, name))
+        if hasattr(self._group, "all_to_all"):
             self.all_to_all = self._all_to_all
-
-    def __getattr__(self, name: str) -> Any:
-        """Returns what is as outside of a step."""
-        return getattr(self._group, name)
 
     def sum(self, tensors: Sequence[Any], *, names: Sequence[str] = ()) -> list[Any]:
         """Adds tensors, dense or sparse, over the ranks."""
