@@ -291,7 +291,7 @@ def test_join_warns_of_its_server_at_the_line_of_the_users_program(monkeypatch):
         has_left = True
 
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
-    monkeypatch.setattr(joining, "_join_others", lambda *_: Group())
+    monkeypatch.setattr(joining, "_join_others", lambda *_, **__: Group())
     place = {"size": 2, "engine": "tensorflow"}
     with pytest.warns(ExposedServerWarning, match="tw-launch --isolate") as caught:
         line = inspect.currentframe().f_lineno + 1

@@ -103,10 +103,10 @@ class Meetings:
         step, copies, optimizer = self._step, self._copies, self._optimizers[n]
         grads, variables, same_rows = zip(*calls, strict=True)
         gradients = TowerGradients(list(map(_joined, grads)), variables, same_rows[0])
-        if copies.memory or (step.ranks is not None and step.ranks.exchanges.manner):
-            check_records(gradients.records)
         if step.ranks is not None:
             self._check_whole_step()
+        if copies.memory or (step.ranks is not None and step.ranks.exchanges.manner):
+            check_records(gradients.records)
         is_weighed = self.losses.have_weighed(n, optimizer)
         row = copies.row(n, optimizer)
         is_late = row.may_divide_sums(gradients)
