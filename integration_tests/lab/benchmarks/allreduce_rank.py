@@ -54,6 +54,19 @@ class Work:
     rows: int = 4  # of a rank's batch
 
 
+def _of_network(network: str, mbit: int, *, rows: int) -> Work:
+    return Work(
+        f"{network} network of 20 million parameters, {mbit} Mbit/s",
+        (),
+        {},
+        OF_NETWORKS,
+        mbit=mbit,
+        program="overlap_rank",
+        network=network,
+        rows=rows,
+    )
+
+
 _LARGE = ((1024, 1024),) * 10
 _MLP = tuple(shape for _ in range(6) for shape in ((512, 512), (512,)))
 _SMALL = tuple((16, 16) if n % 2 else (16,) for n in range(25))
@@ -121,22 +134,10 @@ WORKS = {
         mbit=200,
         program="overlap_rank",
     ),
-    **{
-        f"{network}-{mbit}": Work(
-            f"{network} network of 20 million parameters, {mbit} Mbit/s",
-            (),
-            {},
-            OF_NETWORKS,
-            mbit=mbit,
-            program="overlap_rank",
-            network=network,
-            rows=rows,
-        )
-        for network, mbit, rows in (
-            *(("convolutional", 100, 32), ("convolutional", 1000, 4)),
-            *(("transformer", 100, 32), ("transformer", 1000, 4)),
-        )
-    },
+    "convolutional-100": _of_network("convolutional", 100, rows=32),
+    "convolutional-1000": _of_network("convolutional", 1000, rows=4),
+    "transformer-100": _of_network("transformer", 100, rows=32),
+    "transformer-1000": _of_network("transformer", 1000, rows=4),
     "mlp": Work(
         "MLP 6 x 512", _MLP, {(MPI, DDP): 0.6}, (FUNCTION, FLAT, PEER, DDP, MPI)
     ),
