@@ -50,7 +50,6 @@ FIRST = {
 
 
 @pytest.mark.slow(by_day=[*FIRST.values()])
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("row", "kind", "num_towers"), CELLS.values(), ids=CELLS)
 def test_towers_end_where_one_device_does(row, kind, num_towers):
     check_ends(row, kind, num_towers, trained(row, num_towers)[kind])
@@ -84,7 +83,6 @@ IN_FUNCTIONS = [
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(("row", "num_towers"), IN_FUNCTIONS)
 def test_one_trace_has_the_bits_of_a_trace_for_each_tower(row, num_towers):
     once = row.run(num_towers, trace="once")
@@ -97,7 +95,6 @@ def test_one_trace_has_the_bits_of_a_trace_for_each_tower(row, num_towers):
 
 
 @pytest.mark.slow(by_day=["apply_shared_gradients(average=False)--v1-4"])
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("row", "num_towers"), IN_FUNCTIONS)
 def test_compiled_towers_end_where_one_device_does_or_say_why_not(row, num_towers):
     copies = row.run(num_towers, trace="once", jit_compile=True)
