@@ -99,6 +99,8 @@ def _step(
 ) -> Callable[[], Any]:
     trained = model.trainable_variables
     x, y = map(tf.Variable, data)  # A constant would be computed with once.
+    sgd = keras.optimizers.SGD(_RATE)
+    sgd.build(trained)
 
     @group.bounded
     @tf.function
@@ -111,8 +113,7 @@ def _step(
             grads = tape.gradient(value, trained)
         if name in (EXCHANGE, OWN_STEP):
             [grads] = tw_ranks.mean_across([grads], group=group)
-        for own, grad in zip(trained, grads, strict=True):
-            own.assign_sub(_RATE * grad)
+        sgd.apply(grads, trained)
 
     return step
 
