@@ -148,7 +148,8 @@ def ddp(
     [port] = find_free_ports(1)
     host = "localhost" if ranks is None else split_address(ranks.address)[0]
     model = json.dumps([work.network, work.rows] if work.network else work.shapes)
-    common = [str(size), f"{host}:{port}", model, str(RATE), str(MOMENTUM)]
+    momentum = 0.0 if work.network else MOMENTUM  # Ours have none there.
+    common = [str(size), f"{host}:{port}", model, str(RATE), str(momentum)]
     running = [
         subprocess.Popen(
             [*_place(ranks, rank), python, str(TORCH), str(rank), *common],

@@ -4,7 +4,6 @@ import keras
 import numpy as np
 
 layers = keras.layers
-NETWORKS = ("convolutional", "transformer")
 CHANNELS = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # and convolutions
 WIDE, CLASSES, SIDE = 8_192, 100, 32
 BLOCKS, WIDTH, HEADS, HIDDEN, WORDS, LENGTH = 6, 512, 8, 2_048, 2_000, 64

@@ -150,11 +150,12 @@ class ProcessGroup:
 
     @contextmanager
     def in_any_order(self, of: object) -> Iterator[bool]:
-        """Scope in which exchanges are traced that may begin in any order.
+        """Scope in which functions are traced whose exchanges may begin in any order.
 
-        Those of one owner, ``of``, may, in several functions. Yields False if they may
-        not: NCCL needs one order on all ranks, and so do calls of MPI, each of which
-        holds a thread until all ranks have made it.
+        Functions that are traced with the same owner, ``of``, are steps of one program:
+        ranks may be in different ones. Yields False if the order must be that of the
+        program: NCCL needs one order on all ranks, and so do calls of MPI, each of
+        which holds a thread until all ranks have made it.
         """
         with self._endpoint.progress.in_any_order(of):
             yield self.engine == "tensorflow"
