@@ -40,9 +40,13 @@ def test_ranks_reduce_as_one_process_with_all_towers(groups, size, engine, num_t
                     np.testing.assert_array_equal(got, same, err_msg=name)
 
 
+@pytest.mark.parametrize("mode", ["function", "session"])
 @pytest.mark.parametrize("engine", ["", "mpi"])
-def test_ranks_that_exchange_parts_lose_nothing(groups, engine):
-    results = groups(3, engine).call("rank_memory:reduced", 1, STEPS, True)
+def test_ranks_that_exchange_parts_lose_nothing(groups, engine, mode):
+    if mode == "session":
+        results = groups(3, engine).call("rank_memory:reduced_in_session", STEPS)
+    else:
+        results = groups(3, engine).call("rank_memory:reduced", 1, STEPS, True)
     every = [rank_memory.gradients(n, k)[0] for n in range(STEPS) for k in range(3)]
     for name, (_, _, sent, total) in results[0].items():
         kept = sum(own[name][1] for own in results)

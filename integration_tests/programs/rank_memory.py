@@ -89,14 +89,10 @@ def gradients(step: int, tower: int) -> list[np.ndarray]:
     return [random.standard_normal(own).astype(np.float32) for own in shapes]
 
 
-def reduced(
-    group: Any, num_towers: int, steps: int, in_parts: bool = False
-) -> dict[str, Any]:
-    """Reduces by each; returns the last sums of all towers, and all errors' sum.
-
-    Then what is sent, and the first variable's sums of all steps.
-    """
-    first = 0 if group is None else group.rank * num_towers
+def started(
+    group: Any, num_towers: int, in_parts: bool
+) -> tuple[dict[str, ReducerState], Callable[[Any], dict[str, Any]]]:
+    """Makes the memory of all reducers, and a step of all towers' gradients."""
     add, ranks = None, group if in_parts else None
     if group is not None and not in_parts:
         add = partial(tw_ranks.sum_across, group=group)
@@ -119,20 +115,58 @@ def reduced(
             for name, state in states.items()
         }
 
+    return states, step
+
+
+def reduced(
+    group: Any, num_towers: int, steps: int, in_parts: bool = False
+) -> dict[str, Any]:
+    """Reduces by each; returns the last sums of all towers, and all errors' sum.
+
+    Then what is sent, and the first variable's sums of all steps.
+    """
+    states, step = started(group, num_towers, in_parts)
     run: Callable[..., Any] = tf.function(step, autograph=False)
     run = run if group is None else group.bounded(run)
+    first = 0 if group is None else group.rank * num_towers
     totals = dict.fromkeys(states, 0.0)
     for n in range(steps):
         towers = [gradients(n, first + k) for k in range(num_towers)]
-        sums = run(tf.nest.map_structure(tf.constant, towers))
-        totals = {name: own + sums[name][0][0].numpy() for name, own in totals.items()}
-    return {
-        name: (
-            [[own.numpy() for own in tower] for tower in sums[name]],
-            sum(own[0].numpy() for own in state._memories["0"].towers),
-            state.describe(),
-            totals[name],
+        sums = tf.nest.map_structure(
+            lambda own: own.numpy(), run(tf.nest.map_structure(tf.constant, towers))
         )
+        totals = {name: own + sums[name][0][0] for name, own in totals.items()}
+    errors = tf.nest.map_structure(lambda own: own.numpy(), _errors(states))
+    return _found(states, sums, errors, totals)
+
+
+def reduced_in_session(group: Any, steps: int) -> dict[str, Any]:
+    """Does the same in a session graph, in parts, with one tower a rank."""
+    totals = dict.fromkeys(REDUCERS, 0.0)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        states, step = started(group, 1, in_parts=True)
+        fed = [tf.compat.v1.placeholder(tf.float32, g.shape) for g in gradients(0, 0)]
+        built = step([fed])
+        session.run(tf.compat.v1.global_variables_initializer())
+        for n in range(steps):
+            given = zip(fed, gradients(n, group.rank), strict=True)
+            sums = session.run(built, dict(given))
+            totals = {name: own + sums[name][0][0] for name, own in totals.items()}
+        return _found(states, sums, session.run(_errors(states)), totals)
+
+
+def _errors(states: dict[str, ReducerState]) -> dict[str, Any]:
+    return {
+        name: [own[0] for own in state._memories["0"].towers]
+        for name, state in states.items()
+    }
+
+
+def _found(
+    states: dict[str, ReducerState], sums: Any, errors: Any, totals: Any
+) -> dict[str, Any]:
+    return {
+        name: (sums[name], sum(errors[name]), state.describe(), totals[name])
         for name, state in states.items()
     }
 

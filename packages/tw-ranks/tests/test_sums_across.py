@@ -5,7 +5,10 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
+import tensorflow as tf
 from harness.ranks import Raised, Ranks
+
+from tw_ranks._exchanges.running import _outermost_graph
 
 MODES = ["eager", "function", "session"]
 OVER_SERVERS = ["server", "monitored"]
@@ -332,3 +335,23 @@ def test_other_gradients_than_another_rank_has_are_refused(ranks, theirs, says):
         assert "kernel float32 [3, 4]" in raised.value.text
     # After a refusal the group still works.
     assert ranks.call("step_until", 2) == [2 * len(ranks.all)] * len(ranks.all)
+
+
+@pytest.mark.parametrize("mode", ["function", "session"])
+def test_an_exchange_in_a_branch_gets_another_key_than_the_same_outside(mode):
+    found = []
+
+    def build():
+        found.append(_outermost_graph())
+        tf.cond(tf.equal(tf.timestamp(), 0.0), build_branch, lambda: 0.0)
+
+    def build_branch():
+        found.append(_outermost_graph())  # Its keys are counted there.
+        return 1.0
+
+    if mode == "function":
+        graph = tf.function(build).get_concrete_function().graph
+    else:
+        with tf.Graph().as_default() as graph:
+            build()
+    assert found == [graph, graph]

@@ -308,11 +308,14 @@ def _refuse_xla() -> None:
 
 
 def _outermost_graph() -> Any:
-    """Returns the graph of the function being traced, not of one of its branches."""
+    """Returns the graph of the function being traced, or of the session's.
+
+    Not of one of its branches: in it, all exchanges need keys of their own.
+    """
     graph = tf.compat.v1.get_default_graph()
-    while getattr(graph, "outer_graph", None) is not None:
-        outer = graph.outer_graph
-        if not hasattr(outer, "outer_graph"):
-            break
+    in_session = builds_session_graph()
+    while (outer := getattr(graph, "outer_graph", None)) is not None:
+        if not in_session and not hasattr(outer, "outer_graph"):
+            break  # Eager mode's.
         graph = outer
     return graph
