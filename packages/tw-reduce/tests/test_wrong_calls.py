@@ -511,7 +511,7 @@ ROWS = [
     *of_returned(
         "partition",
         lambda name: partition(lambda _: name, {"a": on_first}),
-        (None, ValueError, "named others for the gradients at 0 (None)"),
+        (None, ValueError, "named others at 0 (None)"),
         (["a"], ValueError, "at 0 (['a'])"),
     ),
     *with_lists(

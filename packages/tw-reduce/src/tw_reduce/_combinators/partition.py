@@ -75,7 +75,7 @@ def _names(route: _Route, reducers: Mapping[str, Any], rows: Any) -> list[str]:
     if unknown:
         raise ValueError(
             f"partition: route must name one of {sorted(reducers)}; it named others "
-            f"for the gradients at {', '.join(unknown)}. Add a reducer of that name."
+            f"at {', '.join(unknown)}. Add a reducer of that name."
         )
     return names
 
