@@ -4,7 +4,7 @@ The whole optimizer is the plain one, of whole variables, so that files equal th
 plain Keras. Its slots are on rank 0's host.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from tw_builders._over_ranks.shards import RankShards, with_inner
-from tw_core.internal import tf_variable
+from tw_core.internal import all_gather, tf_variable
 
-_CHUNK = 1 << 24
-"""Elements that are sent at once, for which each rank needs memory."""
+_CHUNK = 1 << 22
+"""Elements that all ranks get at once, for which each needs memory."""
 
 _DTYPES = ("float32", "float64", "int32", "int64")
 _LISTS = ("_variables", "_trainable_variables")
@@ -59,16 +59,20 @@ def shared_state(optimizer: Any) -> list[Any]:
 
 def gather(shards: RankShards) -> Any:
     """Returns the whole optimizer on rank 0, None on others; all ranks call it."""
-    whole = make_whole(shards) if shards.group.rank == 0 else None
-    lengths = _sum_table(
-        shards, _lengths(shards, {shards.group.rank: _own_slots(shards)})
-    )
-    for rank in range(shards.group.size):
-        own = _own_slots(shards) if rank == shards.group.rank else None
-        into = None if whole is None else _whole_slots(shards, whole, rank)
-        for dtype, length in zip(_DTYPES, lengths[rank], strict=True):
-            values = None if own is None else _join(own, dtype)
-            _write(into, dtype, _from_one(shards, values, int(length), dtype, whole))
+    rank, own = shards.group.rank, _own_slots(shards)
+    whole = make_whole(shards) if rank == 0 else None
+    lengths = _sum_table(shards, _lengths(shards, {rank: own}))
+    for n, dtype in enumerate(_DTYPES):
+        writers = [
+            _writer(_whole_slots(shards, whole, other), dtype)
+            for other in (range(shards.group.size) if whole is not None else ())
+        ]
+        for writer in writers:
+            next(writer)
+        values = _join(own, dtype)
+        for pieces in _from_all(shards, values, [int(c) for c in lengths[:, n]]):
+            for writer, piece in zip(writers, pieces, strict=False):
+                writer.send(piece)
     if whole is not None:
         pairs = zip(shared_state(whole), shared_state(shards.optimizer), strict=True)
         for own, value in pairs:
@@ -88,7 +92,10 @@ def scatter(shards: RankShards, whole: Any) -> None:
         into = _own_slots(shards) if rank == shards.group.rank else None
         for dtype, length in zip(_DTYPES, lengths[rank], strict=True):
             values = _join(known[rank], dtype) if is_first else None
-            _write(into, dtype, _from_one(shards, values, int(length), dtype, into))
+            writer = _writer(into or [], dtype)
+            next(writer)
+            for piece in _from_one(shards, values, int(length), dtype):
+                writer.send(piece)
 
 
 def take(shards: RankShards, whole: Any) -> None:
@@ -190,32 +197,47 @@ def _join(slots: Slots, dtype: str) -> np.ndarray:
 
 
 def _from_one(
-    shards: RankShards, own: np.ndarray | None, length: int, dtype: str, keeps: Any
-) -> np.ndarray:
-    """Returns one rank's values on ranks that keep them; all ranks call it."""
-    whole = np.zeros([length if keeps is not None else 0], dtype)
+    shards: RankShards, own: np.ndarray | None, length: int, dtype: str
+) -> Iterator[np.ndarray]:
+    """Yields pieces of one rank's values; on all others ``own`` is None."""
     for first in range(0, length, _CHUNK):
         count = min(_CHUNK, length - first)
         mine = np.zeros([count], dtype) if own is None else own[first : first + count]
         (total,) = shards.group.sum(
             [tf.constant(mine)], names=[f"an optimizer's slots, {dtype}"]
         )
-        if keeps is not None:
-            whole[first : first + count] = np.asarray(total)
-    return whole
+        yield np.asarray(total)
 
 
-def _write(slots: Slots | None, dtype: str, flat: np.ndarray) -> None:
-    first = 0
-    for slot, rows in slots or ():
+def _from_all(
+    shards: RankShards, own: np.ndarray, lengths: Sequence[int]
+) -> Iterator[list[np.ndarray]]:
+    """Yields pieces of all ranks' values."""
+    most = _CHUNK // shards.group.size
+    for first in range(0, max(lengths), most):
+        left = [min(most, max(0, length - first)) for length in lengths]
+        mine = tf.constant(own[first : first + most])
+        name = f"an optimizer's slots, {own.dtype.name}"
+        yield list(map(np.asarray, all_gather(shards.group, mine, left, name=name)))
+
+
+def _writer(slots: Slots, dtype: str) -> Generator[None, np.ndarray, None]:
+    """Assigns slots of flat pieces that are sent to it, each when it is complete."""
+    known = np.zeros([0], dtype)
+    for slot, rows in slots:
         if _travels_as(slot) == dtype:
             shape = _shape(slot, rows)
-            count = int(np.prod(shape))
-            value = flat[first : first + count].reshape(shape)
-            first += count
+            pieces, missing = [known], int(np.prod(shape)) - len(known)
+            while missing > 0:
+                pieces.append((yield))
+                missing -= len(pieces[-1])
+            flat = np.concatenate(pieces)
+            value, known = np.split(flat, [int(np.prod(shape))])
             plain = tf_variable(slot)
-            value = tf.cast(value, plain.dtype)
+            cast = tf.cast(value.reshape(shape), plain.dtype)
             if rows is None:
-                plain.assign(value)
+                plain.assign(cast)
             else:
-                plain[rows[0] : rows[1]].assign(value)
+                plain[rows[0] : rows[1]].assign(cast)
+    while True:
+        yield
