@@ -1,9 +1,8 @@
 """The line channel: one JSON value per line, between ranks and between launchers.
 
-Neither end knows who the other is: anyone who can reach a port may send anything. So
-a line that is too long, is not JSON or nests too deeply is refused, and each field is
-read as its declared type. A refusal is a ``ValueError`` and affects one connection
-only.
+Anyone who can reach a port may send anything (``_reception`` finds out who it is).
+A line that is too long, is not JSON or nests too deeply is refused, and each field is
+read as its declared type. A refusal is a ``ValueError`` and affects one connection.
 """
 
 import functools
@@ -13,7 +12,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -30,6 +29,15 @@ def parse_line(line: bytes) -> Any:
         return json.loads(line, parse_constant=_parse_finite, parse_float=_parse_finite)
     except (ValueError, RecursionError):
         raise ValueError(f"expected a message, got {line[:60]!r}") from None
+
+
+def parse_messages(lines: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Parses lines as messages, objects that say what to ``do``."""
+    messages = [parse_line(line) for line in lines]
+    for line, message in zip(lines, messages, strict=True):
+        if not isinstance(message, dict) or type(message.get("do")) is not str:
+            raise ValueError(f"expected a message, got {line[:60]!r}")
+    return messages
 
 
 def write_line(message: dict[str, Any]) -> bytes:
@@ -111,13 +119,7 @@ class LineSocket:
     def receive(self) -> list[dict[str, Any]] | None:
         """Returns the messages received, None at the end; call when readable."""
         lines = self.receive_lines()
-        if lines is None:
-            return None
-        messages = [parse_line(line) for line in lines]
-        for line, message in zip(lines, messages, strict=True):
-            if not isinstance(message, dict) or type(message.get("do")) is not str:
-                raise ValueError(f"expected a message, got {line[:60]!r}")
-        return messages
+        return None if lines is None else parse_messages(lines)
 
     def receive_lines(self) -> list[bytes] | None:
         """Works as ``receive`` does, but does not parse the lines."""
