@@ -41,6 +41,8 @@ from typing import Any
 from harness.ranks import Raised, RankProcess, Ranks
 from harness.task_faults import GRACE_S, Outcome
 from tw_launch._addresses import split_address
+from tw_launch._channel import LineSocket
+from tw_launch._key import prove
 
 TIMEOUT_S, STALL_S, BUSY_S = 3.0, 6.0, 4.5
 FAULTS = ("killed", "stopped", "cut")
@@ -216,8 +218,11 @@ def _disturb(ranks: Ranks, mode: str) -> None:
         with contextlib.ExitStack() as stack:
             for noise in NOISES:
                 stack.enter_context(send_raw(address, noise))
+                stack.enter_context(send_proved(address, noise))
             while not is_over.is_set():
-                send_raw(address, random.choice(NOISES)).close()
+                for send in (send_raw, send_proved):
+                    with contextlib.suppress(OSError):  # Others make room for more.
+                        send(address, random.choice(NOISES)).close()
 
     size = len(ranks.all)
     with ThreadPoolExecutor(1) as pool:
@@ -227,6 +232,19 @@ def _disturb(ranks: Ranks, mode: str) -> None:
         finally:
             is_over.set()
         noisy.result(10)
+
+
+def send_proved(
+    address: tuple[str, int], *parts: bytes, key: str = "", door: str = "rank 0"
+) -> socket.socket:
+    """Proves to have a key, then sends bytes as they are."""
+    client = socket.create_connection(address, 10)
+    prove(LineSocket(client), key, door, timeout_s=10.0)
+    client.settimeout(10)
+    with contextlib.suppress(OSError):
+        for part in parts:
+            client.sendall(part)
+    return client
 
 
 def send_raw(address: tuple[str, int], *parts: bytes) -> socket.socket:

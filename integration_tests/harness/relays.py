@@ -26,6 +26,7 @@ class Relay:
         self._is_open.set()
         self._refuses = self._has_ended = False
         self._ends: list[socket.socket] = []
+        self.recorded: dict[socket.socket, bytearray] = {}  # What clients have sent.
         _start(self._accept)
 
     @property
@@ -81,12 +82,14 @@ class Relay:
             return
         onward.settimeout(None)
         self._ends.append(onward)
+        self.recorded[taken] = bytearray()
         _start(self._pass_on, taken, onward)
         self._pass_on(onward, taken)
 
     def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
+                self.recorded.get(source, bytearray()).extend(data)
                 self._is_open.wait()
                 sink.sendall(data)
         _close(sink)

@@ -79,6 +79,7 @@ def test_machines_with_a_network_between_them_reach_each_other(launches):
     processes = start(launches, program)
     assert launches.finish() == [0, 0], processes[0].err
     assert "[worker 0] met 10.77.0.2" in processes[0].out
+    assert "without a key, any program that reaches this port" in processes[0].err
 
 
 @pytest.mark.slow

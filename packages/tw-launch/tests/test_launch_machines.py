@@ -12,14 +12,18 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from queue import SimpleQueue
 
 import pytest
 from harness.launches import Launches
 from harness.ports import find_free_ports
 from harness.processes import is_alive, wait_until
+from harness.rank_faults import send_proved, send_raw
+from harness.relays import Relay
 
-from tw_launch._launcher.meeting import open_port
+from tw_launch._launcher.meeting import NODE_0, Port, open_port
+from tw_launch._launcher.messages import Hello, encode
 
 WAITING = "print('pid', os.getpid(), flush=True); time.sleep(60)"
 PID = r"pid (\d+)"
@@ -271,9 +275,100 @@ def test_what_is_no_launcher_is_turned_away_and_the_run_begins(launches):
         node_1 = launches.start(1, "pass")
         assert launches.finish() == [0, 0]
     err = node_0.err
-    assert err.count("rejected a client that is not a tw-launch") == 5
+    assert err.count("[tw-launch] rejected a connection: ") == 5
+    assert "a received line is longer than 65536 bytes; from now on only counted" in err
     assert "expected a message, got b'GET / HTTP/1.1" in err
     assert "Traceback" not in err + node_1.err
+
+
+SHARED = "0123456789abcdef" * 2
+SAYS_KEY = "print('key', os.environ.get('TW_KEY'), flush=True)"
+
+
+def with_key(key):
+    return {**os.environ, "TW_KEY": key}
+
+
+def test_machines_share_a_key_and_each_run_has_its_own(launches, tmp_path):
+    keys = []
+    file = tmp_path / "key"
+    file.write_text(SHARED)
+    file.chmod(0o600)
+    for _ in range(2):
+        started = [
+            launches.start(0, SAYS_KEY, "--key-file", str(file)),
+            launches.start(1, SAYS_KEY, env=with_key(SHARED)),
+        ]
+        assert launches.finish(*started) == [0, 0]
+        told = [re.search(r"key (\w{32})\n", one.out)[1] for one in started]
+        assert told[0] == told[1] != SHARED
+        keys.append(told[0])
+        assert not any(key in one.err for one in started for key in (SHARED, told[0]))
+    assert keys[0] != keys[1]
+
+
+@pytest.mark.parametrize(
+    ("key", "said"), [("", "node 0 has a key, and"), (SHARED[1:], "node 0 has another")]
+)
+def test_a_machine_without_the_key_takes_no_rank(launches, key, said):
+    node_0 = launches.start(0, "pass", env=with_key(SHARED))
+    stranger = launches.start(1, "pass", env=with_key(key))
+    assert launches.finish(stranger) == [2]
+    assert f"{launches.coordinator}: {said}" in stranger.err
+    node_1 = launches.start(1, "pass", env=with_key(SHARED))
+    assert launches.finish(node_0, node_1) == [0, 0]
+
+
+def test_without_a_key_on_loopback_there_is_none(launches):
+    started = [launches.start(node, SAYS_KEY) for node in (0, 1)]
+    assert launches.finish() == [0, 0]
+    assert all("key None\n" in one.out for one in started)
+    assert all("without a key" not in one.err for one in started)
+
+
+@pytest.fixture
+def port():
+    inbox = SimpleQueue()
+    server = socket.create_server(("127.0.0.1", 0))
+    port = Port(server, inbox=inbox, silence_s=30.0, key=SHARED)
+    yield port, inbox, server.getsockname()
+    port.close()
+
+
+def test_a_greeting_that_nobody_reads_the_answer_of_delays_nobody(port, capsys):
+    _, inbox, address = port
+    hello = Hello(1, "\x1b[2J", 1, (1,), {"--nnodes": "2"})
+    lines = [encode(hello), encode(replace(hello, host="h" * 10_000))]
+    for line in lines:
+        send_proved(address, line, key=SHARED, door=NODE_0).close()
+    with send_proved(
+        address, encode(replace(hello, host="h")), key=SHARED, door=NODE_0
+    ) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        arrived = inbox.get(timeout=10)
+        began_s = time.monotonic()
+        arrived.turn_away("so long" * 1_000_000)
+        assert time.monotonic() - began_s < 3.0
+    err = capsys.readouterr().err
+    assert inbox.empty()
+    assert err.count("its greeting is inconsistent") == 2
+    assert "\x1b" not in err
+    assert len(err) < 3_000
+
+
+def test_a_recorded_run_takes_no_machines_place(port):
+    _, inbox, address = port
+    relay = Relay(address[1])
+    line = encode(Hello(1, "h", 1, (1,), {"--nnodes": "2"}))
+    with send_proved(("localhost", relay.port), line, key=SHARED, door=NODE_0):
+        inbox.get(timeout=10)
+    relay.end()
+    [sent] = relay.recorded.values()
+    assert sent.endswith(line)
+    with send_raw(address, sent) as stranger, stranger.makefile("rb") as told:
+        kinds = [json.loads(answer)["do"] for answer in told]
+    assert kinds == ["challenge", "refused"]
+    assert inbox.empty()
 
 
 OTHER_VERSION = """
@@ -374,7 +469,8 @@ def test_a_coordinator_that_is_no_launcher_is_reported(launches):
         with connection:
             connection.sendall(b"220 smtp.example.org\r\n")
             assert launches.finish() == [2]
-    said = "an invalid message: expected a message, got b'220 smtp.example.org"
+    said = "no tw-launch answers at 127.0.0.1:"
+    assert "expected a message, got b'220 smtp.example.org" in node_1.err
     assert said in node_1.err
 
 

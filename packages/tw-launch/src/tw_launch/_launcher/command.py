@@ -13,12 +13,14 @@ from queue import SimpleQueue
 from types import FrameType
 
 from tw_core.internal import check_list, check_text
+from tw_launch._addresses import is_loopback, split_address
+from tw_launch._key import draw_key, find_key, read_key_file
 from tw_launch._launcher.machine import Machine, find_gpus, share_gpus
 from tw_launch._launcher.meeting import (
     CANNOT_START,
     Inbox,
     Node,
-    Reception,
+    Port,
     gather,
     open_port,
     part,
@@ -43,6 +45,13 @@ _AGREED = (
     "max_restarts",
     "min_workers",
     "node_timeout",
+)
+
+
+_WITHOUT_KEY = (
+    "without a key, any program that reaches this port can take the place of a machine "
+    "or a rank, learn addresses and end the run; give all machines one, in TW_KEY or "
+    "--key-file (`openssl rand -hex 16` makes one)"
 )
 
 
@@ -126,9 +135,18 @@ def _lead(
     if isinstance(server, Over):
         return server
     with contextlib.closing(
-        Reception(server, inbox=inbox, silence_s=options.node_timeout)
-    ) as reception:
-        announce(f"node 0 waits at {reception.address} for {options.nnodes - 1} more")
+        Port(
+            server,
+            inbox=inbox,
+            silence_s=options.node_timeout,
+            key=machine.share.key,
+        )
+    ) as own_port:
+        announce(f"node 0 waits at {own_port.address} for {options.nnodes - 1} more")
+        if not machine.share.key and not is_loopback(
+            split_address(own_port.address)[0]
+        ):
+            announce(_WITHOUT_KEY)
         members = gather(
             hello,
             num_nodes=options.nnodes,
@@ -154,6 +172,7 @@ def _follow(
         host,
         port,
         _hello(options, machine),
+        key=machine.share.key,
         within_s=options.start_timeout,
         silence_s=options.node_timeout,
         inbox=inbox,
@@ -198,7 +217,14 @@ def _share(options: argparse.Namespace) -> Share:
         num_nodes=options.nnodes,
         horovod=find_horovod() if options.horovod else "",
         uses_mpi=options.mpi,
+        key=_find_key(options),
     )
+
+
+def _find_key(options: argparse.Namespace) -> str:
+    """Returns the key that all machines share; one machine needs no other's."""
+    shared = find_key() if options.key_file is None else read_key_file(options.key_file)
+    return shared or (draw_key() if options.nnodes == 1 else "")
 
 
 @contextlib.contextmanager

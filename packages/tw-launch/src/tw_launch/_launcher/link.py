@@ -5,11 +5,10 @@ launcher that was stopped or cut off is noticed like one that has ended.
 """
 
 import contextlib
-import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tw_launch._channel import LineSocket
@@ -28,19 +27,37 @@ class Lost:
 class Link:
     """A connection to another launcher; any thread may send."""
 
-    def __init__(self, connection: socket.socket, *, silence_s: float) -> None:
-        """Takes ownership of the connection, lost after ``silence_s`` of silence."""
-        self.host: str = connection.getpeername()[0]
-        self.own_host = str(connection.getsockname()[0])
-        self._line = LineSocket(connection, max_bytes=MAX_BYTES)
+    def __init__(
+        self,
+        line: LineSocket,
+        *,
+        silence_s: float,
+        received: Sequence[bytes] = (),
+        is_known: bool = True,
+    ) -> None:
+        """Takes ownership of the connection, lost after ``silence_s`` of silence.
+
+        ``received`` has lines that were read already. A peer that ``is_known`` has the
+        run's key, or belongs to this user.
+        """
+        self.own_host = str(line.connection.getsockname()[0])
+        self.is_known = is_known
+        self._line = line
+        line.max_bytes = MAX_BYTES
         self._silence_s = silence_s
-        self._received: deque[bytes] = deque()
+        self._received = deque(received)
         self._closed = threading.Event()
 
     def send(self, message: Message) -> None:
         """Sends a message; a lost connection is left for the reader to notice."""
         with contextlib.suppress(OSError):
             self._line.send_line(encode(message), timeout_s=self._silence_s)
+
+    def refuse(self, message: Message) -> None:
+        """Sends a last message, unless that would take time, and closes."""
+        with contextlib.suppress(OSError):
+            self._line.send_line(encode(message), timeout_s=0.0)
+        self.drop()
 
     def receive(self, within_s: float) -> Message:
         """Waits for a message; OSError if none arrives, ValueError if it is invalid."""

@@ -22,18 +22,29 @@ from tw_launch._addresses import (
     listen,
     may_pass,
 )
+from tw_launch._channel import LineSocket
+from tw_launch._key import KeyMismatchError, prove
 from tw_launch._launcher.link import Link, Lost
-from tw_launch._launcher.messages import SIGNALS, Hello, Message, Over, Signalled
+from tw_launch._launcher.messages import (
+    SIGNALS,
+    Hello,
+    Message,
+    Over,
+    Signalled,
+    decode,
+    encode,
+)
 from tw_launch._launcher.output import announce
+from tw_launch._reception import STRANGER_BYTES, Peer, Reception, Refusal, Refusals
 
 CANNOT_START = 2
-_HELLO_S = 10.0
+NODE_0 = "node 0"
 _CONNECT_S = 2.0
 _FAREWELL_S = 2.0
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 2.0
-_GREETED_AT_ONCE = 32
-_ROOM_S = 0.25
-_STRANGERS_SAID = 5
+_POLL_S = 0.25
+_LONGEST_HOST = 255
+_REFUSED = "node 0 has refused this machine; its output says why"
 
 # Events of a launcher: a signal, the end of a process, a message or a new machine. Any
 # thread puts them in; only the main thread takes them out.
@@ -54,6 +65,14 @@ class Arrived:
 
     link: Link
     hello: Hello
+    refusals: Refusals
+
+    def turn_away(self, why: str) -> None:
+        """Refuses it; only a known one is sent why."""
+        name = Node(self.hello).name
+        self.refusals.note(f"{name}: {why}")
+        said = f"{name} was rejected: {why}"
+        self.link.refuse(Over(CANNOT_START, said if self.link.is_known else _REFUSED))
 
 
 @dataclass
@@ -83,70 +102,53 @@ def after_signal(number: int, where: str = "") -> Over:
     return Over(128 + number, said, number)
 
 
-class Reception:
+class Port:
     """Node 0's open port."""
 
     def __init__(
-        self, server: socket.socket, *, inbox: Inbox, silence_s: float
+        self, server: socket.socket, *, inbox: Inbox, silence_s: float, key: str
     ) -> None:
         """Takes over a listening socket; puts ``Arrived`` launchers into ``inbox``."""
-        self._server = server
         self.address = join_address(*server.getsockname()[:2])
         self._inbox, self._silence_s = inbox, silence_s
-        # A connection holds one of the places until its first message has been read.
-        self._places = threading.Semaphore(_GREETED_AT_ONCE)
-        self._silent: set[socket.socket] = set()  # connected, but have sent nothing yet
-        self._strangers = 0
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._refusals = Refusals(lambda why: announce(f"rejected a connection: {why}"))
+        self._reception = Reception(
+            server, self._admit, door=NODE_0, key=key, refusals=self._refusals
+        )
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._receive, daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Stops listening."""
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
+        self._is_closed.set()
+        self._thread.join(_FAREWELL_S)
 
-    def _accept(self) -> None:
-        while self._server.fileno() >= 0:
-            if not self._places.acquire(timeout=_ROOM_S):
-                # A launcher sends Hello at once: a client that stays silent is not one.
-                # Shutdown ends its ``receive`` in ``_greet``, which frees the place.
-                for silent in list(self._silent):
-                    with contextlib.suppress(OSError):
-                        silent.shutdown(socket.SHUT_RDWR)
-                continue
-            try:
-                connection, _ = self._server.accept()
-            except OSError:  # it was closed, or the client is gone already
-                self._places.release()
-                time.sleep(_FIRST_RETRY_S)
-                continue
-            self._silent.add(connection)
-            threading.Thread(
-                target=self._greet, args=(connection,), daemon=True
-            ).start()
+    def _receive(self) -> None:
+        while not self._is_closed.is_set():
+            self._reception.receive(_POLL_S)
+        self._reception.close()
 
-    def _greet(self, connection: socket.socket) -> None:
-        link: Link | None = None
+    def _admit(self, peer: Peer, lines: list[bytes]) -> bool:
         try:
-            link = Link(connection, silence_s=self._silence_s)
-            hello = link.receive(_HELLO_S)
-            self._silent.discard(connection)
+            hello = decode(lines[0])
             if not isinstance(hello, Hello):
                 raise ValueError("it sent no greeting")
-            self._inbox.put(Arrived(link, hello))
-        except (OSError, ValueError) as error:
-            self._strangers += 1
-            why = str(error) or type(error).__name__
-            if self._strangers <= _STRANGERS_SAID:
-                announce(f"rejected a client that is not a tw-launch: {why}")
-            if link is not None:
-                # It may be a tw-launch of a version with another Hello.
-                said = f"node 0 does not know this version of tw-launch: {why}"
-                link.send(Over(CANNOT_START, said))
-                link.drop()
-        finally:
-            self._silent.discard(connection)
-            self._places.release()
+            check_hello(hello)
+        except ValueError as error:
+            said = f"node 0 does not know this version of tw-launch: {error}"
+            over = encode(Over(CANNOT_START, said if peer.is_known else _REFUSED))
+            raise Refusal(
+                f"it is not a tw-launch of this version: {error}", over
+            ) from None
+        link = Link(
+            peer.line,
+            silence_s=self._silence_s,
+            received=lines[1:],
+            is_known=peer.is_known,
+        )
+        self._inbox.put(Arrived(link, hello, self._refusals))
+        return True
 
 
 def open_port(
@@ -191,8 +193,8 @@ def gather(
                 over = Over(CANNOT_START, _missing(members, num_nodes, within_s))
             case Signalled(number):
                 over = after_signal(number, members[0].name)
-            case Arrived(link, hello):
-                _welcome(members, link, hello, num_nodes, inbox)
+            case Arrived() as arrived:
+                _welcome(members, arrived, num_nodes, inbox)
             case Heard(link, message):
                 sender = find_sender(members.values(), link)
                 match sender, message:
@@ -202,11 +204,14 @@ def gather(
                         del members[sender.hello.node]
                         announce(f"{sender.name} left before the run began: {why}")
     by_rank = [members[rank] for rank in sorted(members)]
-    if over is None and (difference := find_unlike_settings(by_rank)):
+    difference = find_unlike_settings(by_rank) if over is None else ""
+    if difference:
         over = Over(CANNOT_START, difference)
     if over is None:
         return by_rank
-    tell(by_rank, over)
+    for member in by_rank:  # Versions are named only to those that are known.
+        is_known = member.link is None or member.link.is_known or not difference
+        tell([member], over if is_known else replace(over, said=_REFUSED))
     part(by_rank, inbox)
     return over
 
@@ -216,6 +221,7 @@ def reach_node_0(
     port: int,
     hello: Hello,
     *,
+    key: str,
     within_s: float,
     silence_s: float,
     inbox: Inbox,
@@ -225,7 +231,7 @@ def reach_node_0(
     An empty ``hello.host`` stands for this end's address of the connection.
     """
     end = time.monotonic() + within_s
-    link = _connect(host, port, end=end, silence_s=silence_s, inbox=inbox)
+    link = _connect(host, port, key, end=end, silence_s=silence_s, inbox=inbox)
     if isinstance(link, Link):
         link.send(replace(hello, host=hello.host or link.own_host))
         link.attend(lambda link, message: inbox.put(Heard(link, message)))
@@ -289,59 +295,67 @@ def _missing(members: Mapping[int, Node], num_nodes: int, within_s: float) -> st
 
 
 def _welcome(
-    members: dict[int, Node], link: Link, hello: Hello, num_nodes: int, inbox: Inbox
+    members: dict[int, Node], arrived: Arrived, num_nodes: int, inbox: Inbox
 ) -> None:
     """Adds a launcher to the members, or rejects it."""
-    member = Node(hello, link)
+    link, hello = arrived.link, arrived.hello
     theirs = hello.settings.get("--nnodes", "none")
     if theirs != str(num_nodes):
-        turn_away(member, f"it has --nnodes {theirs}, node 0 has {num_nodes}")
+        arrived.turn_away(f"it has --nnodes {theirs}, node 0 has {num_nodes}")
     elif not 0 < hello.node < num_nodes:
-        turn_away(member, f"its rank must be 1 to {num_nodes - 1}")
+        arrived.turn_away(f"its rank must be 1 to {num_nodes - 1}")
     elif hello.node in members:
         taken = members[hello.node].hello.host
-        turn_away(member, f"rank {hello.node} is already taken by {taken}")
-    elif not _is_sound(hello):
-        turn_away(member, "its greeting is inconsistent")
+        arrived.turn_away(f"rank {hello.node} is already taken by {taken}")
     else:
-        members[hello.node] = member
+        member = members[hello.node] = Node(hello, link)
         link.attend(lambda link, message: inbox.put(Heard(link, message)))
         announce(f"{member.name} has joined; {len(members)} of {num_nodes} are here")
 
 
-def turn_away(member: Node, why: str) -> None:
-    """Refuses a launcher, and reports why to it and to the user."""
-    said = f"{member.name} was rejected: {why}"
-    announce(said)
-    if member.link is not None:
-        member.link.send(Over(CANNOT_START, said))
-        member.link.drop()
-
-
-def _is_sound(hello: Hello) -> bool:
-    ports = all(0 < port < 65536 for port in hello.ports)
-    return ports and hello.workers == len(hello.ports) and bool(hello.host)
+def check_hello(hello: Hello) -> None:
+    """Refuses a greeting whose fields do not fit together, or no terminal."""
+    is_whole = hello.workers == len(hello.ports) and all(
+        0 < port < 65536 for port in hello.ports
+    )
+    names = [hello.host, *hello.settings, *hello.settings.values()]
+    is_plain = all(one.isprintable() and len(one) <= _LONGEST_HOST for one in names)
+    if not (is_whole and is_plain and hello.host):
+        raise ValueError("its greeting is inconsistent")
 
 
 def _connect(
-    host: str, port: int, *, end: float, silence_s: float, inbox: Inbox
+    host: str, port: int, key: str, *, end: float, silence_s: float, inbox: Inbox
 ) -> Link | Over:
     """Connects to node 0, which may not be listening yet."""
-    retry_s = _FIRST_RETRY_S
+    retry_s, where = _FIRST_RETRY_S, join_address(host, port)
     while True:
         try:
-            connection = socket.create_connection((host, port), _CONNECT_S)
-            return Link(connection, silence_s=silence_s)
+            return Link(_open_line(host, port, key), silence_s=silence_s)
+        except KeyMismatchError as error:
+            return Over(CANNOT_START, f"{where}: {error}")
+        except ValueError as error:
+            return Over(CANNOT_START, f"no tw-launch answers at {where}: {error}")
         except OSError as error:
             fault = error.strerror or str(error)
         match next_event(inbox, min(retry_s, end - time.monotonic())):
             case Signalled(number):
                 return after_signal(number)
         if time.monotonic() >= end:
-            where = join_address(host, port)
             told = (
                 f"node rank 0 cannot be reached at {where} ({fault}); start it, or "
                 "open the port to this machine"
             )
             return Over(CANNOT_START, told)
         retry_s = min(2 * retry_s, _LAST_RETRY_S)
+
+
+def _open_line(host: str, port: int, key: str) -> LineSocket:
+    """Connects to node 0, and exchanges proofs of having the key."""
+    with contextlib.ExitStack() as opened:
+        connection = socket.create_connection((host, port), _CONNECT_S)
+        opened.callback(connection.close)
+        line = LineSocket(connection, max_bytes=STRANGER_BYTES)
+        prove(line, key, NODE_0, timeout_s=_CONNECT_S)
+        opened.pop_all()
+        return line

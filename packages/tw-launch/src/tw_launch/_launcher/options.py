@@ -171,6 +171,12 @@ def _add_machines(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
     )
     group.add_argument(
+        "--key-file",
+        type=Path,
+        help="file with the key that all machines share, readable by its owner alone "
+        "(the environment variable TW_KEY)",
+    )
+    group.add_argument(
         "--address",
         default="",
         type=lambda host: host.removeprefix("[").removesuffix("]"),

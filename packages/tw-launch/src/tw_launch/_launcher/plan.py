@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 from itertools import accumulate
 
 from tw_launch._addresses import join_address
+from tw_launch._key import KEY_VARIABLE, derive_key
 from tw_launch._launcher.messages import Hello, Start
 from tw_launch._launcher.pmi import PmiTable
 
@@ -24,6 +25,7 @@ class Share:
     num_nodes: int = 1
     horovod: str = ""  # folder with a module of that name; "" for other programs
     uses_mpi: bool = False  # whether workers are one MPI world
+    key: str = field(default="", repr=False)  # shared by all machines; "" for none
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ def plan_tasks(
                 "TW_RUN_ID": start.run,
                 "TW_START": str(start.number),
             }
+            if share.key:  # Each run has its own.
+                variables[KEY_VARIABLE] = derive_key(share.key, start.run)
             if is_worker:
                 variables["TW_LOCAL_RANK"] = str(place)
                 variables["TW_LOCAL_SIZE"] = str(count)

@@ -17,7 +17,6 @@ from tw_launch._launcher.meeting import (
     find_sender,
     next_event,
     tell,
-    turn_away,
 )
 from tw_launch._launcher.messages import (
     SIGNALS,
@@ -96,8 +95,8 @@ class Director:
             case TaskProcess() as process:
                 if ended := self._machine.take(process):
                     self._note_end(self.members[0], ended)
-            case Arrived(link, hello):
-                turn_away(Node(hello, link), "the run has begun")
+            case Arrived() as arrived:
+                arrived.turn_away("the run has begun")
             case Heard(link, message):
                 sender = find_sender(self.members, link)
                 if sender is not None:
