@@ -6,7 +6,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +19,6 @@ from harness.processes import Program
 from harness.ranks import ENGINE, Raised, Ranks
 
 from tw_launch import main
-from tw_launch._launcher.pmi import PmiTable
 
 pytest.importorskip("mpi4py")
 PACKAGES = Path(__file__).parents[2]
@@ -215,23 +213,3 @@ def test_what_mpi_cannot_do_is_refused(arguments, says, capsys):
     with pytest.raises(SystemExit):
         main(["--mpi", *arguments, "--", "true"])
     assert says in capsys.readouterr().err
-
-
-def test_what_is_no_mpi_process_harms_no_world():
-    world = PmiTable(1)
-    host, port = world.variables(0)["PMI_PORT"].split(":")
-    for noise in (b"GET / HTTP/1.1\r\n\r\n", b"cmd=initack pmiid=x\n", b"\xff" * 9000):
-        with socket.create_connection((host, int(port)), 5) as stranger:
-            stranger.sendall(noise)
-    with socket.create_connection((host, int(port)), 5) as own:
-        own.sendall(b"cmd=initack pmiid=0\ncmd=put key=a value=b\ncmd=get key=a\n")
-        own.sendall(b"cmd=barrier_in\ncmd=finalize\n")
-        lines = own.makefile("r")
-        said = [lines.readline().strip() for _ in range(8)]
-    assert said[1:4] == ["cmd=set size=1", "cmd=set rank=0", "cmd=set debug=0"]
-    assert said[5:] == [
-        "cmd=get_result rc=0 msg=success value=b",
-        "cmd=barrier_out rc=0",
-        "cmd=finalize_ack rc=0",
-    ]
-    world.close()
