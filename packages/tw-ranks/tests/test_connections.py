@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
 import pytest
+from harness.rank_faults import send_proved
 from harness.relays import Relay
 
 from tw_launch._addresses import join_address
@@ -163,7 +164,7 @@ def test_a_stranger_does_not_knock_for_a_rank():
         members[1]._ended.set()  # It says nothing more by itself.
         own = members[1].introductions[1]
         for other in (replace(own, task="a stranger"), replace(own, rank=7)):
-            line = LineSocket(socket.create_connection(members[0]._rank_0, 5))
+            line = LineSocket(send_proved(members[0]._rank_0))
             report = asdict(Report(entered=9, made=99))
             said = {"do": "knock", "hello": asdict(other), "report": report}
             line.send(said, timeout_s=5.0)

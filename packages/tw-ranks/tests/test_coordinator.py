@@ -14,8 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
 import pytest
-from harness.rank_faults import NOISES, send_raw
+from harness.rank_faults import NOISES, send_proved, send_raw
+from harness.relays import Relay
 
+from tw_launch import _reception
 from tw_launch._channel import LineSocket
 from tw_ranks._agreement import Exchange
 from tw_ranks._side_channel import _coordinator, _member
@@ -32,7 +34,7 @@ class HandDriven:
     """A rank that says only what a test has it say."""
 
     def __init__(self, address, own):
-        self.line = LineSocket(socket.create_connection(address, 10))
+        self.line = LineSocket(send_proved(address))
         self.line.send({"do": "hello", "hello": asdict(own)}, timeout_s=10)
 
     def beat(self, *counts):
@@ -164,10 +166,10 @@ def hello(introduction):
 
 
 @contextlib.contextmanager
-def listening(own=None, place=("127.0.0.1", 0)):
+def listening(own=None, place=("127.0.0.1", 0), key=""):
     """A coordinator of two ranks, of which none has come."""
     listener = socket.create_server(place, backlog=512)
-    coordinator = Coordinator(listener, 2, PATIENT, own=own or of_run(0))
+    coordinator = Coordinator(listener, 2, PATIENT, own=own or of_run(0), key=key)
     try:
         yield listener.getsockname()
     finally:
@@ -175,12 +177,13 @@ def listening(own=None, place=("127.0.0.1", 0)):
 
 
 @contextlib.contextmanager
-def joined(address, others=(0, 1)):
+def joined(address, others=(0, 1), key="", places=None):
     """Ranks that have come; they agree when they are asked to."""
     with ThreadPoolExecutor(2) as pool:
 
         def come(rank):
-            return Member(address, of_run(rank), PATIENT, start_timeout_s=20)
+            place = (places or {}).get(rank, address)
+            return Member(place, of_run(rank), PATIENT, start_timeout_s=20, key=key)
 
         members = list(pool.map(come, others))
         for member in members:
@@ -197,8 +200,13 @@ def joined(address, others=(0, 1)):
 def ask(address, introduction):
     """Returns what a rank is told that greets, up to the connection's end."""
     line = json.dumps(hello(introduction)).encode() + b"\n"
-    with send_raw(address, line) as client, client.makefile("rb") as answers:
+    with send_proved(address, line) as client, client.makefile("rb") as answers:
         return [json.loads(answer) for answer in answers]
+
+
+def challenge(door):
+    told = {"do": "challenge", "door": door, "nonce": "a", "has_key": False}
+    return json.dumps(told).encode() + b"\n"
 
 
 LINES = [
@@ -208,6 +216,56 @@ LINES = [
 ]
 
 
+KEY = "0123456789abcdef" * 2
+
+
+@pytest.mark.parametrize("key", ["", "o" * 32])
+def test_who_has_not_the_key_takes_no_rank_and_learns_nothing(key, caplog):
+    with listening(key=KEY) as address:
+        with pytest.raises(ValueError, match=r"rank 0 has (a|another) key") as raised:
+            Member(address, of_run(1), PATIENT, start_timeout_s=20, key=key)
+        hers = json.dumps(hello(of_run(1))).encode() + b"\n"
+        with send_raw(address, hers) as client, client.makefile("rb") as answers:
+            told = answers.read()
+        with joined(address, key=KEY) as agree:
+            assert agree() == [0, 0]
+    assert told.count(b"\n") == 2
+    for secret in (KEY, "2.21", '"r"', "p0"):
+        assert secret not in f"{raised.value}{told.decode()}"
+    assert KEY not in caplog.text
+
+
+def test_who_is_not_known_is_not_sent_why_it_is_refused(monkeypatch, caplog):
+    """As one at another machine, without a key."""
+    monkeypatch.setattr(_reception, "_read_owners", lambda port: None)
+    with listening() as address:
+        [answer] = ask(address, of_run(1, run="s"))
+    assert answer["why"] == "rank 0 has refused this process; its log says why"
+    assert "is from s, but rank 0 (p0) is from r" in caplog.text
+
+
+@pytest.mark.parametrize("when", ["forming", "complete"])
+def test_a_recorded_run_takes_no_rank(when):
+    with listening(key=KEY) as address:
+        relay = Relay(address[1])
+        places = {1: ("localhost", relay.port)}
+        with joined(address, key=KEY, places=places) as agree:
+            assert agree() == [0, 0]
+        relay.end()
+    [sent] = relay.recorded.values()
+    assert b"hello" in sent and b"agree" in sent
+    with listening(key=KEY) as address, contextlib.ExitStack() as stack:
+        if when == "complete":
+            agree = stack.enter_context(joined(address, key=KEY))
+        for message in (sent, *sent.splitlines(keepends=True)):
+            with send_raw(address, message) as client, client.makefile("rb") as told:
+                kinds = [json.loads(answer)["do"] for answer in told]
+                assert kinds == ["challenge", "refused"]
+        if when == "forming":
+            agree = stack.enter_context(joined(address, key=KEY))
+        assert agree() == [0, 0]
+
+
 @pytest.mark.parametrize("when", ["forming", "complete"])
 def test_what_strangers_send_ends_no_run(when):
     with listening() as address, contextlib.ExitStack() as stack:
@@ -215,9 +273,10 @@ def test_what_strangers_send_ends_no_run(when):
             agree = stack.enter_context(joined(address))
             assert agree() == [0, 0]
         for line in LINES:
-            send_raw(address, line).close()
-            send_raw(address, line[:-1]).close()
-            stack.enter_context(send_raw(address, line[:-1]))
+            for send in (send_raw, send_proved):
+                send(address, line).close()
+                send(address, line[:-1]).close()
+                stack.enter_context(send(address, line[:-1]))
         if when == "forming":
             agree = stack.enter_context(joined(address))
         first = agree()
@@ -227,7 +286,8 @@ def test_what_strangers_send_ends_no_run(when):
 def test_random_messages_of_a_rank_end_no_other_connection():
     """A rank that sends what is no message counts as lost, and is named."""
     with listening() as address:
-        with send_raw(address, json.dumps(hello(of_run(1))).encode() + b"\n") as rank:
+        line = json.dumps(hello(of_run(1))).encode() + b"\n"
+        with send_proved(address, line) as rank:
             own = Member(address, of_run(0), PATIENT, start_timeout_s=20)
             own.start(Report, lambda missing: None)
             report = {**asdict(Report()), "entered": "2"}
@@ -300,7 +360,14 @@ def test_a_rank_of_the_next_start_waits_for_its_rank_0():
 
 @pytest.mark.parametrize(
     "answer",
-    [b"220 smtp\r\n", b'{"x": 1}\n', b'{"do": "welcome"}\n', b"[" * 9999 + b"\n"],
+    [
+        b"220 smtp\r\n",
+        b'{"x": 1}\n',
+        b'{"do": "welcome"}\n',
+        b"[" * 9999 + b"\n",
+        challenge("node 0"),
+        challenge("rank 0") * 2,
+    ],
 )
 def test_what_is_no_rank_0_is_named(answer):
     with (
@@ -324,9 +391,7 @@ def test_a_greeting_that_is_dropped_is_repeated():
             )
             server.accept()[0].close()
             with server.accept()[0] as connection:
-                connection.sendall(
-                    b'{"do": "refused", "why": "not yet", "again": true}\n'
-                )
+                connection.sendall(challenge("rank 0"))
         with listening(place=address):
             own = Member(address, of_run(0), PATIENT, start_timeout_s=20)
             for member in (coming.result(20), own):

@@ -263,11 +263,30 @@ def test_ranks_meet_at_ipv6_addresses(make_ranks, told_by):
         ({"coordinator": 7, "rank": 0, "size": 1}, TypeError, "coordinator"),
         ({"timeout_s": 0}, ValueError, "timeout_s"),
         ({"stall_timeout_s": 0}, ValueError, "stall_timeout_s"),
+        ({"key": "secret"}, ValueError, "key must have 22 to 200 .* got 6 characters"),
+        ({"key": 7}, TypeError, "key"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, error, says):
     with pytest.raises(error, match=says):
         tw_ranks.join(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("listens_at", "key", "is_warned"),
+    [("", None, False), ("0.0.0.0", None, True), ("0.0.0.0", "k" * 32, False)],
+)
+def test_rank_0_warns_of_a_port_without_a_key(
+    monkeypatch, caplog, listens_at, key, is_warned
+):
+    monkeypatch.setenv("TW_LISTEN", listens_at)
+    monkeypatch.setattr(joining._tf_compat, "has_started", lambda: False)
+    (port,) = find_free_ports(1)
+    settings = {"start_timeout_s": 0.3, "engine": "tensorflow", "key": key}
+    with pytest.raises(tw_ranks.StartTimeoutError, match="rank 1 did not join"):
+        tw_ranks.join(f"127.0.0.1:{port}", rank=0, size=2, **settings)
+    says = f"rank 0 listens at {listens_at}:{port} without a key: any program that can"
+    assert (says in caplog.text) == is_warned
 
 
 def test_parameter_servers_are_refused(monkeypatch):

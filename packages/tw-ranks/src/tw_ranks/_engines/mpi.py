@@ -85,19 +85,19 @@ class MpiEngine:
         self._running = threading.local()
         self._left_over: list[Any] = []  # MPI may still write to it.
 
-    def tell_address(self, host: str, port: int) -> None:
-        """Sends rank 0's address to all other ranks."""
-        told = np.frombuffer(f"{host} {port}".ljust(512).encode(), np.uint8)
+    def tell_address(self, host: str, port: int, key: str) -> None:
+        """Sends rank 0's address and the run's key to all other ranks."""
+        told = np.frombuffer(f"{host} {port} {key}".ljust(512).encode(), np.uint8)
         ranks = range(1, self.size)
         self._left_over += [(told, self._base.Isend(told, r, _TAG)) for r in ranks]
 
-    def hear_address(self, end_s: float) -> tuple[str, int]:
-        """Returns where rank 0 listens; raises EndedError after ``end_s``."""
+    def hear_address(self, end_s: float) -> tuple[tuple[str, int], str]:
+        """Returns where rank 0 listens, and the key; EndedError after ``end_s``."""
         told = np.empty(512, np.uint8)
         self._is_ended = lambda: time.monotonic() >= end_s
         self._await(self._base.Irecv(told, 0, _TAG), told, keen_s=_PATIENT_S)
-        host, port = told.tobytes().decode().split()
-        return host, int(port)
+        host, port, key = told.tobytes().decode().split()
+        return (host, int(port)), key
 
     def open(self, is_ended: Callable[[], bool]) -> None:
         """Begins exchanges of all ranks, which end when ``is_ended()``."""

@@ -20,10 +20,14 @@ from tw_core.internal import (
     Wait,
     add_report,
     check_number,
+    check_text,
     check_whole_number,
 )
 from tw_launch import find_tf_config
 from tw_launch.internal import (
+    check_key,
+    draw_key,
+    find_key,
     find_unreachable,
     hold_free_ports,
     hold_port,
@@ -53,6 +57,12 @@ from tw_ranks._side_channel._introduction import (
 from tw_ranks._side_channel._member import AbsentError, Member
 
 _log = logging.getLogger(__name__)
+_WITHOUT_KEY = (
+    "join: rank 0 listens at %s without a key: any program that can connect there can "
+    "take a rank, learn addresses and versions, and end the run. Give all ranks one "
+    "key, by the environment variable TW_KEY (`export TW_KEY=$(openssl rand -hex 16)` "
+    "in a job's script) or by key=."
+)
 _joined: "weakref.ref[ProcessGroup] | None" = None
 
 
@@ -67,6 +77,7 @@ def join(
     start_timeout_s: float = 300.0,
     stall_timeout_s: float = 600.0,
     bucket_bytes: int | None = None,
+    key: str | None = None,
 ) -> ProcessGroup:
     """Joins the processes that train together; call it before TensorFlow is used.
 
@@ -102,6 +113,12 @@ def join(
         ranks. A bucket is sent while the backward pass computes the next. None: 2 MiB
         between machines, and all together on one, where several would take longer, and
         by NCCL.
+      key: a secret of this run, the same on all ranks: 22 to 200 characters, such as
+        ``openssl rand -hex 16`` prints. Rank 0 admits only ranks that prove to have it,
+        and proves it to them. None: the one in the environment variable ``TW_KEY``,
+        which ``tw-launch`` sets; over MPI, rank 0 sends one if there is none. Without a
+        key rank 0 admits this user's processes on loopback, and any elsewhere, of which
+        it warns.
 
     Returns:
       The group.
@@ -129,12 +146,16 @@ def join(
     check_number(above=0.0, stall_timeout_s=stall_timeout_s)
     if bucket_bytes is not None:
         check_whole_number(bucket_bytes=bucket_bytes, at_least=1)
+    if key is not None:
+        check_text(key=key)
+        check_key(key, "join: key")
     limits = Deadlines(timeout_s, first_timeout_s, stall_timeout_s, timeout_s)
     seat = find_seat(coordinator, rank, size, has_mpi4py=_has_mpi4py())
     return join_prepared(
         *(lambda local_rank: None, limits, seat, start_timeout_s),
         engine=engine,
         bucket_bytes=bucket_bytes,
+        key=key,
     )
 
 
@@ -146,6 +167,7 @@ def join_prepared(
     *,
     engine: str = "auto",
     bucket_bytes: int | None = None,
+    key: str | None = None,
 ) -> ProcessGroup:
     """Joins as ``join`` does; ``prepare(local_rank)`` precedes TensorFlow's runtime.
 
@@ -176,7 +198,9 @@ def join_prepared(
     else:
         _log.info("join: engine %r, as %s.", chosen.name, chosen.reason)
         group = _join_others(
-            *(seat, chosen, limits, start_timeout_s, prepare), bucket_bytes=bucket_bytes
+            *(seat, chosen, limits, start_timeout_s, prepare),
+            bucket_bytes=bucket_bytes,
+            key=find_key() if key is None else key,
         )
         if chosen.name != "mpi" and seat.rank == 0:  # Once, not in every process.
             # The server starts with the runtime, maybe in a function that AutoGraph
@@ -224,6 +248,7 @@ def _join_others(
     prepare: Callable[[int], None],
     *,
     bucket_bytes: int | None,
+    key: str,
 ) -> ProcessGroup:
     mpi = _find_mpi(seat) if engine.name == "mpi" else None
     if mpi is None and seat.is_told:
@@ -248,16 +273,23 @@ def _join_others(
             port = held.getsockname()[1] if held else 0
             own = _introduce(seat, engine, bucket_bytes, port=port)
             if seat.rank == 0:
-                listener = _listen(seat, mpi, end_s)
+                key = key or (draw_key() if mpi is not None else "")
+                listener = _listen(seat, mpi, end_s, key)
                 # Other ranks may reach it by an address that it does not have itself.
                 address = listener.getsockname()[:2]
                 unreachable = _check_reachable(seat, listener)
-                coordinator = Coordinator(listener, seat.size, limits, own=own)
+                if not key and not is_loopback(address[0]):
+                    _log.warning(_WITHOUT_KEY, join_address(*address))
+                coordinator = Coordinator(listener, seat.size, limits, own=own, key=key)
                 opened.callback(coordinator.stop, timeout_s=1.0)
-            elif seat.is_told and mpi is not None:
-                address = _hear_address(mpi, end_s)
+            elif mpi is not None:
+                told, key = _hear_address(mpi, end_s)
+                address = told if seat.is_told else address
             member = Member(
-                *(address, own, limits), start_timeout_s=start_timeout_s, end_s=end_s
+                *(address, own, limits),
+                start_timeout_s=start_timeout_s,
+                end_s=end_s,
+                key=key,
             )
             opened.callback(member.leave, timeout_s=1.0)
             here = find_local_ranks(member.introductions, seat.rank)
@@ -290,12 +322,12 @@ def _join_others(
         return group
 
 
-def _listen(seat: Seat, mpi: MpiEngine | None, end_s: float) -> socket.socket:
-    """Opens rank 0's port; tells MPI's other ranks its number if they cannot know."""
+def _listen(seat: Seat, mpi: MpiEngine | None, end_s: float, key: str) -> socket.socket:
+    """Opens rank 0's port; over MPI, sends its number and the key to the others."""
     port = seat.coordinator[1]
     listener = _open_port(lambda: listen(*seat.coordinator), seat, port, end_s)
-    if seat.is_told and mpi is not None:
-        mpi.tell_address(seat.host, listener.getsockname()[1])
+    if mpi is not None:
+        mpi.tell_address(seat.host, listener.getsockname()[1], key)
     return listener
 
 
@@ -311,7 +343,7 @@ def _find_mpi(seat: Seat) -> MpiEngine:
     return mpi
 
 
-def _hear_address(mpi: MpiEngine, end_s: float) -> tuple[str, int]:
+def _hear_address(mpi: MpiEngine, end_s: float) -> tuple[tuple[str, int], str]:
     try:
         return mpi.hear_address(end_s)
     except EndedError:

@@ -6,10 +6,22 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tw_launch.internal import MAX_BYTES, LineSocket, read_as, split_address, write_line
+from tw_launch.internal import (
+    MAX_BYTES,
+    LineSocket,
+    Peer,
+    Reception,
+    Refusal,
+    Refusals,
+    parse_messages,
+    read_as,
+    split_address,
+    write_line,
+)
 from tw_ranks._agreement import FOLLOWED, Exchange, find_difference
 from tw_ranks._side_channel._attendance import (
     Attendance,
@@ -19,6 +31,7 @@ from tw_ranks._side_channel._attendance import (
 )
 from tw_ranks._side_channel._connections import PROBE_S, Link, retry_often
 from tw_ranks._side_channel._introduction import (
+    RANK_0,
     Introduction,
     describe_failure,
     find_interval_s,
@@ -37,13 +50,8 @@ _ANSWER_S = 0.5
 _PROBED_S = PROBE_S + 1.0
 """How long rank 0 waits for ranks to report the state of their connections."""
 
-_GREETING_S = 10.0
-_GREETING_BYTES = 1 << 16
 _LONGEST_TEXT = 1_000
-_MOST_STRANGERS = 128
-"""Connections without a greeting; the oldest is dropped, and may reconnect."""
-
-_STRANGERS_SAID = 5
+_REFUSED = "rank 0 has refused this process; its log says why"
 
 
 class Coordinator:
@@ -56,18 +64,25 @@ class Coordinator:
         limits: Deadlines,
         *,
         own: Introduction,
+        key: str = "",
     ) -> None:
         """Starts the thread, which closes ``listener`` when it ends.
 
-        All ranks must agree with ``own``, rank 0's introduction.
+        All ranks must agree with ``own``, rank 0's introduction, and have the ``key``.
         """
         self.size = size
         self._limits = limits
-        self._listener = listener
+        self._reception = Reception(
+            listener,
+            self._admit,
+            door=RANK_0,
+            key=key,
+            refusals=Refusals(
+                lambda why: _log.warning("Rank 0 rejected a connection: %s.", why)
+            ),
+        )
         self._selector = selectors.DefaultSelector()
         self._own = own
-        self._unknown: dict[LineSocket, float] = {}
-        self._num_turned_away = 0
         self._sockets: dict[int, LineSocket] = {}
         self._ranks: dict[LineSocket, int] = {}  # Inverse of ``_sockets``.
         self._introductions: dict[int, Introduction] = {}
@@ -98,20 +113,19 @@ class Coordinator:
 
     def close_sockets(self) -> None:
         """Closes all connections in a forked child; they stay open in the parent."""
-        for line in [*self._sockets.values(), *self._unknown]:
+        for line in list(self._sockets.values()):
             line.close()
-        self._listener.close()
+        self._reception.close()
 
     def _serve(self) -> None:
-        self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._reception, selectors.EVENT_READ)
         interval_s = min(find_interval_s(self._limits.timeout_s), 0.05)
         looked_s = -interval_s
         try:
             while not self._ended.is_set():
                 for key, _ in self._selector.select(interval_s):
-                    if key.fileobj is self._listener:
-                        self._accept()
+                    if key.fileobj is self._reception:
+                        self._reception.receive()
                     else:
                         self._read(key.fileobj)
                 # The time of a look grows with the ranks: not one per message, unless
@@ -128,24 +142,12 @@ class Coordinator:
             self.close_sockets()
             self._selector.close()
 
-    def _accept(self) -> None:
+    def _read(
+        self, line: Any, received: Sequence[dict[str, Any]] | None = None
+    ) -> None:
+        """Answers what a rank has sent, ``received`` already or not."""
         try:
-            connection = self._listener.accept()[0]
-        except (BlockingIOError, ConnectionError):
-            return
-        except OSError:  # No file descriptor is left; the connection stays pending.
-            self._ended.wait(0.05)
-            return
-        if len(self._unknown) >= _MOST_STRANGERS:
-            self._drop(next(iter(self._unknown)))
-        with contextlib.suppress(OSError):
-            line = LineSocket(connection, max_bytes=_GREETING_BYTES)
-            self._unknown[line] = time.monotonic()
-            self._selector.register(line, selectors.EVENT_READ)
-
-    def _read(self, line: Any) -> None:
-        try:
-            messages = line.receive()
+            messages = line.receive() if received is None else received
             for message in messages or ():
                 if line.fileno() >= 0:  # An earlier message may have dropped it.
                     self._answer(line, message)
@@ -165,7 +167,6 @@ class Coordinator:
     def _drop(self, line: LineSocket) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(line)
-        self._unknown.pop(line, None)
         rank = self._ranks.pop(line, None)
         if rank is not None:
             del self._sockets[rank]
@@ -177,9 +178,6 @@ class Coordinator:
         line.close()
 
     def _answer(self, line: LineSocket, message: dict[str, Any]) -> None:
-        if line in self._unknown:
-            self._greet(line, message)
-            return
         rank = self._ranks[line]
         now_s = time.monotonic()
         if "report" in message:
@@ -228,29 +226,27 @@ class Coordinator:
             if rank != 0 and message.get("ends"):  # Rank 0 must inform all first.
                 self._send(rank, {"do": "bye"})
 
-    def _greet(self, line: LineSocket, message: dict[str, Any]) -> None:
-        """Admits a rank, or replies why not."""
-        if message["do"] == "knock":
-            self._hear_knock(line, message)
-            return
+    def _admit(self, peer: Peer, lines: list[bytes]) -> bool:
+        """Admits a rank, or raises why not; answers one that knocks."""
+        greeting, *rest = parse_messages(lines)
+        if greeting["do"] == "knock":
+            self._hear_knock(peer.line, greeting)
+            return False
         may_come_again = False
         try:
-            comer = _read_introduction(message)
+            comer = _read_introduction(greeting)
         except ValueError as error:
             refusal = f"rank 0 does not recognise this as one of its ranks: {error}"
         else:
             may_come_again = self._may_come_again(comer)
             refusal = self._find_refusal(comer)
-        if not refusal:
-            self._welcome(line, comer)
-            return
-        self._num_turned_away += 1
-        if self._num_turned_away <= _STRANGERS_SAID:
-            _log.warning("Rank 0 rejected a connection: %s.", refusal)
-        told = {"do": "refused", "why": refusal, "again": may_come_again}
-        with contextlib.suppress(OSError):  # Nothing waits for it.
-            line.send(told, timeout_s=0.0)
-        self._drop(line)
+        if refusal:
+            why = refusal if peer.is_known else _REFUSED
+            told = {"do": "refused", "why": why, "again": may_come_again}
+            raise Refusal(refusal, write_line(told))
+        self._welcome(peer.line, comer)
+        self._read(peer.line, rest)
+        return True
 
     def _hear_knock(self, line: LineSocket, message: dict[str, Any]) -> None:
         """Answers a rank whose permanent connection is silent, but still open."""
@@ -262,8 +258,8 @@ class Coordinator:
             line.send({"do": "beat"}, timeout_s=0.0)
 
     def _welcome(self, line: LineSocket, comer: Introduction) -> None:
-        del self._unknown[line]
         line.max_bytes = MAX_BYTES
+        self._selector.register(line, selectors.EVENT_READ)
         retry_often(line.connection, 2 * self._limits.timeout_s)
         self._sockets[comer.rank], self._ranks[line] = line, comer.rank
         self._introductions[comer.rank] = comer
@@ -366,11 +362,9 @@ class Coordinator:
                         self._send(rank, told)
 
     def _look(self) -> None:
-        """Drops connections without a greeting, and reports missing ranks to all."""
+        """Drops late strangers, and reports missing ranks to all."""
         now_s = time.monotonic()
-        for line, since_s in list(self._unknown.items()):
-            if now_s - since_s > _GREETING_S:
-                self._drop(line)
+        self._reception.receive()
         if not self._is_complete:
             if self._has_comer:
                 absent = sorted(set(range(self.size)) - set(self._introductions))

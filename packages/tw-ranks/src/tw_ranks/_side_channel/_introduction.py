@@ -5,6 +5,9 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+RANK_0 = "rank 0"
+"""Rank 0's port, in proofs of having its key."""
+
 _RUNS = (
     # Variables that together name a run, of which the first must be set; and one that
     # counts its starts. TORCHELASTIC_RESTART_COUNT differs between machines.

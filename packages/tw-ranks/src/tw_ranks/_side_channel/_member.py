@@ -13,7 +13,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from tw_launch.internal import LineSocket, join_address, read_as
+from tw_launch.internal import (
+    MAX_BYTES,
+    STRANGER_BYTES,
+    KeyMismatchError,
+    LineSocket,
+    join_address,
+    prove,
+    read_as,
+)
 from tw_ranks._agreement import Exchange
 from tw_ranks._side_channel._attendance import (
     Deadlines,
@@ -23,6 +31,7 @@ from tw_ranks._side_channel._attendance import (
 )
 from tw_ranks._side_channel._connections import hold_connections, probe, retry_often
 from tw_ranks._side_channel._introduction import (
+    RANK_0,
     Introduction,
     describe_failure,
     find_interval_s,
@@ -58,13 +67,14 @@ class Member:
         *,
         start_timeout_s: float,
         end_s: float | None = None,
+        key: str = "",
     ) -> None:
         """Joins the group: waits for every rank, then sends heartbeats."""
         self.introductions: tuple[Introduction, ...] = ()
         self.missing: dict[int, str] = {}  # Faults by rank.
         self.states: dict[int, str] = {}  # Where ranks were then; {} if 0 is missing.
         self.arrived: tuple[int, ...] = ()  # Ranks furthest ahead; () likewise.
-        self._own = own
+        self._own, self._key = own, key
         self._limits = limits
         self._agreed: dict[int | str, tuple[str, int, tuple[str, ...]]] = {}
         self._followed: dict[int, Exchange | None] = {}
@@ -85,7 +95,7 @@ class Member:
         if end_s is None:
             end_s = time.monotonic() + start_timeout_s
         while not self.introductions:  # Again if rank 0 has no room yet.
-            self._line = _connect(address, own, end_s)
+            self._line = _connect(address, own, end_s, key)
             self._await_all(address, end_s, start_timeout_s)
         retry_often(self._line.connection, 2 * limits.timeout_s)
         # Not a name, which cannot be looked up in an outage.
@@ -286,12 +296,7 @@ class Member:
             except OSError:
                 is_open = False
             except ValueError as error:
-                is_final = True
-                refusal = (
-                    f"the program that answers at {join_address(*address)} is not "
-                    f"rank 0 ({error}); correct the coordinator's address, or end "
-                    "that program"
-                )
+                is_final, refusal = True, _describe_other(address, error)
         if self.introductions:
             return
         self._line.close()
@@ -400,6 +405,7 @@ class Member:
                 socket.create_connection(self._rank_0, _KNOCK_S) as connection,
             ):
                 line = LineSocket(connection)
+                prove(line, self._key, RANK_0, timeout_s=_KNOCK_S)
                 line.send(message, timeout_s=_KNOCK_S)
                 if line.wait(_KNOCK_S) and line.receive():
                     self._heard_s = time.monotonic()
@@ -483,24 +489,44 @@ class Member:
         on_missing(missing)
 
 
-def _connect(address: tuple[str, int], own: Introduction, end_s: float) -> LineSocket:
+def _connect(
+    address: tuple[str, int], own: Introduction, end_s: float, key: str
+) -> LineSocket:
     wait_s = 0.05
     while True:
-        left_s = end_s - time.monotonic()
-        try:
-            line = LineSocket(socket.create_connection(address, max(0.1, left_s)))
-            if own.address.startswith(":"):
-                host = str(line.connection.getsockname()[0])
-                own = replace(own, address=join_address(host, int(own.address[1:])))
-            line.send({"do": "hello", "hello": asdict(own)}, timeout_s=max(0.1, left_s))
-            return line
-        except OSError as error:
-            if left_s <= wait_s:
-                raise AbsentError(
-                    f"rank 0 does not answer at {join_address(*address)} ({error})"
-                ) from None
+        left_s = max(0.1, end_s - time.monotonic())
+        with contextlib.ExitStack() as opened:
+            try:
+                connection = socket.create_connection(address, left_s)
+                opened.callback(connection.close)
+                line = LineSocket(connection, max_bytes=STRANGER_BYTES)
+                prove(line, key, RANK_0, timeout_s=left_s)
+                line.max_bytes = MAX_BYTES
+                if own.address.startswith(":"):
+                    host = str(line.connection.getsockname()[0])
+                    port = int(own.address[1:])
+                    own = replace(own, address=join_address(host, port))
+                line.send({"do": "hello", "hello": asdict(own)}, timeout_s=left_s)
+                opened.pop_all()
+                return line
+            except KeyMismatchError:
+                raise
+            except ValueError as error:
+                raise ValueError(_describe_other(address, error)) from None
+            except OSError as error:
+                if end_s - time.monotonic() <= wait_s:
+                    raise AbsentError(
+                        f"rank 0 does not answer at {join_address(*address)} ({error})"
+                    ) from None
         time.sleep(wait_s)
         wait_s = min(1.0, 2 * wait_s)
+
+
+def _describe_other(address: tuple[str, int], error: ValueError) -> str:
+    return (
+        f"the program that answers at {join_address(*address)} is not rank 0 "
+        f"({error}); correct the coordinator's address, or end that program"
+    )
 
 
 def _describe_absent(absent: Sequence[int], waited_s: float) -> str:
