@@ -1,7 +1,9 @@
 """tw-launch on one machine: restarts of all tasks, log files, summaries, modules."""
 
+import io
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from harness.processes import DEADLINE_S, is_alive, wait_until
 
 from tw_launch import main
 from tw_launch._launcher import plan
+from tw_launch._launcher.output import TaskOutput
 
 GROUP = ("--ps", "0", "--restart", "group", "--restart-delay", "0")
 
@@ -118,14 +121,43 @@ def test_a_folder_that_takes_no_logs_is_refused_before_anything_starts(
     assert capsys.readouterr() == ("", f"[tw-launch] {says}that can be written\n")
 
 
-def test_a_full_disk_ends_the_log_and_not_the_task(tmp_path):
-    (tmp_path / "worker-0.0.log").symlink_to("/dev/full")
-    program = "print('one', flush=True); print('two', flush=True)"
-    options = ("--ps", "0", "--workers", "1", "--log-dir", str(tmp_path))
-    status, out, err = finish(launch(program, *options))
-    assert status == 0
+def test_a_full_disk_ends_the_log_and_not_the_task(tmp_path, capsys):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # No file can grow.
+    try:
+        path = tmp_path / "worker-0.0.log"
+        streams = io.BytesIO(b"one\ntwo\n"), io.BytesIO()
+        TaskOutput("worker 0", *map(io.BufferedReader, streams), path).wait(10)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    out, err = capsys.readouterr()
     assert out == "[worker 0] one\n[worker 0] two\n"
-    assert err.count("worker-0.0.log: No space left on device; this log ends here") == 1
+    assert err.count("worker-0.0.log: File too large; this log ends here") == 1
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "pipe"])
+def test_a_log_follows_no_link(tmp_path, kind):
+    (tmp_path / "logs").mkdir()
+    log, secret = tmp_path / "logs" / "worker-0.0.log", tmp_path / "secret"
+    secret.write_text("kept")
+    if kind == "link":
+        log.symlink_to(secret)
+    elif kind == "hard link":
+        log.hardlink_to(secret)
+    else:
+        os.mkfifo(log)
+    options = ("--ps", "0", "--workers", "1", "--log-dir", str(tmp_path / "logs"))
+    status, out, err = finish(launch("print('one', flush=True)", *options))
+    assert (status, out) == (0, "[worker 0] one\n")
+    assert secret.read_text() == "kept"
+    assert err.count("this log ends here") == 1
+
+
+def test_a_folder_of_logs_is_no_link(tmp_path, capsys):
+    folder = tmp_path / "link"
+    folder.symlink_to(tmp_path)
+    assert main(["--log-dir", str(folder), "--", "true"]) == 2
+    assert f"pass the folder that it leads to, {tmp_path}" in capsys.readouterr().err
 
 
 def test_a_summary_names_the_first_failure_its_last_lines_and_its_log(tmp_path):

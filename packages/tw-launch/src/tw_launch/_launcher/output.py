@@ -1,8 +1,10 @@
 """Output of a launcher and its tasks: prefixed lines, log files, the last lines."""
 
 import contextlib
+import errno
 import os
 import re
+import stat
 import sys
 import tempfile
 import threading
@@ -14,6 +16,7 @@ from typing import IO, TextIO
 _LAST_LINES = 20
 _WARNING = "ExposedServerWarning: "  # and the line of source that Python shows with it
 _LINE_CHARACTERS = 500
+_NOT_A_FILE = "it is a link or no plain file, and logs follow no link"
 _READ_BYTES = 1 << 16
 _LINE_BYTES = 1 << 24  # longer lines are passed on in pieces
 # After a newline, and after the carriage return that ends a state of a progress bar.
@@ -35,7 +38,7 @@ class TaskOutput:
         self._log: IO[bytes] | None = None
         if log is not None:
             with self._ending_log():
-                self._log = log.open("wb", buffering=0)
+                self._log = _open_log(log)
         self._readers = [
             threading.Thread(target=self._read, args=pair, daemon=True)
             for pair in ((out, sys.stdout), (err, sys.stderr))
@@ -93,11 +96,35 @@ class TaskOutput:
                 yield
             except OSError as error:
                 announce(f"{self._path}: {error.strerror}; this log ends here")
-                self._log = None
+                if self._log is not None:
+                    self._log.close()
+                    self._log = None
+
+
+def _open_log(path: Path) -> IO[bytes]:
+    """Opens an empty file of this user; another user may have put a link there."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        log = os.fdopen(os.open(path, flags, 0o666), "wb", buffering=0)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK):  # EMLINK: on FreeBSD
+            raise OSError(error.errno, _NOT_A_FILE) from None
+        raise
+    found = os.fstat(log.fileno())
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        log.close()
+        raise OSError(errno.EEXIST, _NOT_A_FILE)
+    log.truncate()
+    return log
 
 
 def check_log_folder(folder: Path) -> None:
-    """Makes a folder for log files, and checks that it is writable."""
+    """Makes a folder for log files, and checks that it is writable, and no link."""
+    if folder.is_symlink():
+        raise OSError(
+            f"--log-dir {folder} is a link, which another user may have made; pass "
+            f"the folder that it leads to, {folder.resolve()}"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
