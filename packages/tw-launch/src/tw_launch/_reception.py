@@ -128,11 +128,18 @@ class Reception:
                     self._read(peer)
             else:
                 self._accept()
-        now_s = time.monotonic()
-        for peer in list(self._strangers.values()):
-            if now_s - peer.since_s < STRANGER_S:
-                break
-            self._drop(peer)
+        late_s = time.monotonic() - STRANGER_S
+        while self._strangers and self._oldest.since_s <= late_s:
+            self._drop(self._oldest)
+
+    @property
+    def _oldest(self) -> Peer:
+        return next(iter(self._strangers.values()))
+
+    def wake(self) -> None:
+        """Accepts nothing more, and ends a ``receive`` in another thread."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Closes all that is not handed over; in a forked child, only its copies."""
@@ -150,10 +157,13 @@ class Reception:
                     f"{self._door} has no file descriptor left for another connection; "
                     "raise the limit (`ulimit -n`)"
                 )
-                time.sleep(_NONE_LEFT_S)  # The connection stays pending.
+                if self._strangers:
+                    self._drop(self._oldest)
+                else:
+                    time.sleep(_NONE_LEFT_S)  # The connection stays pending.
             return
         if len(self._strangers) >= MOST_STRANGERS:
-            self._drop(next(iter(self._strangers.values())))
+            self._drop(self._oldest)
         with contextlib.suppress(OSError):
             peer = Peer(LineSocket(connection, max_bytes=STRANGER_BYTES))
             self._strangers[peer.line] = peer

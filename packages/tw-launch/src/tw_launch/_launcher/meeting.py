@@ -122,6 +122,7 @@ class Port:
     def close(self) -> None:
         """Stops listening."""
         self._is_closed.set()
+        self._reception.wake()
         self._thread.join(_FAREWELL_S)
 
     def _receive(self) -> None:

@@ -78,6 +78,7 @@ class PmiTable:
     def close(self) -> None:
         """Accepts no more workers."""
         self._is_closed.set()
+        self._reception.wake()
         self._thread.join(2 * _SEND_S)
 
     def _serve(self) -> None:
