@@ -237,7 +237,7 @@ def test_who_has_not_the_key_takes_no_rank_and_learns_nothing(key, caplog):
 
 def test_who_is_not_known_is_not_sent_why_it_is_refused(monkeypatch, caplog):
     """As one at another machine, without a key."""
-    monkeypatch.setattr(_reception, "_read_owners", lambda port: None)
+    monkeypatch.setattr(_reception, "find_owner", lambda connection: None)
     with listening() as address:
         [answer] = ask(address, of_run(1, run="s"))
     assert answer["why"] == "rank 0 has refused this process; its log says why"

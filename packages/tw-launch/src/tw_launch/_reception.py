@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tw_launch._channel import LineSocket, parse_messages, read_as, write_line
 from tw_launch._key import is_same, sign
@@ -36,6 +35,7 @@ _SAID = 5
 _MOST_CHARACTERS = 600
 _NONE_LEFT = (errno.EMFILE, errno.ENFILE)
 _NONE_LEFT_S = 0.05
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _ALL_BITS = 4, 20, 0xFFFF_FFFF
 
 
 class Refusal(Exception):
@@ -107,7 +107,6 @@ class Reception:
                 "again": False,
             }
         )
-        self._owners = _Owners(listener)
         self._strangers: dict[LineSocket, Peer] = {}  # The oldest first.
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
@@ -234,7 +233,7 @@ class Reception:
 
     def _check_owner(self, peer: Peer) -> None:
         """Without a key, other users of this machine are refused, if they can be."""
-        owner = self._owners.find(peer)
+        owner = find_owner(peer.line.connection)
         if owner is not None and owner != os.geteuid():
             raise Refusal(f"it belongs to user {owner}, and this run has no key")
         peer.is_known = owner is not None
@@ -266,74 +265,51 @@ def write_printable(text: str, most: int = _MOST_CHARACTERS) -> str:
     return shown if len(text) <= most else f"{shown}..."
 
 
-class _Owners:
-    """Finds the users that own the other ends of connections on this machine."""
+def find_owner(connection: socket.socket) -> int | None:
+    """Returns the number of the user who owns the other end, if it is on loopback.
 
-    def __init__(self, listener: socket.socket) -> None:
-        self._port: int = listener.getsockname()[1]
-        self._found: dict[tuple[str, str], int] | None = {}
-        self._found_s = 0.0
-
-    def find(self, peer: Peer) -> int | None:
-        """Returns the number of a user, None if it cannot be known.
-
-        What was read before a connection was accepted may be of an earlier one.
-        """
-        theirs, ours = (
-            (ipaddress.ip_address(host.partition("%")[0]), port)
-            for host, port, *_ in (
-                peer.line.connection.getpeername(),
-                peer.line.connection.getsockname(),
-            )
-        )
-        if not _is_loopback(theirs[0]):
-            return None
-        keys = list(zip(_forms(*theirs), _forms(*ours), strict=True))
-        if self._found_s > peer.since_s and (owner := self._look_up(keys)) is not None:
-            return owner
-        for _ in range(2):  # The kernel may leave out lines while they change.
-            self._found_s, self._found = time.monotonic(), _read_owners(self._port)
-            if self._found is None or (owner := self._look_up(keys)) is not None:
-                return None if self._found is None else owner
-        raise Refusal("it has closed its end, so its user is not known")
-
-    def _look_up(self, keys: Sequence[tuple[str, str]]) -> int | None:
-        found = self._found or {}
-        return next((found[key] for key in keys if key in found), None)
-
-
-_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-
-
-def _is_loopback(address: _Address) -> bool:
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
-
-
-def _forms(address: _Address, port: int) -> list[str]:
-    """Returns an address as the kernel lists it, for sockets of IPv4 and of IPv6."""
-    plain = getattr(address, "ipv4_mapped", None) or address
-    forms = [plain.packed]
-    if plain.version == 4:
-        forms.append(ipaddress.IPv6Address(f"::ffff:{plain}").packed)
-    return [
-        "".join(f"{word:08X}" for (word,) in struct.iter_unpack("=I", packed))
-        + f":{port:04X}"
-        for packed in forms
+    None if it is elsewhere, or if the system does not tell. Raises ``Refusal`` if no
+    process has the other end open any more, so that nobody owns it.
+    """
+    ours, theirs = connection.getsockname()[:2], connection.getpeername()[:2]
+    addresses = [ipaddress.ip_address(host) for host in (ours[0], theirs[0])]
+    plain = [getattr(one, "ipv4_mapped", None) or one for one in addresses]
+    if not plain[1].is_loopback:
+        return None
+    ends = [
+        (str(host), end[1]) for host, end in zip(plain, (ours, theirs), strict=True)
     ]
+    family = socket.AF_INET if plain[1].version == 4 else socket.AF_INET6
+    try:
+        owner = _ask_kernel(family, ends[1], ends[0])
+        if owner is None and _ask_kernel(family, ends[0], ends[1]) is None:
+            return None  # It does not know this end either.
+    except (OSError, AttributeError):  # It is not Linux, or a sandbox.
+        return None
+    if owner is None:
+        raise Refusal("it has closed its end, so its user is not known")
+    return owner
 
 
-def _read_owners(port: int) -> dict[tuple[str, str], int] | None:
-    """Reads who owns the ends that are connected to a port; None if not shown."""
-    found: dict[tuple[str, str], int] = {}
-    is_shown = False
-    for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            listed = Path(f"/proc/net/{name}").read_text()
-            is_shown = True
-            for row in listed.splitlines()[1:]:
-                if f":{port:04X} " in row:
-                    words = row.split()
-                    if words[9] != "0":  # Else no process has it open.
-                        found[words[1], words[2]] = int(words[7])
-    return found if is_shown else None
+def _ask_kernel(
+    family: int, local: tuple[str, int], remote: tuple[str, int]
+) -> int | None:
+    """Returns the owner of a socket by its addresses; None if no process has it open.
+
+    A request of ``sock_diag(7)``: /proc/net/tcp has it too, but takes milliseconds.
+    """
+    hosts = [socket.inet_pton(family, host) for host, _ in (local, remote)]
+    request = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 0, _ALL_BITS)
+    request += struct.pack("!HH", local[1], remote[1])
+    request += struct.pack("=16s16sIII", *hosts, 0, _ALL_BITS, _ALL_BITS)
+    header = struct.pack("=IHHII", 16 + len(request), _SOCK_DIAG_BY_FAMILY, 1, 1, 0)
+    with socket.socket(
+        socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG
+    ) as asked:
+        asked.settimeout(1.0)
+        asked.send(header + request)
+        answer = asked.recv(1 << 13)
+    if struct.unpack_from("=H", answer, 4)[0] != _SOCK_DIAG_BY_FAMILY:
+        return None
+    owner, inode = struct.unpack_from("=II", answer, 16 + 64)
+    return int(owner) if inode else None
