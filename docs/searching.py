@@ -54,6 +54,7 @@ SUBJECTS = {
     "benchmarks": "benchmark, speed, how fast",
     "errors/index": "oom, resourceexhaustederror, exception",
     "howto/launch": "cluster, tf_config, torchrun",
+    "howto/security": "security, tw_key, authentication, firewall, port, hmac",
     "howto/cluster": "kubernetes, kubeflow, slurm, mpi",
 }
 

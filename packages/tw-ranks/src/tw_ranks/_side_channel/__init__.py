@@ -2,7 +2,9 @@
 
     rank 0                                       every rank, rank 0 too
     ------                                       ----------------------
-    listens                       <- hello ---   connects, introduces itself
+    listens, admits by a key      <- prove ---   connects (``tw_launch._key``)
+    (``tw_launch._reception``)    -- proved -->
+                                  <- hello ---   introduces itself
     waits until all have joined   -- welcome ->  knows all addresses
     compares, assigns keys        <- agree ---   describes a collective, waits
     (Exchange)                    -- agreed -->  goes on, or raises
