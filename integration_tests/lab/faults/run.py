@@ -2,7 +2,8 @@
 
 The drills and their checks are in ``task_faults`` (with parameter servers),
 ``rank_faults`` (process groups, "processes: ..."), ``hangs`` (everything with bounded
-waits, "hangs: ..."), and ``host_drills`` (hosts whose network is cut, "hosts: ...").
+waits, "hangs: ..."), ``host_drills`` (hosts whose network is cut, "hosts: ...") and
+``doors`` (strangers at all ports of a run, "doors: ...").
 Run by the nox session ``faults``:
 
     nox -s faults -- --trials 20
@@ -151,9 +152,9 @@ class Drills:
 def families() -> list[Any]:
     """Returns the modules that tell which drills there are."""
     from harness import rank_faults, task_faults
-    from lab.faults import hangs, host_drills
+    from lab.faults import doors, hangs, host_drills
 
-    return [task_faults, rank_faults, hangs, host_drills]
+    return [task_faults, rank_faults, hangs, host_drills, doors]
 
 
 def find_family(name: str) -> Any:
