@@ -23,7 +23,7 @@ from harness.rank_faults import send_proved, send_raw
 from harness.relays import Relay
 
 from tw_launch._launcher.meeting import NODE_0, Port, open_port
-from tw_launch._launcher.messages import Hello, encode
+from tw_launch._launcher.messages import Ended, Hello, Over, decode, encode
 
 WAITING = "print('pid', os.getpid(), flush=True); time.sleep(60)"
 PID = r"pid (\d+)"
@@ -354,6 +354,14 @@ def test_a_greeting_that_nobody_reads_the_answer_of_delays_nobody(port, capsys):
     assert err.count("its greeting is inconsistent") == 2
     assert "\x1b" not in err
     assert len(err) < 3_000
+
+
+def test_what_another_launcher_says_cannot_control_the_terminal():
+    ended = Ended("\x1b[2J", 3, lines=("\x1b[31mred",), log="a\nb")
+    over = decode(encode(Over(1, "a\x9b2J", failed=ended)))
+    assert over.said == r"a\x9b2J"
+    assert (over.failed.task, over.failed.log) == (r"\x1b[2J", r"a\nb")
+    assert over.failed.lines == ended.lines  # As the task has printed them.
 
 
 def test_a_recorded_run_takes_no_machines_place(port):

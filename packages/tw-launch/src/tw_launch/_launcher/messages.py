@@ -5,11 +5,12 @@ machine runs its own command line.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from signal import SIGHUP, SIGINT, SIGTERM
-from typing import get_args
+from typing import Any, get_args
 
 from tw_launch._channel import parse_line, read_as
+from tw_launch._reception import write_printable
 
 MAX_BYTES = 1 << 20  # enough for a cluster of 20,000 tasks
 SIGNALS = (SIGINT, SIGTERM, SIGHUP)
@@ -108,10 +109,21 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """Decodes a line; raises ValueError if it is not a message."""
+    """Decodes a line; raises ValueError if it is not a message.
+
+    Texts for the terminal are escaped, but for the lines of tasks' own output.
+    """
     try:
         kind, fields = parse_line(line)
         message: Message = read_as(_KINDS[kind], fields)
     except (ValueError, TypeError, KeyError):
         raise ValueError(f"expected a message, got {line[:60]!r}") from None
-    return message
+    # A greeting is checked instead: its host is for others to connect to.
+    escaped: Message = message if isinstance(message, Hello) else _escape(message)
+    return escaped
+
+
+def _escape(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{n: _escape(one) for n, one in vars(value).items()})
+    return write_printable(value, MAX_BYTES) if isinstance(value, str) else value

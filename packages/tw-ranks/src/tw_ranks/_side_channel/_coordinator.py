@@ -259,8 +259,8 @@ class Coordinator:
 
     def _welcome(self, line: LineSocket, comer: Introduction) -> None:
         line.max_bytes = MAX_BYTES
+        retry_often(line.connection, 2 * self._limits.timeout_s)  # Fails if it is gone.
         self._selector.register(line, selectors.EVENT_READ)
-        retry_often(line.connection, 2 * self._limits.timeout_s)
         self._sockets[comer.rank], self._ranks[line] = line, comer.rank
         self._introductions[comer.rank] = comer
         if len(self._introductions) < self.size:
