@@ -19,6 +19,7 @@ from harness.relays import Relay
 
 from tw_launch import _reception
 from tw_launch._channel import LineSocket
+from tw_launch._key import prove
 from tw_ranks._agreement import Exchange
 from tw_ranks._side_channel import _coordinator, _member
 from tw_ranks._side_channel._attendance import Attendance, Deadlines, Report
@@ -314,6 +315,28 @@ def test_thousands_of_connections_keep_no_rank_out():
             assert len(os.listdir("/proc/self/fd")) - before < 2_200
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_hundreds_of_ranks_that_come_at_once_do_not_keep_each_other_out():
+    size = 200
+    own = [replace(of_run(rank), size=size) for rank in range(size)]
+    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    coordinator = Coordinator(listener, size, PATIENT, own=own[0], key=KEY)
+    address = listener.getsockname()
+    with contextlib.ExitStack() as stack:
+        stack.callback(coordinator.stop, timeout_s=5.0)
+        ranks = [
+            stack.enter_context(socket.create_connection(address, 10)) for _ in own
+        ]
+        for rank, comer in zip(ranks, own, strict=True):
+            line = LineSocket(rank)
+            prove(line, KEY, "rank 0", timeout_s=10)  # After all have connected.
+            line.send(hello(comer), timeout_s=10)
+        for rank in ranks:
+            rank.settimeout(10)
+            answers = stack.enter_context(rank.makefile("rb"))
+            while json.loads(answers.readline())["do"] != "welcome":
+                pass
 
 
 @pytest.mark.parametrize(

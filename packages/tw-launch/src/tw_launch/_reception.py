@@ -1,7 +1,7 @@
 """A port that strangers can reach: who is admitted, and what all others can do.
 
 Until a peer is admitted, it may send lines of 64 KiB, for 10 s, and it is one of 128 at
-most. Answers that cannot be sent at once are dropped. Rank 0, node 0 of
+most, besides those that are awaited. Answers that cannot be sent at once are dropped. Rank 0, node 0 of
 ``tw-launch`` and MPI's table receive connections by this class; each then reads the
 connections that it has admitted in its own way.
 """
@@ -29,7 +29,10 @@ STRANGER_S = 10.0
 """How long a peer has to become known."""
 
 MOST_STRANGERS = 128
-"""More connections than these close the oldest, whose owner may connect again."""
+"""More connections than these, and than are awaited, close the oldest.
+
+Its owner may connect again.
+"""
 
 _SAID = 5
 _MOST_CHARACTERS = 600
@@ -107,6 +110,9 @@ class Reception:
                 "again": False,
             }
         )
+        # How many more are to be admitted: a thousand that come at once, each of which
+        # has to answer, would make each other leave.
+        self.num_awaited = 0
         self._strangers: dict[LineSocket, Peer] = {}  # The oldest first.
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
@@ -161,7 +167,7 @@ class Reception:
                 else:
                     time.sleep(_NONE_LEFT_S)  # The connection stays pending.
             return
-        if len(self._strangers) >= MOST_STRANGERS:
+        if len(self._strangers) >= MOST_STRANGERS + self.num_awaited:
             self._drop(self._oldest)
         with contextlib.suppress(OSError):
             peer = Peer(LineSocket(connection, max_bytes=STRANGER_BYTES))

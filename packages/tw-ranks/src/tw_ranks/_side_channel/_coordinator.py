@@ -81,6 +81,7 @@ class Coordinator:
                 lambda why: _log.warning("Rank 0 rejected a connection: %s.", why)
             ),
         )
+        self._reception.num_awaited = size
         self._selector = selectors.DefaultSelector()
         self._own = own
         self._sockets: dict[int, LineSocket] = {}
@@ -266,7 +267,7 @@ class Coordinator:
         if len(self._introductions) < self.size:
             self._has_comer = True
             return
-        self._is_complete = True
+        self._is_complete, self._reception.num_awaited = True, 0
         self._attendance = Attendance(self.size, self._limits, time.monotonic())
         ranks = [asdict(self._introductions[rank]) for rank in range(self.size)]
         self._send_all({"do": "welcome", "ranks": ranks})
