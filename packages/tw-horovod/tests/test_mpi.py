@@ -157,7 +157,8 @@ import tensorflow as tf
 import tw_ranks
 group = tw_ranks.join()
 [[total]] = tw_ranks.sum_across([[tf.constant([group.rank + 1.0])]], group=group)
-line = f"{group.engine} {group.rank} {group.size} {int(total[0])}\\n"
+line = f"{group.engine} {group.rank} {group.size} {int(total[0])} "
+line += f"{len(group._member._key)}\\n"  # Of the key that rank 0 has sent.
 print(line, end="", flush=True)  # At once, so that lines do not mix.
 """
 
@@ -172,7 +173,7 @@ def test_mpiexec_starts_a_group_without_addresses(tmp_path):
     command = [mpiexec, "-n", "2", sys.executable, str(program)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
-    assert sorted(ran.stdout.splitlines()) == ["mpi 0 2 3", "mpi 1 2 3"]
+    assert sorted(ran.stdout.splitlines()) == ["mpi 0 2 3 32", "mpi 1 2 3 32"]
 
 
 def test_tw_launch_makes_workers_an_mpi_world():

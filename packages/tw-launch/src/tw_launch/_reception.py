@@ -1,9 +1,9 @@
 """A port that strangers can reach: who is admitted, and what all others can do.
 
 Until a peer is admitted, it may send lines of 64 KiB, for 10 s, and it is one of 128 at
-most, besides those that are awaited. Answers that cannot be sent at once are dropped. Rank 0, node 0 of
-``tw-launch`` and MPI's table receive connections by this class; each then reads the
-connections that it has admitted in its own way.
+most, in addition to those that are awaited. Answers that cannot be sent at once are
+dropped. Rank 0, node 0 of ``tw-launch`` and MPI's table receive connections by this
+class; each then reads the connections that it has admitted in its own way.
 """
 
 import contextlib
