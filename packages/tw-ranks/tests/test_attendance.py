@@ -17,6 +17,7 @@ from tw_ranks._side_channel._attendance import (
     describe_slow,
 )
 from tw_ranks._side_channel._connections import Link
+from tw_ranks._side_channel._introduction import find_interval_s
 
 LIMITS = Deadlines(10.0, 100.0, stall_timeout_s=40.0, warning_s=5.0)
 
@@ -39,6 +40,31 @@ def test_silent_ranks_are_missing_from_the_deadline_on_and_closed_ones_at_once()
     assert "silent for 10.0 s" in found.find_missing(10.0)[0]
     found.close(2)
     assert list(found.find_missing(0.0)) == [2]
+
+
+@pytest.mark.parametrize(("silent_s", "is_said"), [(None, True), (2.0, False)])
+def test_a_silence_before_a_loss_is_said_unless_rank_0_read_late(silent_s, is_said):
+    found = attendance()
+    found.hear(1, Report(), 1.5)
+    found.hear(1, Report(), 6.0, silent_s)
+    found.close(1)
+    assert ("silent for 4.5 s" in found.find_missing(6.0)[1]) == is_said
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "size", "interval_s", "silence_s"),
+    [(60.0, 8, 0.25, 1.0), (60.0, 1000, 2.0, 8.0), (2.0, 1000, 0.25, 1.0)],
+)
+def test_many_ranks_report_less_often_and_none_is_called_silent_between(
+    timeout_s, size, interval_s, silence_s
+):
+    assert find_interval_s(timeout_s, size) == interval_s
+    for silent_s in (silence_s - 0.1, silence_s):
+        found = Attendance(size, Deadlines(timeout_s, 100.0), now_s=0.0)
+        found.hear(1, Report(), silent_s)
+        found.close(1)
+        said = found.find_missing(silent_s + 0.1)[1]
+        assert (f"silent for {silence_s:.1f} s" in said) == (silent_s == silence_s)
 
 
 def test_who_answers_and_stays_behind_is_warned_of_and_has_the_longer_deadline():

@@ -1,6 +1,7 @@
 """Rank 0's end of the side channel, and ranks that are lost almost at once."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -20,12 +21,13 @@ from harness.relays import Relay
 from tw_launch import _reception
 from tw_launch._channel import LineSocket
 from tw_launch._key import prove
-from tw_ranks._agreement import Exchange
+from tw_ranks._agreement import Exchange, TensorSpec, find_difference
 from tw_ranks._side_channel import _coordinator, _member
 from tw_ranks._side_channel._attendance import Attendance, Deadlines, Report
 from tw_ranks._side_channel._coordinator import _FIRST_KEY, Coordinator
 from tw_ranks._side_channel._introduction import Introduction
-from tw_ranks._side_channel._member import Member
+from tw_ranks._side_channel._member import AbsentError, Member
+from tw_ranks._side_channel._packing import unpack, write_packed
 
 LIMITS = Deadlines(timeout_s=6.0, first_timeout_s=30.0, warning_s=0.3)
 SIZE = 4
@@ -47,7 +49,7 @@ class HandDriven:
         told = []
         while what not in told:
             assert self.line.wait(20)
-            told += [message["do"] for message in self.line.receive()]
+            told += [unpack(message)["do"] for message in self.line.receive()]
 
 
 def introduction(rank):
@@ -103,7 +105,7 @@ def test_rank_0_is_the_last_to_hear_who_is_missing(channel, monkeypatch):
     told, send_line = [], Coordinator._send_line
 
     def sent(self, rank, written):
-        if json.loads(written)["do"] == "missing":
+        if unpack(json.loads(written))["do"] == "missing":
             told.append(rank)
         send_line(self, rank, written)
 
@@ -555,3 +557,265 @@ def test_who_has_left_is_named_by_those_who_wait_for_all_to_finish(channel):
     with pytest.raises(TimeoutError):
         living[0].follow(lambda: False, is_idle=True)
     assert living[0].missing == {1: "has ended, but others wait for it"}
+
+
+def of(*names, kind="a broadcast"):
+    """An exchange of a model's variables."""
+    tensors = tuple(TensorSpec(name, "float32", (2,)) for name in names)
+    return Exchange(kind, tensors, of_variables=True)
+
+
+SAME, OTHER = of("a/kernel", "b"), of("a/kernel", "c")
+RENAMED, LATER = of("a_1/kernel", "b"), of("a/kernel", kind="a sum")
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Ranks that rank 0 asks for their description."""
+    found, send = [], Coordinator._send
+
+    def sent(self, rank, message):
+        if message["do"] == "describe":
+            found.append(rank)
+        send(self, rank, message)
+
+    monkeypatch.setattr(Coordinator, "_send", sent)
+    return found
+
+
+@contextlib.contextmanager
+def four(limits=PATIENT):
+    """Four ranks that live."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    coordinator = Coordinator(listener, SIZE, limits, own=introduction(0))
+    with ThreadPoolExecutor(SIZE) as pool:
+
+        def come(rank):
+            return Member(address, introduction(rank), limits, start_timeout_s=20)
+
+        members = list(pool.map(come, range(SIZE)))
+        for member in members:
+            member.start(Report, lambda missing: None)
+        yield members, pool
+        for member in reversed(members):
+            member.leave(timeout_s=1.0)
+    coordinator.stop(timeout_s=5.0)
+
+
+@pytest.mark.parametrize(
+    ("described", "needed"),
+    [
+        ([SAME, SAME, SAME, SAME], []),
+        ([SAME, SAME, OTHER, SAME], [0, 2]),
+        ([SAME, LATER, OTHER, LATER], [0, 1]),
+        ([OTHER, SAME, SAME, SAME], [0, 1]),
+        ([SAME, SAME, RENAMED, RENAMED], [0]),
+        ([SAME, RENAMED, SAME, LATER], [0, 3]),
+    ],
+)
+def test_rank_0_asks_for_two_descriptions_at_most_and_says_what_all_would(
+    asked, described, needed
+):
+    with four() as (members, pool):
+        calls = [
+            pool.submit(one.agree, exchange, 1)
+            for one, exchange in zip(members, described, strict=True)
+        ]
+        faults = [str(call.exception(20) or "") for call in calls]
+        assert faults == [find_difference(dict(enumerate(described)))] * SIZE
+        assert sorted(asked) == needed
+        if not any(faults):
+            own = ("a/kernel", "b")
+            renamed = [() if one == SAME else own for one in described]
+            assert [call.result() for call in calls] == [
+                (_FIRST_KEY, names) for names in renamed
+            ]
+        again = [pool.submit(one.agree, SAME, 1) for one in members]
+        assert {call.result(20) for call in again} == {(_FIRST_KEY + 1, ())}
+
+
+def test_named_exchanges_are_answered_at_once_unless_they_differ(asked):
+    with four() as (members, _):
+        one, other = (replace(exchange, name="x") for exchange in (SAME, OTHER))
+        keys = [members[rank].agree(one, 1, by_name=True) for rank in (3, 1)]
+        assert keys == [(_FIRST_KEY, ())] * 2
+        assert asked == []
+        says = find_difference({0: other, 1: one, 3: one})
+        with pytest.raises(ValueError, match=re.escape(says)):
+            members[0].agree(other, 1, by_name=True)
+        assert sorted(asked) == [0, 1]
+        assert members[3].wait_for_missing(20.0) == {0: says}
+
+
+def test_a_rank_that_follows_is_sent_an_exchange_once(asked):
+    with four() as (members, pool):
+        heard, hear = [], Member._hear
+
+        def note(self, messages):
+            heard.extend(m for m in messages or () if m["do"] == "followed")
+            hear(self, messages)
+
+        for member in members:
+            member._hear = note.__get__(member)
+        following = pool.submit(members[2].follow, lambda: False, is_idle=False)
+        calls = []
+        for rank in (0, 1, 3):
+            calls.append(pool.submit(members[rank].agree, SAME, 1))
+            assert following.result(20) == SAME
+        calls.append(pool.submit(members[2].agree, SAME, 1))
+        assert {call.result(20) for call in calls} == {(_FIRST_KEY, ())}
+        assert len(heard) == len(asked) == 1
+
+
+def test_a_rank_that_describes_another_exchange_than_its_digest_is_lost(caplog):
+    with listening() as address, contextlib.ExitStack() as stack:
+        rank = stack.enter_context(send_raw(address, write_packed(hello(of_run(1)))))
+        own = Member(address, of_run(0), PATIENT, start_timeout_s=20)
+        own.start(Report, lambda missing: None)
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        agreement = pool.submit(own.agree, SAME, 1)
+        digest = asdict(OTHER.digest)
+        rank.sendall(
+            write_packed({"do": "agree", "number": 0, "digest": digest, "keys": 1})
+            + write_packed(
+                {"do": "description", "number": 0, "exchange": asdict(LATER)}
+            )
+        )
+        while b'"describe"' not in rank.recv(1 << 16):
+            pass
+        rank.sendall(
+            write_packed({"do": "description", "number": 0, "exchange": asdict(LATER)})
+        )
+        assert list(own.wait_for_missing(10.0)) == [1]
+        assert isinstance(agreement.exception(10), TimeoutError)
+        own.leave(timeout_s=1.0)
+    assert "rank 1 has described 'a sum' of a/kernel" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["_read", "_look"])
+def test_what_rank_0_could_not_read_is_no_silence_of_others(
+    channel, monkeypatch, where
+):
+    living, driven = channel
+    go_on, delays = getattr(Coordinator, where), [1.5]
+
+    def busy(self, *line):
+        if delays:
+            time.sleep(delays.pop())  # As a call in C that holds Python's lock.
+        go_on(self, *line)
+
+    for rank in driven:
+        rank.beat()
+    monkeypatch.setattr(Coordinator, where, busy)
+    while delays:
+        time.sleep(0.01)
+    for _ in range(3):
+        time.sleep(0.6)
+        for rank in driven:
+            rank.beat()
+    time.sleep(0.1)
+    driven[1].line.close()
+    missing = living[0].wait_for_missing(20.0)
+    assert missing == {3: "has closed its connection: its process has ended"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["wait", "report"])
+def test_what_a_rank_could_not_read_is_no_silence_of_rank_0(monkeypatch, where):
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    coordinator = Coordinator(listener, 1, PATIENT, own=replace(of_run(0), size=1))
+    member = Member(address, replace(of_run(0), size=1), PATIENT, start_timeout_s=20)
+    delays, wait = [1.5], LineSocket.wait
+
+    def be_busy(of):
+        if where == of and delays:
+            time.sleep(delays.pop())
+            coordinator.stop(timeout_s=5.0)  # Its last words came before.
+
+    def wait_and_be_busy(self, timeout_s):
+        has_come = wait(self, timeout_s)
+        if not has_come:
+            be_busy("wait")
+        return has_come
+
+    def read():
+        be_busy("report")
+        return Report()
+
+    monkeypatch.setattr(LineSocket, "wait", wait_and_be_busy)
+    member.start(read, lambda missing: None)
+    missing = member.wait_for_missing(20.0)
+    assert missing == {0: "has closed its connection: its process has ended"}
+    member.leave(timeout_s=1.0)
+
+
+class Full(socket.socket):
+    """Accepts one connection; then its process has no file descriptor left."""
+
+    has_accepted = False
+
+    def accept(self):
+        if self.has_accepted:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        self.has_accepted = True
+        return super().accept()
+
+
+def test_a_rank_0_that_can_accept_no_more_says_so():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        listener = Full(fileno=server.detach())
+    coordinator = Coordinator(listener, 2, PATIENT, own=of_run(0))
+    address = listener.getsockname()
+    says = (
+        "rank 1 did not join within 1 s: rank 0 cannot accept their connections "
+        r"\(Too many open files; its process may open \d+\)"
+    )
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(Member, address, of_run(0), PATIENT, start_timeout_s=1.0)
+        while not listener.has_accepted:
+            time.sleep(0.01)
+        socket.create_connection(address).close()
+        with pytest.raises(AbsentError, match=says):
+            first.result(20)
+    coordinator.stop(timeout_s=5.0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised"),
+    [((64, 4096), (556, 4096)), ((64, 200), (200, 200)), ((1024, 4096), None)],
+)
+def test_the_soft_limit_of_open_files_is_raised_as_far_as_is_needed(
+    monkeypatch, limits, raised
+):
+    found = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: found.append(pair))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        Coordinator(listener, 100, PATIENT, own=of_run(0)).stop(timeout_s=5.0)
+    assert found == [raised] * (raised is not None)
+
+
+def test_a_rank_0_that_may_not_open_a_file_for_each_rank_refuses(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(ValueError, match=r"each of 64 ranks, .* 64 files; .*ulimit -Hn"),
+    ):
+        Coordinator(listener, 64, PATIENT, own=of_run(0))
+
+
+@pytest.mark.parametrize("words", [1, 10_000])
+def test_long_messages_are_packed_and_read_as_they_were(words):
+    message = {"do": "missing", "missing": {"3": "gone " * words}}
+    line = write_packed(message)
+    assert unpack(json.loads(line)) == message
+    assert len(line) < 2_000
+
+
+@pytest.mark.parametrize("packed", ["?", "AAAA", "eJyrVkrMSVWqBQAQfQPP", None, 3])
+def test_what_is_no_packed_message_is_refused(packed):
+    with pytest.raises(ValueError, match=r"expected|base64"):
+        unpack({"do": "packed", "message": packed})

@@ -113,6 +113,7 @@ class Reception:
         # How many more are to be admitted: a thousand that come at once, each of which
         # has to answer, would make each other leave.
         self.num_awaited = 0
+        self.full = ""  # Why it can accept no more connections.
         self._strangers: dict[LineSocket, Peer] = {}  # The oldest first.
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
@@ -158,6 +159,7 @@ class Reception:
             connection = self._listener.accept()[0]
         except OSError as error:
             if error.errno in _NONE_LEFT:
+                self.full = str(error.strerror)
                 self._refusals.note(
                     f"{self._door} has no file descriptor left for another connection; "
                     "raise the limit (`ulimit -n`)"

@@ -3,11 +3,16 @@
 A collective whose ranks pass different tensors does not fail: it hangs or mixes up
 bytes. So every rank describes an exchange before it runs it for the first time. Rank 0
 compares the descriptions, and reports to all ranks that they agree, or how they differ.
+It compares digests, as reading a description takes milliseconds, in which it would
+answer no rank; it asks for two descriptions where they differ, to say how.
 """
 
+import hashlib
+import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 GRADIENTS = "the sum of gradients"
@@ -46,6 +51,25 @@ def describe_tensor(
 
 
 @dataclass(frozen=True)
+class Digest:
+    """A description in brief, in place of which ranks send it."""
+
+    kind: str
+    whole: str
+    bare: str  # Without paths of variables, if it is equal to those with others.
+    names: str  # Of the tensors, in any order.
+
+    def is_same(self, other: "Digest") -> bool:
+        """Whether all but paths of variables is equal, which Keras changes on loading.
+
+        The same paths in another order are an error: ranks made layers in unlike
+        orders.
+        """
+        is_renamed = self.bare == other.bare and self.names != other.names
+        return self.whole == other.whole or is_renamed
+
+
+@dataclass(frozen=True)
 class Exchange:
     """A rank's description of a collective."""
 
@@ -54,6 +78,14 @@ class Exchange:
     options: tuple[tuple[str, str], ...] = ()  # Everything else that must be equal.
     name: str = ""  # Chosen by the program.
     of_variables: bool = False  # Equal if they differ only in their paths.
+
+    @cached_property
+    def digest(self) -> Digest:
+        """The same on all ranks that describe the same."""
+        whole = _hash(_list(self))
+        bare = _hash(_list(without_paths(self))) if self.of_variables else whole
+        names = _hash(sorted(tensor.name for tensor in self.tensors))
+        return Digest(self.kind, whole, bare, names)
 
     @property
     def by_nccl(self) -> bool:
@@ -86,20 +118,10 @@ def find_difference(described: Mapping[int, Exchange]) -> str:
     one = min(described)
     first = described[one]
     for rank, other in sorted(described.items()):
-        if other != first and not _is_renamed(first, other):
+        if not first.digest.is_same(other.digest):
             said = _compare(first, other, f"rank {one}", f"rank {rank}")
             return f"{said}. All ranks must run the same program."
     return ""
-
-
-def _is_renamed(first: Exchange, other: Exchange) -> bool:
-    """Whether variables differ only in their paths, which Keras changes on loading.
-
-    The same paths in another order are an error: ranks made layers in unlike orders.
-    """
-    one, two = ([tensor.name for tensor in e.tensors] for e in (first, other))
-    is_another_order = sorted(one) == sorted(two)
-    return not is_another_order and without_paths(first) == without_paths(other)
 
 
 def without_paths(exchange: Exchange) -> Exchange:
@@ -112,6 +134,47 @@ def without_paths(exchange: Exchange) -> Exchange:
     pairs = zip(exchange.tensors, words, strict=True)
     bare = tuple(replace(tensor, name=(own or [""])[-1]) for tensor, own in pairs)
     return replace(exchange, tensors=bare)
+
+
+@dataclass
+class Agreement:
+    """What rank 0 knows of one exchange, under its number or name."""
+
+    digests: dict[int, Digest | None] = field(default_factory=dict)  # None: follows.
+    key: int = 0  # The first; 0: no rank has described it.
+    since_s: float = 0.0  # Time of the first digest.
+    asked: set[int] = field(default_factory=set)  # Ranks, for descriptions.
+    exchanges: dict[int, Exchange] = field(default_factory=dict)  # Their answers.
+    unanswered: set[int] = field(default_factory=set)
+    informed: set[int] = field(default_factory=set)  # Ranks that follow.
+
+    @property
+    def described(self) -> dict[int, Digest]:
+        """The digests, without ranks that follow."""
+        return {r: digest for r, digest in self.digests.items() if digest is not None}
+
+    def find_different(self) -> list[int]:
+        """Returns the lowest rank and the first that differs from it, [] if none."""
+        described = self.described
+        lowest = min(described, default=0)
+        for rank in sorted(described):
+            if not described[lowest].is_same(described[rank]):
+                return [lowest, rank]
+        return []
+
+    def find_difference(self, different: Sequence[int]) -> str:
+        """Returns how two ranks' exchanges differ, which they have described."""
+        found = {rank: self.exchanges[rank] for rank in different}
+        return find_difference(found) if found else ""
+
+
+def _list(exchange: Exchange) -> list[Any]:
+    tensors = [(t.name, t.dtype, t.shape, t.indices) for t in exchange.tensors]
+    return [*astuple(replace(exchange, tensors=())), tensors]
+
+
+def _hash(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()
 
 
 def _compare(first: Exchange, other: Exchange, one: str, two: str) -> str:

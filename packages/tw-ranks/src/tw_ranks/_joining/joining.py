@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import hashlib
 import logging
 import os
 import platform
@@ -48,6 +49,7 @@ from tw_ranks._errors import StartTimeoutError
 from tw_ranks._group import ProcessGroup
 from tw_ranks._joining.seats import Seat, find_seat
 from tw_ranks._side_channel._attendance import Deadlines
+from tw_ranks._side_channel._connections import allow_connections
 from tw_ranks._side_channel._coordinator import Coordinator
 from tw_ranks._side_channel._introduction import (
     Introduction,
@@ -404,6 +406,7 @@ def _as_start_error(
 
 def _join_cluster(addresses: Sequence[str], rank: int) -> None:
     listed = {"worker": addresses}
+    allow_connections(len(addresses))
     keep_freed_memory()
     settings = server_config(listed, addresses[rank]).experimental
     _tf_compat.join_cluster(
@@ -441,7 +444,7 @@ def _introduce(
         size=seat.size,
         address=address if port else "",
         task=f"{platform.node()}, process {os.getpid()}",
-        machine="/".join(machine),
+        machine=hashlib.blake2b("/".join(machine).encode(), digest_size=8).hexdigest(),
         versions={
             "Python": ".".join(platform.python_version_tuple()[:2]),
             "TensorFlow": tf.__version__,

@@ -25,10 +25,8 @@ from tw_ranks._side_channel._connections import Link
 from tw_ranks._side_channel._introduction import find_interval_s
 
 _MISMATCH_BEATS = 4
-_OUTAGE_S = 1.0
-"""A silence as long as this is reported, in case the rank is lost soon after."""
-
-_IDLE_BYTES_PER_S = 1024.0
+_OUTAGE_S, _OUTAGE_BEATS = 1.0, 4
+"""A silence as long as these is reported, in case the rank is lost soon after."""
 
 
 @dataclass(frozen=True)
@@ -83,16 +81,23 @@ class Attendance:
         """Counts each of ``size`` ranks as heard from at ``now_s``."""
         self.ranks = [Rank(now_s, entered_s=now_s, moved_s=now_s) for _ in range(size)]
         self.deadlines = deadlines
+        self.interval_s = find_interval_s(deadlines.timeout_s, size)
         # The most collectives that a rank had entered, and the time it reached each.
         self._fronts, self._fronts_s = [0], [now_s]
 
-    def hear(self, rank: int, report: Report, now_s: float) -> None:
-        """Records a rank's report."""
+    def hear(
+        self, rank: int, report: Report, now_s: float, silent_s: float | None = None
+    ) -> None:
+        """Records a rank's report, before which nothing had arrived by ``silent_s``.
+
+        Rank 0 may have been late in reading it (None: it was not).
+        """
         speaker = self.ranks[rank]
         if report.made < speaker.report.made:
             return
-        if now_s - speaker.heard_s >= _OUTAGE_S:
-            speaker.outage_s, speaker.back_s = now_s - speaker.heard_s, now_s
+        outage_s = (now_s if silent_s is None else silent_s) - speaker.heard_s
+        if describe_silence(outage_s, self.interval_s):
+            speaker.outage_s, speaker.back_s = outage_s, now_s
         before = speaker.report.entered
         if report.entered != before:
             speaker.entered_s, speaker.failed = now_s, False
@@ -235,8 +240,7 @@ class Attendance:
             among = {n: r for n, r in held.items() if r.report.order == order}
             since_s = max(rank.moved_s for rank in among.values())
             heard_s = min(rank.heard_s for rank in among.values())
-            wait_s = _MISMATCH_BEATS * find_interval_s(self.deadlines.timeout_s)
-            if heard_s - since_s < wait_s:
+            if heard_s - since_s < _MISMATCH_BEATS * self.interval_s:
                 continue
             [(usual, _)] = Counter(map(_among, among.values())).most_common(1)
             most = {n: rank for n, rank in among.items() if _among(rank) == usual}
@@ -260,9 +264,9 @@ class Attendance:
     def _find_end(self, rank: Rank, now_s: float, *, is_awaited: bool) -> str:
         """Returns why a rank no longer answers, or ""."""
         silent_s = now_s - rank.heard_s
-        was_silent = describe_silence(silent_s)
+        was_silent = describe_silence(silent_s, self.interval_s)
         if not was_silent and now_s - rank.back_s < self.deadlines.timeout_s:
-            was_silent = describe_silence(rank.outage_s)
+            was_silent = describe_silence(rank.outage_s, self.interval_s)
         if rank.fault:
             return f"{rank.fault}{was_silent}"
         if rank.left:
@@ -386,7 +390,7 @@ class Attendance:
         used = {
             (rank, peer): f"{link.bytes_per_s / 1000:.1f} kB/s"
             for rank, peer, link in self._find_links()
-            if link.bytes_per_s >= _IDLE_BYTES_PER_S
+            if link.is_used
         }
         named = _find_ends(used)
         if len(named) > 2:
@@ -419,9 +423,12 @@ def _find_ends(links: Collection[tuple[int, int]]) -> list[int]:
     return sorted(common or frozenset().union(*pairs))
 
 
-def describe_silence(silent_s: float) -> str:
-    """Says that a lost rank had been silent before, if it was for long."""
-    if silent_s < _OUTAGE_S:
+def describe_silence(silent_s: float, interval_s: float) -> str:
+    """Says that a lost rank had been silent before, if it was for long.
+
+    Ranks report once in ``interval_s``.
+    """
+    if silent_s < max(_OUTAGE_S, _OUTAGE_BEATS * interval_s):
         return ""
     return (
         f"; before that it was silent for {silent_s:.1f} s: its process was stopped, "
@@ -433,7 +440,8 @@ def _tell(rank: Rank, now_s: float) -> str:
     """Describes where a rank is, and since when."""
     if rank.left:
         return f"has left after {rank.report.completed} collectives"
-    since = f"for {now_s - rank.moved_s:.1f} s; heard {now_s - rank.heard_s:.1f} s ago"
+    still_s, silent_s = now_s - rank.moved_s, now_s - rank.heard_s
+    since = f"for {max(0, still_s):.1f} s; heard {max(0, silent_s):.1f} s ago"
     closed = "; its connection has closed" if rank.closed else ""
     at = f"; main thread at {rank.report.at}" if rank.report.at else ""
     return f"{describe_report(rank.report)} {since}{closed}{at}"

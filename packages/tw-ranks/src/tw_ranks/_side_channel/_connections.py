@@ -9,6 +9,7 @@ either, so they are set on the sockets themselves.
 
 import contextlib
 import os
+import resource
 import socket
 import stat
 import struct
@@ -28,6 +29,8 @@ _USER_TIMEOUT, _RTO_MAX_MS = 18, 44  # linux/tcp.h; Python lacks the second.
 _MOST_MS = (1 << 31) - 1
 _RECEIVED = struct.Struct("=128xQ")  # tcpi_bytes_received in ``struct tcp_info``.
 _MOST_AT_ONCE = 32
+_OTHER_FILES = 256
+_IDLE_BYTES_PER_S = 1024.0
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,25 @@ class Link:
 
     fault: str = ""  # Why it cannot connect.
     bytes_per_s: float = 0.0  # Received over it while it was watched.
+
+    @property
+    def is_used(self) -> bool:
+        """Whether data arrives over it."""
+        return self.bytes_per_s >= _IDLE_BYTES_PER_S
+
+
+def allow_connections(size: int) -> int:
+    """Raises the soft limit of open files to what ``size`` ranks need, if it may.
+
+    That is a connection of the side channel from each to rank 0, and two of TensorFlow.
+    Returns the limit.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, most = (one if one >= 0 else sys.maxsize for one in (soft, hard))  # -1: none
+    wanted = min(most, 3 * size + _OTHER_FILES)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return max(soft, wanted)
 
 
 def retry_often(connection: socket.socket, give_up_s: float) -> None:

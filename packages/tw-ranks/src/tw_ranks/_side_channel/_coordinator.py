@@ -22,20 +22,26 @@ from tw_launch.internal import (
     split_address,
     write_line,
 )
-from tw_ranks._agreement import FOLLOWED, Exchange, find_difference
+from tw_ranks._agreement import FOLLOWED, Agreement, Digest, Exchange
 from tw_ranks._side_channel._attendance import (
     Attendance,
     Deadlines,
     Report,
     describe_finished,
 )
-from tw_ranks._side_channel._connections import PROBE_S, Link, retry_often
+from tw_ranks._side_channel._connections import (
+    PROBE_S,
+    Link,
+    allow_connections,
+    retry_often,
+)
 from tw_ranks._side_channel._introduction import (
     RANK_0,
     Introduction,
     describe_failure,
     find_interval_s,
 )
+from tw_ranks._side_channel._packing import write_packed
 
 _log = logging.getLogger(__name__)
 _FIRST_KEY = 1 << 18
@@ -52,6 +58,9 @@ _PROBED_S = PROBE_S + 1.0
 
 _LONGEST_TEXT = 1_000
 _REFUSED = "rank 0 has refused this process; its log says why"
+_BEAT = write_line({"do": "beat"})
+_SHARE, _LONGEST_PAUSE_S = 20, 0.25
+"""Looks take a twentieth of the time, and are at most so far apart."""
 
 
 class Coordinator:
@@ -70,6 +79,13 @@ class Coordinator:
 
         All ranks must agree with ``own``, rank 0's introduction, and have the ``key``.
         """
+        self._most_files = allow_connections(size)
+        if self._most_files <= size:
+            raise ValueError(
+                f"rank 0 needs a file descriptor for each of {size} ranks, but its "
+                f"process may open {self._most_files} files; raise the hard limit "
+                "(ulimit -Hn) on its machine"
+            )
         self.size = size
         self._limits = limits
         self._reception = Reception(
@@ -89,10 +105,10 @@ class Coordinator:
         self._introductions: dict[int, Introduction] = {}
         self._is_complete = False  # All ranks have joined.
         self._attendance = Attendance(size, limits, time.monotonic())
-        self._agreeing: dict[int, dict[int, Exchange | None]] = {}  # None: follows.
-        self._agreeing_since: dict[int, float] = {}
-        self._paired: dict[str, dict[int, Exchange]] = {}  # Named ones.
-        self._keys: dict[int | str, int] = {}
+        self._silent_s = time.monotonic()  # Nothing else had arrived by then.
+        self._full = ""  # Why it could accept no more connections, as all were sent.
+        self._agreeing: dict[int, Agreement] = {}
+        self._paired: dict[str, Agreement] = {}  # Named ones.
         self._next_key = _FIRST_KEY
         self._missing_since: float | None = None
         self._asked_s: float | None = None
@@ -120,22 +136,28 @@ class Coordinator:
 
     def _serve(self) -> None:
         self._selector.register(self._reception, selectors.EVENT_READ)
-        interval_s = min(find_interval_s(self._limits.timeout_s), 0.05)
-        looked_s = -interval_s
+        interval_s = min(find_interval_s(self._limits.timeout_s, self.size), 0.05)
+        looked_s, look_s = -interval_s, 0.0
         try:
             while not self._ended.is_set():
+                called_s = time.monotonic()
                 for key, _ in self._selector.select(interval_s):
                     if key.fileobj is self._reception:
                         self._reception.receive()
                     else:
                         self._read(key.fileobj)
+                # Not the time now: this thread may have been unable to run since.
+                self._silent_s = called_s
                 # The time of a look grows with the ranks: not one per message, unless
                 # each may be the awaited answer.
                 now_s = time.monotonic()
-                is_due = now_s - looked_s >= interval_s
-                if is_due or self._must_look or self._asked_s is not None:
+                is_urgent = self._must_look or self._asked_s is not None
+                pause_s = min(_SHARE * look_s, _LONGEST_PAUSE_S)
+                if now_s - looked_s >= max(pause_s, 0.0 if is_urgent else interval_s):
                     self._must_look, looked_s = False, now_s
+                    began_s = time.thread_time()
                     self._look()
+                    look_s = time.thread_time() - began_s
         except Exception as error:
             _log.exception("Rank 0's side-channel thread has ended.")
             self._tell({0: describe_failure(error)})
@@ -149,6 +171,9 @@ class Coordinator:
         """Answers what a rank has sent, ``received`` already or not."""
         try:
             messages = line.receive() if received is None else received
+            known = self._ranks.get(line)
+            if known is not None and any("report" in one for one in messages or ()):
+                self._send_line(known, _BEAT)  # One answer, however many have arrived.
             for message in messages or ():
                 if line.fileno() >= 0:  # An earlier message may have dropped it.
                     self._answer(line, message)
@@ -183,28 +208,15 @@ class Coordinator:
         now_s = time.monotonic()
         if "report" in message:
             report = read_as(Report, message["report"])
-            self._attendance.hear(rank, report, now_s)
-            self._send(rank, {"do": "beat"})
+            self._attendance.hear(rank, report, now_s, self._silent_s)
         if message["do"] == "agree":
-            number = message["number"]  # Name and place, if it is matched by name.
-            number = read_as(str if isinstance(number, str) else int, number)
-            exchange = read_as(Exchange | None, message["exchange"])
-            self._attendance.ranks[rank].finished = exchange is None
-            if exchange is not None and number not in self._keys:
-                self._keys[number] = self._next_key
-                self._next_key += read_as(int, message["keys"])
-            if exchange is not None and isinstance(number, str):
-                self._pair(number, rank, exchange)
-                return
-            self._agreeing.setdefault(number, {})[rank] = exchange
-            if exchange is not None:
-                self._agreeing_since.setdefault(number, now_s)
-            self._has_followers = self._has_followers or exchange is None
-            if self._has_followers or len(self._agreeing[number]) == self.size:
-                self._agree(number)
-                self._tell_followers()
+            self._hear_digest(rank, message, now_s)
+        if message["do"] == "description":
+            self._hear_description(rank, message)
         if message["do"] == "unfollow":
-            self._agreeing.get(read_as(int, message["number"]), {}).pop(rank, None)
+            followed = self._agreeing.get(read_as(int, message["number"]))
+            if followed is not None:
+                followed.digests.pop(rank, None)
         if message["do"] == "tell":
             self._send_all({"do": "told", "what": read_as(str, message["what"])})
         if message["do"] == "bye" and self._is_complete:
@@ -255,7 +267,8 @@ class Coordinator:
         known = self._introductions.get(comer.rank)
         if self._is_complete and comer.rank in self._sockets and comer == known:
             report = read_as(Report, message["report"])
-            self._attendance.hear(comer.rank, report, time.monotonic())
+            now_s = time.monotonic()
+            self._attendance.hear(comer.rank, report, now_s, self._silent_s)
             line.send({"do": "beat"}, timeout_s=0.0)
 
     def _welcome(self, line: LineSocket, comer: Introduction) -> None:
@@ -313,76 +326,145 @@ class Coordinator:
                 )
         return ""
 
+    def _hear_digest(self, rank: int, message: dict[str, Any], now_s: float) -> None:
+        """Compares a collective's digest with those of other ranks."""
+        number = message["number"]  # Name and place, if it is matched by name.
+        number = read_as(str if isinstance(number, str) else int, number)
+        digest = read_as(Digest | None, message["digest"])
+        self._attendance.ranks[rank].finished = digest is None
+        one = self._agreements(number).setdefault(number, Agreement())
+        one.digests[rank] = digest
+        if digest is None:
+            self._has_followers = True
+            for other in (*self._agreeing.values(), *self._paired.values()):
+                other.informed.discard(rank)
+        elif not one.key:
+            one.key, one.since_s = self._next_key, now_s
+            self._next_key += read_as(int, message["keys"])
+        self._compare(number, rank)
+
+    def _hear_description(self, rank: int, message: dict[str, Any]) -> None:
+        """Records a description for which it has asked a rank."""
+        number = message["number"]
+        one = self._agreements(number).get(number)
+        if one is None or rank not in one.asked:
+            return
+        exchange = read_as(Exchange, message["exchange"])
+        if exchange.digest != one.digests.get(rank):
+            raise ValueError(f"rank {rank} has described {exchange} in two ways")
+        one.exchanges[rank] = exchange
+        for waiting in sorted(one.unanswered) if isinstance(number, str) else [rank]:
+            self._compare(number, waiting)
+        self._inform_followers()
+
+    def _agreements(self, number: int | str) -> dict[Any, Agreement]:
+        return self._paired if isinstance(number, str) else self._agreeing
+
+    def _compare(self, number: int | str, rank: int) -> None:
+        if isinstance(number, str):
+            self._pair(number, rank)
+        elif len(self._agreeing[number].digests) == self.size:
+            self._agree(number)
+        self._inform_followers()
+
     def _agree(self, number: int) -> None:
-        brought = self._agreeing[number]
-        described = _find_described(brought)
-        if described or len(brought) == self.size:
-            first = next(map(asdict, described.values()), None)
-            for rank in set(brought) - set(described):
-                told = {"do": "followed", "number": number, "exchange": first}
-                self._send(rank, told)
+        one = self._agreeing[number]
+        described, different = one.described, one.find_different()
+        if not described:  # All have finished.
+            self._send_all({"do": "followed", "number": number, "exchange": None})
         if len(described) < self.size:
             return
-        del self._agreeing[number], self._agreeing_since[number]
-        key, difference = self._keys.pop(number), find_difference(described)
-        told = {"do": "agreed", "number": number, "key": key, "why": difference}
+        renamed = {r for r, d in described.items() if d.whole != described[0].whole}
+        if not self._have_described(number, different or ([0] if renamed else [])):
+            return
+        del self._agreeing[number]
+        told = {"do": "agreed", "number": number, "key": one.key}
+        told["why"] = one.find_difference(different)
+        own = [t.name for t in one.exchanges[0].tensors] if 0 in one.exchanges else []
+        line, renaming = write_packed(told), write_packed({**told, "names": own})
         for rank in reversed(range(self.size)):  # As to all.
-            is_renamed = not difference and described[rank] != described[0]
-            names = [t.name for t in described[0].tensors] if is_renamed else []
-            self._send(rank, {**told, "names": names})
+            is_renamed = rank in renamed and not different
+            self._send_line(rank, renaming if is_renamed else line)
 
-    def _pair(self, name: str, rank: int, exchange: Exchange) -> None:
+    def _pair(self, name: str, rank: int) -> None:
         """Compares a named exchange with other ranks' descriptions under its name.
 
         No rank waits: ranks that build named exchanges in different orders would wait
         for each other. A rank that has gone on cannot finish an exchange without the
         ranks that have not described it.
         """
-        described = self._paired.setdefault(name, {})
-        described[rank] = exchange
-        is_same = exchange == next(iter(described.values()))  # As all others are.
-        difference = "" if is_same else find_difference(described)
-        told = {"do": "agreed", "number": name, "key": self._keys[name]}
-        for other in described if difference else ():
+        one = self._paired[name]
+        first = next(iter(one.described.values()))  # All others were compared with it.
+        is_equal = one.described[rank].whole == first.whole
+        different = [] if is_equal else one.find_different()
+        one.unanswered.add(rank)
+        if not self._have_described(name, different):
+            return
+        one.unanswered.remove(rank)
+        difference = one.find_difference(different)
+        for other in one.described if difference else ():
             if other != rank:
                 self._send(other, {"do": "missing", "missing": {rank: difference}})
+        told = {"do": "agreed", "number": name, "key": one.key}
         self._send(rank, {**told, "why": difference})
-        if len(described) == self.size:
-            del self._paired[name], self._keys[name]
-        if self._has_followers:
-            self._tell_followers()
+        if len(one.described) == self.size and not one.unanswered:
+            del self._paired[name]
 
-    def _tell_followers(self) -> None:
-        """Sends named exchanges to following ranks that have not described them."""
-        for number, brought in self._agreeing.items():
-            for rank in set(brought) - set(_find_described(brought)):
-                for described in self._paired.values():
-                    if rank not in described:
-                        one = asdict(next(iter(described.values())))
-                        told = {"do": "followed", "number": number, "exchange": one}
-                        self._send(rank, told)
+    def _have_described(self, number: int | str, ranks: Sequence[int]) -> bool:
+        """Whether ranks have described an exchange; asks those that have not."""
+        one = self._agreements(number)[number]
+        for rank in {*ranks} - one.asked:
+            self._send(rank, {"do": "describe", "number": number})
+            one.asked.add(rank)
+        return one.exchanges.keys() >= {*ranks}
+
+    def _inform_followers(self) -> None:
+        """Sends ranks that follow the exchanges that they have not described."""
+        if not self._has_followers:
+            return
+        for number, awaited in list(self._agreeing.items()):
+            followers = awaited.digests.keys() - awaited.described.keys()
+            self._inform(followers, number, number)
+            for name, one in self._paired.items():
+                self._inform(followers - one.digests.keys(), number, name)
+
+    def _inform(self, followers: set[int], number: int, described: int | str) -> None:
+        """Sends an exchange, once, to ranks that wait for one under ``number``."""
+        one = self._agreements(described)[described]
+        followers = followers - one.informed
+        if not followers or not one.described:
+            return
+        source = next(iter(one.exchanges), min(one.described))
+        if self._have_described(described, [source]):
+            told = {"do": "followed", "number": number}
+            line = write_packed({**told, "exchange": asdict(one.exchanges[source])})
+            for rank in followers:
+                self._send_line(rank, line)
+            one.informed |= followers
 
     def _look(self) -> None:
         """Drops late strangers, and reports missing ranks to all."""
         now_s = time.monotonic()
         self._reception.receive()
         if not self._is_complete:
-            if self._has_comer:
+            full = self._reception.full
+            if self._has_comer or full != self._full:
                 absent = sorted(set(range(self.size)) - set(self._introductions))
-                self._send_all({"do": "wait", "absent": absent})
-                self._has_comer = False
+                limit = f"{full}; its process may open {self._most_files}"
+                told = {"do": "wait", "absent": absent, "full": full and limit}
+                self._send_all(told)
+                self._has_comer, self._full = False, full
             return
         self._let_go(now_s)
         awaited = {
             rank
-            for brought in self._agreeing.values()
-            if brought
+            for one in self._agreeing.values()
+            if one.digests
             for rank in range(self.size)
-            if brought.get(rank) is None
+            if one.digests.get(rank) is None
         }
-        missing = self._attendance.find_missing(now_s, awaited) or self._find_unasked(
-            now_s, self._limits.first_timeout_s
-        )
+        missing = self._attendance.find_missing(self._silent_s, awaited)
+        missing = missing or self._find_unasked(self._limits.first_timeout_s)
         if not missing:
             self._missing_since = None
             self._warn(now_s)
@@ -390,7 +472,7 @@ class Coordinator:
             self._missing_since = now_s
         elif now_s - self._missing_since >= _TOGETHER_S and self._have_answered(now_s):
             limit_s = self._limits.stall_timeout_s
-            doubts_links = self._attendance.doubts_links(now_s, limit_s)
+            doubts_links = self._attendance.doubts_links(self._silent_s, limit_s)
             if not doubts_links or self._have_probed(now_s):
                 self._tell(missing)
                 self._ended.set()
@@ -417,9 +499,9 @@ class Coordinator:
     def _warn(self, now_s: float) -> None:
         """Warns all ranks about those that report, but hold the others up."""
         warning_s, limit_s = self._limits.warning_s, self._limits.stall_timeout_s
-        slow = self._attendance.find_slow(now_s)
+        slow = self._attendance.find_slow(self._silent_s)
         if not slow:
-            slow = self._find_unasked(now_s, warning_s)
+            slow = self._find_unasked(warning_s)
             limit_s = self._limits.first_timeout_s
         if not slow:
             self._warned_s = self._asked_s = None
@@ -428,11 +510,11 @@ class Coordinator:
         elif self._warned_s is None or now_s - self._warned_s >= warning_s:
             if not self._have_answered(now_s):
                 return
-            doubts_links = self._attendance.doubts_links(now_s, warning_s)
+            doubts_links = self._attendance.doubts_links(self._silent_s, warning_s)
             if doubts_links and not self._have_probed(now_s):
                 return
             self._warned_s, self._asked_s, self._probed_s = now_s, None, None
-            states = self._attendance.describe(now_s)
+            states = self._attendance.describe(self._silent_s)
             told = {rank: f"{slow[rank]}; it {states[rank]}" for rank in slow}
             self._send_all({"do": "slow", "slow": told, "limit_s": limit_s})
 
@@ -442,7 +524,7 @@ class Coordinator:
             {
                 "do": "missing",
                 "missing": missing,
-                "states": self._attendance.describe(time.monotonic()),
+                "states": self._attendance.describe(self._silent_s),
                 "arrived": self._attendance.find_arrived(),
             }
         )
@@ -458,7 +540,8 @@ class Coordinator:
             self._asked_s = now_s
             self._send_all({"do": "report"})
         is_late = now_s - self._asked_s >= _ANSWER_S
-        return is_late or not self._attendance.find_unheard(self._asked_s, now_s)
+        unheard = self._attendance.find_unheard(self._asked_s, self._silent_s)
+        return is_late or not unheard
 
     def _have_probed(self, now_s: float) -> bool:
         """Whether all ranks have checked their connections since they were asked."""
@@ -468,21 +551,21 @@ class Coordinator:
             self._send_all({"do": "probe"})
         return now_s - self._probed_s >= _PROBED_S or self._attendance.has_links
 
-    def _find_unasked(self, now_s: float, limit_s: float) -> dict[int, str]:
+    def _find_unasked(self, limit_s: float) -> dict[int, str]:
         """Finds ranks that have not described a collective that others wait for."""
-        for number, since_s in self._agreeing_since.items():
-            brought = self._agreeing[number]
-            kinds = {rank: one.kind for rank, one in _find_described(brought).items()}
+        for one in self._agreeing.values():
+            kinds = {rank: digest.kind for rank, digest in one.described.items()}
             needing_all = [rank for rank in kinds if kinds[rank] not in FOLLOWED]
-            finished = [rank for rank in brought if rank not in kinds]
+            finished = [rank for rank in one.digests if rank not in kinds]
+            waited_s = self._silent_s - one.since_s
             if needing_all and finished:
                 waiting = min(needing_all)
                 told = describe_finished(waiting, repr(kinds[waiting]))
                 return dict.fromkeys(finished, told)
-            if now_s - since_s >= limit_s:
+            if kinds and waited_s >= limit_s:
                 kind = next(iter(kinds.values()))
                 return {
-                    rank: f"has not reached {kind!r} after {now_s - since_s:.1f} s; "
+                    rank: f"has not reached {kind!r} after {waited_s:.1f} s; "
                     f"rank {min(kinds)} is waiting there"
                     for rank in range(self.size)
                     if rank not in kinds
@@ -491,12 +574,12 @@ class Coordinator:
 
     def _send_all(self, message: dict[str, Any]) -> None:
         """Sends to all, to rank 0 last, whose process may end because of it."""
-        written = write_line(message)
+        written = write_packed(message)
         for rank in sorted(self._sockets, reverse=True):
             self._send_line(rank, written)
 
     def _send(self, rank: int, message: dict[str, Any]) -> None:
-        self._send_line(rank, write_line(message))
+        self._send_line(rank, write_packed(message))
 
     def _send_line(self, rank: int, written: bytes) -> None:
         """Sends a message; a rank that does not accept it at once is lost."""
@@ -506,11 +589,6 @@ class Coordinator:
                 line.send_line(written, timeout_s=0.2)
             except OSError:
                 self._drop(line)
-
-
-def _find_described(brought: dict[int, Exchange | None]) -> dict[int, Exchange]:
-    """Returns the descriptions by rank, leaving out ranks that follow."""
-    return {rank: one for rank, one in brought.items() if one is not None}
 
 
 def _read_introduction(message: dict[str, Any]) -> Introduction:

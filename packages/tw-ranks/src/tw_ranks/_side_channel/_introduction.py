@@ -23,9 +23,14 @@ _RUNS = (
 )
 
 
-def find_interval_s(timeout_s: float) -> float:
+_MOST_REPORTS_PER_S = 500
+"""That rank 0 receives; the interval grows from 125 ranks on."""
+
+
+def find_interval_s(timeout_s: float, size: int) -> float:
     """Returns the interval between reports of a rank, in seconds."""
-    return min(0.25, max(0.02, timeout_s / 8))
+    usual_s = max(0.25, size / _MOST_REPORTS_PER_S)
+    return min(usual_s, max(0.02, timeout_s / 8))
 
 
 @dataclass(frozen=True)

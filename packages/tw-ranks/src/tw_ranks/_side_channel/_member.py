@@ -36,6 +36,7 @@ from tw_ranks._side_channel._introduction import (
     describe_failure,
     find_interval_s,
 )
+from tw_ranks._side_channel._packing import unpack
 
 _log = logging.getLogger(__name__)
 _AGAIN_S = 0.5
@@ -76,6 +77,7 @@ class Member:
         self.arrived: tuple[int, ...] = ()  # Ranks furthest ahead; () likewise.
         self._own, self._key = own, key
         self._limits = limits
+        self._described: dict[int | str, Exchange] = {}  # Rank 0 may ask for them.
         self._agreed: dict[int | str, tuple[str, int, tuple[str, ...]]] = {}
         self._followed: dict[int, Exchange | None] = {}
         self._next_number = 0
@@ -84,6 +86,8 @@ class Member:
         self._changed = threading.Condition()
         self._heard_s = self._due_s = time.monotonic()
         self._line_heard_s = self._heard_s  # On the permanent connection.
+        self._silent_s = self._heard_s  # Nothing else had arrived there by then.
+        self._interval_s = find_interval_s(limits.timeout_s, own.size)
         self._num_reports = 0
         self._beside: dict[str, threading.Thread] = {}  # By name, while they run.
         self._said_bye = False
@@ -145,7 +149,8 @@ class Member:
             else:
                 number = self._next_number
                 self._next_number += 1
-        told = {"exchange": asdict(exchange), "keys": num_keys}
+        self._described[number] = exchange
+        told = {"digest": asdict(exchange.digest), "keys": num_keys}
         self._say({"do": "agree", "number": number, **told})
         with self._changed:
             self._is_agreeing = True
@@ -156,6 +161,8 @@ class Member:
             if number not in self._agreed:
                 raise TimeoutError("A rank is missing.")
             difference, key, names = self._agreed.pop(number)
+        if not by_name:  # Other ranks may still describe it by its name.
+            del self._described[number]
         if difference:
             raise ValueError(difference)
         return key, names
@@ -165,7 +172,7 @@ class Member:
         with self._changed:
             number = self._next_number
         # Up to date: others may still be in a collective that it has just left.
-        told = {"exchange": None, "keys": 0, "report": asdict(self._report())}
+        told = {"digest": None, "keys": 0, "report": asdict(self._report())}
         self._say({"do": "agree", "number": number, **told})
 
         def must_look() -> bool:
@@ -275,14 +282,15 @@ class Member:
     ) -> None:
         """Waits until all ranks have joined, or until this one must reconnect."""
         absent: Sequence[int] = ()
-        refusal, is_final, is_open = "", False, True
+        full = refusal = ""
+        is_final, is_open = False, True
         while is_open and not is_final and not self.introductions:
             if not self._line.wait(end_s - time.monotonic()):
                 self._line.close()
-                told = _describe_absent(absent, start_timeout_s)
+                told = _describe_absent(absent, start_timeout_s, full)
                 raise AbsentError(told, absent or (0,))
             try:
-                messages = self._line.receive()
+                messages = self._receive()
                 is_open = messages is not None
                 for message in messages or ():
                     if message["do"] == "refused":
@@ -290,6 +298,7 @@ class Member:
                         is_final = message.get("again") is not True
                     if message["do"] == "wait":
                         absent = read_as(tuple[int, ...], message.get("absent"))
+                        full = read_as(str, message.get("full"))
                     if message["do"] == "welcome":
                         ranks = message.get("ranks")
                         self.introductions = read_as(tuple[Introduction, ...], ranks)
@@ -304,11 +313,16 @@ class Member:
         if refusal and (is_final or left_s <= 0):
             raise ValueError(refusal)
         if absent:
-            raise AbsentError(_describe_absent(absent, start_timeout_s), absent)
+            told = _describe_absent(absent, start_timeout_s, full)
+            raise AbsentError(told, absent)
         if left_s <= 0:
             closed = f"rank 0 closed the connection to {join_address(*address)}"
             raise AbsentError(closed)
         time.sleep(min(_AGAIN_S, left_s))
+
+    def _receive(self) -> list[dict[str, Any]] | None:
+        messages = self._line.receive()
+        return None if messages is None else [unpack(message) for message in messages]
 
     def _beat(self) -> None:
         try:
@@ -322,15 +336,18 @@ class Member:
             self._lose({self._own.rank: why})
 
     def _serve(self) -> None:
-        interval_s = find_interval_s(self._limits.timeout_s)
+        interval_s = self._interval_s
         while not self._ended.is_set():
             until_s = min(self._due_s, self._heard_s + self._limits.timeout_s)
+            until_s = max(until_s, time.monotonic())
             try:
                 if self._line.wait(until_s - time.monotonic()):
-                    self._hear(self._line.receive())
+                    self._hear(self._receive())
                     if self._over_at is None:
                         continue
                     break
+                # Not the time now: this thread may have been unable to run since.
+                self._silent_s = until_s
                 self._due_s = time.monotonic() + interval_s
                 if not self._said_bye:
                     report = self._report()
@@ -339,15 +356,14 @@ class Member:
                         report = replace(report, at=_find_place())
                     message = {"do": "beat", "report": asdict(report)}
                     self._line.send(message, timeout_s=self._limits.timeout_s)
-                now_s = time.monotonic()
-                silent_s = now_s - self._heard_s
+                silent_s = until_s - self._heard_s
                 if silent_s >= self._limits.timeout_s:
                     self._give_up_rank_0(silent_s)
-                elif now_s - self._line_heard_s >= _SILENT_BEATS * interval_s:
+                elif until_s - self._line_heard_s >= _SILENT_BEATS * interval_s:
                     self._run_beside("knock", self._knock)
             except OSError:
                 with contextlib.suppress(OSError, ValueError):
-                    while messages := self._line.receive():  # Sent before the failure.
+                    while messages := self._receive():  # Sent before the failure.
                         self._hear(messages)
                 self._hear(None)
         while self._over_at is not None and not self._ended.wait(interval_s):
@@ -393,7 +409,7 @@ class Member:
         After an outage TCP is slow to resend on an old connection. Messages there are
         late, but do arrive.
         """
-        interval_s = find_interval_s(self._limits.timeout_s)
+        interval_s = self._interval_s
         own = asdict(self.introductions[self._own.rank])
         since_s = self._line_heard_s
         while self._line_heard_s == since_s and not self._ended.is_set():
@@ -418,6 +434,8 @@ class Member:
         links = probe({other.rank: other.address for other in others})
         host, told = listed[own].host, {}
         for rank, link in links.items():
+            if not (link.fault or link.is_used):  # Most are idle: N^2 of all ranks.
+                continue
             other = listed[rank]
             where = f"{other.host} does not answer {host} ({other.address}: "
             fault = link.fault and f"{where}{link.fault})"
@@ -429,7 +447,8 @@ class Member:
             if self._said_bye:
                 self._ended.set()
             elif self._over_at is None:
-                silence = describe_silence(time.monotonic() - self._heard_s)
+                silent_s = self._silent_s - self._heard_s
+                silence = describe_silence(silent_s, self._interval_s)
                 closed = "has closed its connection: its process has ended"
                 self._lose({0: f"{closed}{silence}"})
             return
@@ -441,6 +460,10 @@ class Member:
                     told_ = message["why"], int(message["key"]), names
                     self._agreed[message["number"]] = told_
                     self._changed.notify_all()
+            if message["do"] == "describe":
+                exchange = self._described[message["number"]]
+                described = {"number": message["number"], "exchange": asdict(exchange)}
+                self._say({"do": "description", **described})
             if message["do"] == "followed":
                 exchange = read_as(Exchange | None, message["exchange"])
                 with self._changed:
@@ -529,12 +552,13 @@ def _describe_other(address: tuple[str, int], error: ValueError) -> str:
     )
 
 
-def _describe_absent(absent: Sequence[int], waited_s: float) -> str:
+def _describe_absent(absent: Sequence[int], waited_s: float, full: str) -> str:
     if not absent:
         return f"rank 0 sent nothing for {waited_s:g} s"
     one = len(absent) == 1
     ranks = ", ".join(map(str, absent))
-    return f"rank{'' if one else 's'} {ranks} did not join within {waited_s:g} s"
+    cause = f": rank 0 cannot accept their connections ({full})" if full else ""
+    return f"rank{'' if one else 's'} {ranks} did not join within {waited_s:g} s{cause}"
 
 
 def _find_place() -> str:
