@@ -35,6 +35,7 @@ HELP = {
     "rounds": "maximum number of turns of each contender",
     "servers": "numbers of parameter servers",
     "sizes": "sizes of variables or tensors",
+    "tensors": "tensors of the exchange that ranks describe",
     "tickets": "tickets waiting when the chief's round begins",
     "timed_steps": "steps for which the server's time is measured",
     "torch": "a Python that has PyTorch",
