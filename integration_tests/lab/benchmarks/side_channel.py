@@ -1,9 +1,10 @@
 """The side channel of rank 0, with the other ends of up to a thousand ranks.
 
 Rank 0's thread runs in this process, which does nothing else, so that the process's
-time is the thread's. A second process has all other ends: sockets that greet, send
-heartbeats, describe an exchange and answer, without TensorFlow. At last one of them
-closes its connection, or falls silent.
+time is the thread's, except that its main thread computes in Python for a while. A
+second process has all other ends: sockets that greet, send heartbeats, describe an
+exchange and answer, without TensorFlow. At last one of them closes its connection, or
+falls silent.
 """
 
 import base64
@@ -167,7 +168,7 @@ def act(pipe: Connection, address: tuple[str, int], size: int, tensors: int) -> 
     pipe.send({"join_s": time.monotonic() - began_s, "join_bytes": ends.received})
     for part in iter(pipe.recv, ""):
         found = {}
-        if part == "train":
+        if part in ("train", "trace"):
             ends.go_on(lambda: False, within_s=TRAIN_S)
         if part == "agree":
             found["agree_s"] = ends.agree()
@@ -194,9 +195,11 @@ def measure(size: int, tensors: int, end: str) -> dict[str, float]:
     before, cpu_s = read_memory(), time.process_time()
     rank_0 = Coordinator(listener, size, LIMITS, own=introduce(0, size))
     row = {"ranks": size, **ours.recv(), "join_cpu_s": time.process_time() - cpu_s}
-    for part in ("agree", "train", end):
+    for part in ("agree", "train", "trace", end):
         cpu_s = time.process_time()
         ours.send(part)
+        while part == "trace" and not ours.poll():
+            sum(range(100))  # The main thread computes, and rarely gives up its lock.
         row |= ours.recv()
         if part == "train":
             row["cpu"] = (time.process_time() - cpu_s) / TRAIN_S

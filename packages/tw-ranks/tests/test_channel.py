@@ -1,7 +1,9 @@
 """The line channel, and the decoder of what strangers send."""
 
+import contextlib
 import json
 import socket
+import threading
 from dataclasses import asdict, dataclass
 
 import pytest
@@ -145,6 +147,29 @@ def test_a_line_that_is_too_long_is_refused_before_it_ends(ends, end):
     with pytest.raises(ValueError, match="a received line is longer than 1000 bytes"):
         for _ in range(100):
             line.receive_lines()
+
+
+@pytest.mark.slow
+def test_reading_keeps_pythons_lock_while_another_thread_computes(ends):
+    """A socket's own method gives it up, though it does not wait."""
+    line, computed, meanwhile = LineSocket(ends[1]), 0, [0, 0]
+
+    def read_as_often(read, which):
+        before = computed
+        for _ in range(1_000):
+            read()
+        meanwhile[which] += computed - before
+
+    def give_up_lock():
+        with contextlib.suppress(BlockingIOError):
+            line.connection.recv(1)
+
+    for which, read in enumerate((line.receive_lines, give_up_lock) * 10):
+        thread = threading.Thread(target=read_as_often, args=(read, which % 2))
+        thread.start()
+        while thread.is_alive():
+            computed += 1
+    assert meanwhile[0] < meanwhile[1] / 2
 
 
 def test_a_closed_socket_is_an_os_error(ends):
