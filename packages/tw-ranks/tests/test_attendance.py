@@ -64,7 +64,7 @@ def test_many_ranks_report_less_often_and_none_is_called_silent_between(
         found.hear(1, Report(), silent_s)
         found.close(1)
         said = found.find_missing(silent_s + 0.1)[1]
-        assert (f"silent for {silence_s:.1f} s" in said) == (silent_s == silence_s)
+        assert ("silent for" in said) == (silent_s == silence_s)
 
 
 def test_who_answers_and_stays_behind_is_warned_of_and_has_the_longer_deadline():

@@ -6,7 +6,8 @@
     (``tw_launch._reception``)    -- proved -->
                                   <- hello ---   introduces itself
     waits until all have joined   -- welcome ->  knows all addresses
-    compares, assigns keys        <- agree ---   describes a collective, waits
+    compares, assigns keys        <- agree ---   sends a collective's digest, waits
+    asks two where they differ    -- describe -> describes it in full
     (Exchange)                    -- agreed -->  goes on, or raises
     forwards a description        -- followed -> follows a step that it lacks
     records progress              <- beat ----   reports a few times a second
@@ -16,5 +17,6 @@
 
 TensorFlow's collectives end with errors that do not name a rank, or hang. The side
 channel knows which ranks they wait for, whatever their state, as nothing here uses
-TensorFlow. Messages are JSON objects, one per line (``tw_launch._channel``).
+TensorFlow. Messages are JSON objects, one per line (``tw_launch._channel``), and packed
+if they are long (``_packing``).
 """
