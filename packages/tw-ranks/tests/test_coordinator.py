@@ -337,7 +337,7 @@ def test_hundreds_of_ranks_that_come_at_once_do_not_keep_each_other_out():
         for rank in ranks:
             rank.settimeout(10)
             answers = stack.enter_context(rank.makefile("rb"))
-            while json.loads(answers.readline())["do"] != "welcome":
+            while unpack(json.loads(answers.readline()))["do"] != "welcome":
                 pass
 
 
@@ -670,7 +670,7 @@ def test_a_rank_that_follows_is_sent_an_exchange_once(asked):
 
 def test_a_rank_that_describes_another_exchange_than_its_digest_is_lost(caplog):
     with listening() as address, contextlib.ExitStack() as stack:
-        rank = stack.enter_context(send_raw(address, write_packed(hello(of_run(1)))))
+        rank = stack.enter_context(send_proved(address, write_packed(hello(of_run(1)))))
         own = Member(address, of_run(0), PATIENT, start_timeout_s=20)
         own.start(Report, lambda missing: None)
         pool = stack.enter_context(ThreadPoolExecutor(1))
