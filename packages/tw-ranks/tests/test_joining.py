@@ -16,6 +16,7 @@ from harness.ranks import Raised
 import tw_ranks
 from tw_launch import ExposedServerWarning
 from tw_ranks import _tf_compat
+from tw_ranks._engines.choice import EngineFacts
 from tw_ranks._joining import joining
 from tw_ranks._joining.seats import Seat
 from tw_ranks._side_channel._member import AbsentError
@@ -289,6 +290,20 @@ def test_rank_0_warns_of_a_port_without_a_key(
     assert (says in caplog.text) == is_warned
 
 
+@pytest.mark.parametrize(("rank", "num_gpus"), [(0, 1), (0, 0), (1, 1)])
+def test_rank_0_warns_of_the_worst_layout(monkeypatch, caplog, rank, num_gpus):
+    class Group:
+        has_left, node_ranks = True, (0, 0, 1, 1)
+
+    facts = EngineFacts(4, num_gpus=num_gpus)
+    monkeypatch.setattr(joining, "_find_facts", lambda seat: facts)
+    monkeypatch.setattr(joining, "_join_others", lambda *_, **__: Group())
+    monkeypatch.setattr(joining, "warn_if_exposed", lambda *_, **__: None)
+    tw_ranks.join("127.0.0.1:1", rank=rank, size=4)
+    says = "join: 4 ranks with GPUs, 2 of them on one machine, add their gradients"
+    assert (says in caplog.text) == (rank == 0 and num_gpus == 1)
+
+
 def test_parameter_servers_are_refused(monkeypatch):
     config = {
         "cluster": {"ps": ["a:1"], "worker": ["a:2"]},
@@ -307,7 +322,7 @@ def test_a_process_without_tf_config_is_alone(make_ranks):
 
 def test_join_warns_of_its_server_at_the_line_of_the_users_program(monkeypatch):
     class Group:
-        has_left = True
+        has_left, node_ranks = True, (0, 0)
 
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
     monkeypatch.setattr(joining, "_join_others", lambda *_, **__: Group())

@@ -47,6 +47,7 @@ from tw_ranks._engines.choice import Engine, EngineFacts, choose_engine
 from tw_ranks._engines.mpi import EndedError, MpiEngine
 from tw_ranks._errors import StartTimeoutError
 from tw_ranks._group import ProcessGroup
+from tw_ranks._joining.layout import find_layout_fault
 from tw_ranks._joining.seats import Seat, find_seat
 from tw_ranks._side_channel._attendance import Deadlines
 from tw_ranks._side_channel._connections import allow_connections
@@ -187,7 +188,8 @@ def join_prepared(
         first_timeout_s=max(limits.timeout_s, limits.first_timeout_s),
         stall_timeout_s=max(limits.timeout_s, limits.stall_timeout_s),
     )
-    chosen = choose_engine(engine, _find_facts(seat))
+    facts = _find_facts(seat)
+    chosen = choose_engine(engine, facts)
     if seat.size == 1:
         alone = _introduce(seat, chosen, bucket_bytes, port=0)
         group = ProcessGroup(
@@ -204,6 +206,10 @@ def join_prepared(
             bucket_bytes=bucket_bytes,
             key=find_key() if key is None else key,
         )
+        if seat.rank == 0 and (
+            fault := find_layout_fault(chosen, facts, group.node_ranks)
+        ):
+            _log.warning("join: %s.", fault)
         if chosen.name != "mpi" and seat.rank == 0:  # Once, not in every process.
             # The server starts with the runtime, maybe in a function that AutoGraph
             # converts; the warning should point at the line that joins.
