@@ -187,6 +187,27 @@ def test_tw_launch_makes_workers_an_mpi_world():
     assert sorted(out.splitlines()) == [f"[worker {n}] True 3 6" for n in range(3)]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_an_mpi_world_listens_to_no_other_machine():
+    program = """
+    from mpi4py import MPI
+    MPI.COMM_WORLD.Barrier()
+    own = {os.readlink(one.path) for one in os.scandir("/proc/self/fd")}
+    hosts = set()
+    for name in ("tcp", "tcp6"):
+        with open(f"/proc/net/{name}") as table:
+            for fields in map(str.split, table):
+                if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+                    hosts.add(fields[1].partition(":")[0])
+    print(sorted(hosts), flush=True)
+    MPI.COMM_WORLD.Barrier()
+    """
+    status, out, err = finish(launch(program, "--mpi", "--workers", "2"))
+    assert status == 0, err
+    for line in out.splitlines():
+        assert line.partition("] ")[2] in ("[]", "['0100007F']")
+
+
 def test_tw_launch_starts_an_mpi_world_again():
     program = """
     from mpi4py import MPI

@@ -85,6 +85,24 @@ def test_workers_exchange_addresses_and_wait_for_each_other(table):
         assert client.ask(b"cmd=finalize\n")["cmd"] == "finalize_ack"
 
 
+@pytest.mark.parametrize(
+    ("given", "devices", "wanted"),
+    [
+        (None, ["lo", "eth0"], "lo"),
+        ("eth0", ["lo", "eth0"], None),
+        (None, ["lo0"], None),
+    ],
+)
+def test_workers_use_loopback_unless_another_network_is_given(
+    table, monkeypatch, given, devices, wanted
+):
+    monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
+    if given is not None:
+        monkeypatch.setenv("UCX_NET_DEVICES", given)
+    monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(devices)))
+    assert table.variables(0).get("UCX_NET_DEVICES") == wanted
+
+
 def test_a_stranger_neither_reads_nor_writes_nor_arrives(table, capsys):
     stranger = Client(table)
     for line in (

@@ -7,6 +7,7 @@ restarts are those of any other task. MPICH, Intel MPI and MVAPICH speak PMI-1.
 """
 
 import contextlib
+import os
 import secrets
 import selectors
 import socket
@@ -23,6 +24,7 @@ _LINE_BYTES = 1 << 12
 _IDS = 1 << 31  # MPICH reads its id as an int.
 _POLL_S = 0.25
 _SEND_S = 1.0
+_LOOPBACK = "lo"  # On Linux; UCX runs nowhere else.
 # Also names who refuses, for a client that prints it.
 _REFUSED = "refused rc=1 msg=tw_launch_does_not_know_this_process"
 
@@ -73,7 +75,7 @@ class PmiTable:
             "PMI_SIZE": str(self._size),
             "MPI_LOCALRANKID": str(rank),
             "MPI_LOCALNRANKS": str(self._size),
-        }
+        } | _find_network()
 
     def close(self) -> None:
         """Accepts no more workers."""
@@ -194,6 +196,16 @@ class PmiTable:
         if (line := self._lines.pop(rank, None)) is not None:
             self._selector.unregister(line)
             line.close()
+
+
+def _find_network() -> dict[str, str]:
+    """Returns variables by which workers listen to each other on loopback alone.
+
+    MPICH's UCX otherwise listens on all networks of the machine, and admits anyone.
+    """
+    names = [name for _, name in socket.if_nameindex()]
+    is_given = "UCX_NET_DEVICES" in os.environ or _LOOPBACK not in names
+    return {} if is_given else {"UCX_NET_DEVICES": _LOOPBACK}
 
 
 def _parse(line: bytes) -> Asked:
