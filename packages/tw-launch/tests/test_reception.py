@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tw_launch import _key, _reception
-from tw_launch._channel import LineSocket, write_line
+from tw_launch._channel import LineSocket, write_line, write_printable
 from tw_launch._key import KeyMismatchError, prove
-from tw_launch._reception import Reception, Refusal, Refusals, write_printable
+from tw_launch._reception import Reception, Refusal, Refusals
 
 KEY, OTHER = "k" * 32, "o" * 32
 DOOR = "rank 0"
@@ -172,6 +172,20 @@ def test_a_recorded_server_deceives_no_rank():
                 coming.result(10)
 
 
+def test_a_servers_refusal_cannot_control_the_terminal():
+    refused = {"do": "refused", "why": "no\x1b[2J\nworker 1 failed" + "x" * 60_000}
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        coming = pool.submit(connect, server.getsockname())
+        with server.accept()[0] as client:
+            client.sendall(write_line(refused))
+            with pytest.raises(KeyMismatchError, match=r"no\\x1b\[2J\\nw") as raised:
+                coming.result(10)
+    assert len(str(raised.value)) < 1000
+
+
 @given(st.data())
 def test_mutated_frames_of_a_recorded_run_admit_nobody(mutants, data):
     sent = bytearray(RECORDED[0])
@@ -278,6 +292,13 @@ def say_as_nobody(address):
     os.waitpid(child, 0)
     with open(ours, "rb") as told:
         return told.read()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sock_diag(7)")
+def test_who_listens_at_a_peers_port_does_not_own_the_peer():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ends = server.getsockname(), ("127.0.0.1", 9)
+        assert _reception._ask_kernel(socket.AF_INET, *ends) is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sock_diag(7)")

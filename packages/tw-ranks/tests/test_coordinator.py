@@ -1,5 +1,6 @@
 """Rank 0's end of the side channel, and ranks that are lost almost at once."""
 
+import base64
 import contextlib
 import errno
 import fcntl
@@ -11,6 +12,7 @@ import socket
 import struct
 import threading
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
@@ -19,13 +21,14 @@ from harness.rank_faults import NOISES, send_proved, send_raw
 from harness.relays import Relay
 
 from tw_launch import _reception
-from tw_launch._channel import LineSocket
+from tw_launch._channel import LineSocket, write_line
 from tw_launch._key import prove
+from tw_launch._reception import Reception, Refusal, Refusals
 from tw_ranks._agreement import Exchange, TensorSpec, find_difference
 from tw_ranks._side_channel import _coordinator, _member
 from tw_ranks._side_channel._attendance import Attendance, Deadlines, Report
 from tw_ranks._side_channel._coordinator import _FIRST_KEY, Coordinator
-from tw_ranks._side_channel._introduction import Introduction
+from tw_ranks._side_channel._introduction import RANK_0, Introduction
 from tw_ranks._side_channel._member import AbsentError, Member
 from tw_ranks._side_channel._packing import unpack, write_packed
 
@@ -798,6 +801,24 @@ def test_the_soft_limit_of_open_files_is_raised_as_far_as_is_needed(
     assert found == [raised] * (raised is not None)
 
 
+def test_rank_0s_refusal_cannot_control_the_terminal():
+    refused = {"do": "refused", "why": "no\x1b[2J\nrank 1 failed", "again": False}
+
+    def refuse(peer, lines):
+        raise Refusal("no", write_line(refused))
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    settings = {"door": RANK_0, "key": "", "refusals": Refusals(print)}
+    reception = Reception(listener, refuse, **settings)
+    with contextlib.closing(reception), ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(Member, address, of_run(1), PATIENT, start_timeout_s=10)
+        while not joining.done():
+            reception.receive(0.02)
+        with pytest.raises(ValueError, match=r"no\\x1b\[2J\\nrank 1 failed"):
+            joining.result()
+
+
 def test_a_rank_0_that_may_not_open_a_file_for_each_rank_refuses(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
     with (
@@ -815,7 +836,10 @@ def test_long_messages_are_packed_and_read_as_they_were(words):
     assert len(line) < 2_000
 
 
-@pytest.mark.parametrize("packed", ["?", "AAAA", "eJyrVkrMSVWqBQAQfQPP", None, 3])
+DEEP = base64.b64encode(zlib.compress(b"[" * 100_000)).decode()
+
+
+@pytest.mark.parametrize("packed", ["?", "AAAA", "eJyrVkrMSVWqBQAQfQPP", DEEP, None, 3])
 def test_what_is_no_packed_message_is_refused(packed):
     with pytest.raises(ValueError, match=r"expected|base64"):
         unpack({"do": "packed", "message": packed})

@@ -22,6 +22,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 MAX_BYTES = 1 << 26
 """Length of the longest line accepted from a known peer."""
 _LARGEST = 1 << 63
+_MOST_CHARACTERS = 600
 _read_hints = functools.cache(get_type_hints)
 
 
@@ -45,6 +46,12 @@ def parse_messages(lines: Sequence[bytes]) -> list[dict[str, Any]]:
 def write_line(message: dict[str, Any]) -> bytes:
     """Writes a message as a line."""
     return json.dumps(message).encode() + b"\n"
+
+
+def write_printable(text: str, most: int = _MOST_CHARACTERS) -> str:
+    """Returns text for a log or a terminal: escaped, and no longer than ``most``."""
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:most])
+    return shown if len(text) <= most else f"{shown}..."
 
 
 def read_as(hint: Any, value: Any) -> Any:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tw_launch._channel import LineSocket, read_as
+from tw_launch._channel import LineSocket, read_as, write_printable
 
 KEY_VARIABLE = "TW_KEY"
 """The environment variable with the key: other users cannot read it, as arguments."""
@@ -127,7 +127,10 @@ def _hear(line: LineSocket, what: str, end_s: float) -> dict[str, Any]:
             raise ConnectionError("it closed the connection")
         for message in messages:
             if message["do"] == "refused":
-                raise KeyMismatchError(read_as(str, message.get("why")))
+                # It has proved nothing, and this may be shown on a terminal.
+                raise KeyMismatchError(
+                    write_printable(read_as(str, message.get("why")))
+                )
             if message["do"] != what or len(messages) > 1:
                 raise ValueError(f"expected a {what}, got {message!r:.60}")
             return message

@@ -19,7 +19,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tw_launch._channel import LineSocket, parse_messages, read_as, write_line
+from tw_launch._channel import (
+    LineSocket,
+    parse_messages,
+    read_as,
+    write_line,
+    write_printable,
+)
 from tw_launch._key import is_same, sign
 
 STRANGER_BYTES = 1 << 16
@@ -35,9 +41,9 @@ Its owner may connect again.
 """
 
 _SAID = 5
-_MOST_CHARACTERS = 600
 _NONE_LEFT = (errno.EMFILE, errno.ENFILE)
 _NONE_LEFT_S = 0.05
+_LISTEN = 10  # include/net/tcp_states.h
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _ALL_BITS = 4, 20, 0xFFFF_FFFF
 
 
@@ -267,12 +273,6 @@ class Reception:
             peer.line.close()
 
 
-def write_printable(text: str, most: int = _MOST_CHARACTERS) -> str:
-    """Returns text for a log or a terminal: escaped, and no longer than ``most``."""
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:most])
-    return shown if len(text) <= most else f"{shown}..."
-
-
 def find_owner(connection: socket.socket) -> int | None:
     """Returns the number of the user who owns the other end, if it is on loopback.
 
@@ -319,5 +319,7 @@ def _ask_kernel(
         answer = asked.recv(1 << 13)
     if struct.unpack_from("=H", answer, 4)[0] != _SOCK_DIAG_BY_FAMILY:
         return None
+    # If nobody has that end, the kernel shows who listens at its port.
+    listens = answer[17] == _LISTEN
     owner, inode = struct.unpack_from("=II", answer, 16 + 64)
-    return int(owner) if inode else None
+    return int(owner) if inode and not listens else None

@@ -11,6 +11,7 @@ from ._channel import LineSocket as LineSocket
 from ._channel import parse_messages as parse_messages
 from ._channel import read_as as read_as
 from ._channel import write_line as write_line
+from ._channel import write_printable as write_printable
 from ._key import KeyMismatchError as KeyMismatchError
 from ._key import check_key as check_key
 from ._key import draw_key as draw_key

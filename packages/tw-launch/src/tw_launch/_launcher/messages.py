@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, is_dataclass, replace
 from signal import SIGHUP, SIGINT, SIGTERM
 from typing import Any, get_args
 
-from tw_launch._channel import parse_line, read_as
-from tw_launch._reception import write_printable
+from tw_launch._channel import parse_line, read_as, write_printable
 
 MAX_BYTES = 1 << 20  # enough for a cluster of 20,000 tasks
 SIGNALS = (SIGINT, SIGTERM, SIGHUP)

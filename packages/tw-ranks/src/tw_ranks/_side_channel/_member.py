@@ -21,6 +21,7 @@ from tw_launch.internal import (
     join_address,
     prove,
     read_as,
+    write_printable,
 )
 from tw_ranks._agreement import Exchange
 from tw_ranks._side_channel._attendance import (
@@ -40,6 +41,7 @@ from tw_ranks._side_channel._packing import unpack
 
 _log = logging.getLogger(__name__)
 _AGAIN_S = 0.5
+_LONGEST_REFUSAL = 3_000
 _SILENT_BEATS = 4
 """After so many beats without an answer from rank 0, a rank knocks."""
 
@@ -294,7 +296,8 @@ class Member:
                 is_open = messages is not None
                 for message in messages or ():
                     if message["do"] == "refused":
-                        refusal = read_as(str, message.get("why"))
+                        why = read_as(str, message.get("why"))
+                        refusal = write_printable(why, _LONGEST_REFUSAL)
                         is_final = message.get("again") is not True
                     if message["do"] == "wait":
                         absent = read_as(tuple[int, ...], message.get("absent"))
@@ -420,7 +423,7 @@ class Member:
                 contextlib.suppress(OSError, ValueError),
                 socket.create_connection(self._rank_0, _KNOCK_S) as connection,
             ):
-                line = LineSocket(connection)
+                line = LineSocket(connection, max_bytes=STRANGER_BYTES)
                 prove(line, self._key, RANK_0, timeout_s=_KNOCK_S)
                 line.send(message, timeout_s=_KNOCK_S)
                 if line.wait(_KNOCK_S) and line.receive():

@@ -5,11 +5,10 @@ The addresses of 1,000 ranks, or where each of them was when one was lost, take 
 """
 
 import base64
-import json
 import zlib
 from typing import Any
 
-from tw_launch.internal import MAX_BYTES, read_as, write_line
+from tw_launch.internal import MAX_BYTES, parse_messages, read_as, write_line
 
 _SHORT_BYTES = 2_000
 
@@ -32,7 +31,5 @@ def unpack(message: dict[str, Any]) -> dict[str, Any]:
         unpacked = zlib.decompressobj().decompress(data, MAX_BYTES)
     except zlib.error as error:
         raise ValueError(f"expected a packed message, got {error}") from None
-    found = json.loads(unpacked)
-    if not isinstance(found, dict) or type(found.get("do")) is not str:
-        raise ValueError(f"expected a packed message, got {unpacked[:60]!r}")
+    [found] = parse_messages([unpacked])
     return found
