@@ -79,7 +79,13 @@ class Drill:
     @property
     def machines(self) -> list[int]:
         """The machine of every rank."""
-        return [0, 0, 1, 1] if self.victim == "machine" else [0, 1, 2]
+        if self.victim == "machine":
+            return [0, 0, 1, 1]
+        apart = [0, 1, 2]
+        if self.fault == "cut":  # Whole machines.
+            return apart
+        # Rank 1 is the second of a machine, and the first of one.
+        return {"function": [0, 0, 1], "session": [0, 1, 1]}.get(self.mode, apart)
 
     @property
     def lost(self) -> tuple[int, ...]:

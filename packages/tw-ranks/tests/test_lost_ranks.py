@@ -23,6 +23,7 @@ TIMEOUT_S = 5.0  # a busy machine silences living ranks for seconds
     "name",
     [
         "rank 0 killed, function",
+        "rank 1 killed, function",
         "rank 1 killed, session",
         "machine killed, function",
         "rank 0 stopped, session",

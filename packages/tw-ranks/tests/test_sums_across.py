@@ -1,6 +1,7 @@
 """Sums and means between processes, against NumPy."""
 
 import itertools
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 import tensorflow as tf
 from harness.ranks import Raised, Ranks
 
+from tw_ranks._endpoint.hosts import Hosts
+from tw_ranks._exchanges.collectives import add_up
 from tw_ranks._exchanges.running import _outermost_graph
 
 MODES = ["eager", "function", "session"]
@@ -15,9 +18,12 @@ OVER_SERVERS = ["server", "monitored"]
 SHAPES = [(3,), (), (2, 4), (0,), (70_001,), (300_000,), (5, 1)]
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(
+    scope="module", params=[(0, 0), (0, 0, 0), (0, 0, 1)], ids=["2", "3", "hosts"]
+)
 def ranks(request, processes):
-    group = Ranks(processes, request.param).joined()
+    machines = request.param
+    group = Ranks(processes, len(machines), machines=machines).joined()
     yield group
     group.end()
 
@@ -355,3 +361,30 @@ def test_an_exchange_in_a_branch_gets_another_key_than_the_same_outside(mode):
         with tf.Graph().as_default() as graph:
             build()
     assert found == [graph, graph]
+
+
+@pytest.mark.parametrize(
+    ("rank", "sends"),
+    [
+        (0, [("ReduceV2", 2), ("ReduceV2", 3), ("BcastSendV2", 2)]),
+        (1, [("ReduceV2", 2), ("BcastRecvV2", 2)]),
+        (2, [("ReduceV2", 3)]),
+        (3, [("ReduceV2", 3)]),
+    ],
+)
+def test_one_rank_of_each_machine_sends_to_others(rank, sends):
+    hosts = Hosts.of([0, 0, 1, 2], rank)
+    endpoint = SimpleNamespace(mpi=None, size=4, hosts=hosts)
+    with tf.Graph().as_default() as graph:
+        add_up(tf.zeros([8]), endpoint, 7, "Add", divides=True)
+    found = [
+        (op.type, int(tf.get_static_value(op.inputs["Recv" not in op.type])))
+        for op in graph.get_operations()
+        if op.type.startswith("Collective")
+    ]
+    assert found == [(f"Collective{kind}", size) for kind, size in sends]
+
+
+@pytest.mark.parametrize("hosts", [[0], [0, 0, 0], [0, 1, 2]])
+def test_ranks_of_one_machine_or_alone_add_in_one_ring(hosts):
+    assert Hosts.of(hosts, 0) is None

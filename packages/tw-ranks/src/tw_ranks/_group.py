@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from tw_ranks._endpoint.endpoint import Carrier, Endpoint
+from tw_ranks._endpoint.hosts import Hosts
 from tw_ranks._endpoint.interrupts import InterruptWatch
 from tw_ranks._endpoint.keys import Keys
 from tw_ranks._endpoint.progress import Progress
@@ -93,6 +94,7 @@ class ProcessGroup:
         self.has_left = self._has_lost = False
         if bucket_bytes is None and self.num_nodes > 1 and engine.name != "nccl":
             bucket_bytes = BUCKET_BYTES
+        adds_on_hosts = engine.name == "tensorflow"  # NCCL and MPI do it themselves.
         self._coordinator = coordinator
         self._exit = sys.exit
         self._exits: tuple[Any, float] = (None, 0.0)
@@ -120,6 +122,7 @@ class ProcessGroup:
             *(rank, self.size, Carrier(engine, mpi), progress, reports),
             keys=Keys(progress, reports, start_runtime),
             bucket_bytes=bucket_bytes,
+            hosts=Hosts.of(self.node_ranks, rank) if adds_on_hosts else None,
         )
         if member is not None:
             member.start(reports.read_report, reports.abort)

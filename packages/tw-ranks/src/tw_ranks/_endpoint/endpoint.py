@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tw_ranks._endpoint.hosts import Hosts
 from tw_ranks._endpoint.keys import Keys
 from tw_ranks._endpoint.progress import Progress
 from tw_ranks._endpoint.reports import Reports
@@ -33,6 +34,7 @@ class Endpoint:
     reports: Reports
     keys: Keys
     bucket_bytes: int | None = None  # of gradients that are sent together; None: all
+    hosts: Hosts | None = None  # None if each rank has a machine of its own, or none
     built: "BuiltExchanges" = field(default_factory=lambda: BuiltExchanges())
 
     @property

@@ -7,6 +7,7 @@ runs, which gives them their keys.
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,13 @@ import tensorflow as tf
 from tw_core.internal import weigh
 from tw_ranks import _tf_compat
 from tw_ranks._endpoint.endpoint import Endpoint
+from tw_ranks._endpoint.hosts import Hosts
 
 GROUP_KEY = 6_144
-"""Other users of collectives in a process (``tf.distribute``) count from 1."""
+"""Other users of collectives in a process (``tf.distribute``) count from 1.
+
+The group of the machines' first ranks follows, then two of each machine's ranks.
+"""
 
 NARROW = ("float16", "bfloat16")
 """Floats that are added in float32."""
@@ -89,12 +94,55 @@ def add_up(
         # TensorFlow's all-reduce does not take int32 on GPUs.
         wide = add_up(tf.cast(tensor, tf.int64), endpoint, key, op, divides=divides)
         return tf.cast(wide, tf.int32)
+    if endpoint.hosts is not None:
+        return _add_up_by_hosts(tensor, endpoint, endpoint.hosts, key, op, divides)
     return tf.raw_ops.CollectiveReduceV2(
         input=tensor,
         merge_op=op,
         final_op="Div" if divides else "Id",
         **_in_order(endpoint, key),
     )
+
+
+def _add_up_by_hosts(
+    tensor: tf.Tensor,
+    endpoint: Endpoint,
+    hosts: Hosts,
+    key: Any,
+    op: str,
+    divides: bool,
+) -> tf.Tensor:
+    """Adds on each machine, over the machines' first ranks, and sends them the sum."""
+
+    def among(size: int, number: int) -> dict[str, Any]:
+        return {
+            **_among(endpoint, key),
+            "group_size": size,
+            "group_key": GROUP_KEY + 1 + number,
+        }
+
+    how = {"merge_op": op, "final_op": "Id", "ordering_token": []}
+    add = partial(tf.raw_ops.CollectiveReduceV2, **how)
+    has_others, first = hosts.local_size > 1, 1 + 2 * hosts.host
+    if has_others:
+        tensor = add(input=tensor, **among(hosts.local_size, first))
+    if hosts.is_first:
+        tensor = add(input=tensor, **among(hosts.num_hosts, 0))
+        if divides:
+            size = tf.cast(endpoint.size, tensor.dtype)
+            tensor = tf.raw_ops.Div(x=tensor, y=size)  # As the ring does, integers too.
+    if not has_others:
+        return tensor
+    back = among(hosts.local_size, first + 1)
+    if hosts.is_first:
+        return tf.raw_ops.CollectiveBcastSendV2(input=tensor, **back)
+    # The next time, in a loop, only when this one is over.
+    with tf.control_dependencies([tensor]):
+        shape, dtype = tf.shape(tensor), tensor.dtype
+        return tf.ensure_shape(
+            tf.raw_ops.CollectiveBcastRecvV2(shape=shape, T=dtype, **back),
+            tensor.shape,
+        )
 
 
 def gather(
