@@ -330,6 +330,23 @@ def test_without_a_key_other_users_are_refused_on_loopback(place, hosts, monkeyp
     assert all(one.known)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="sock_diag(7)")
+def test_a_peer_from_another_address_of_this_machine_has_its_user():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        try:
+            asked.connect(("192.0.2.1", 9))  # Sends nothing.
+        except OSError:
+            pytest.skip("no other address here")
+        other = asked.getsockname()[0]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = server.getsockname()
+        with socket.create_connection(place, 10, (other, 0)) as client:
+            connection, _ = server.accept()
+            with connection:
+                assert client.getsockname()[0] == other
+                assert _reception.find_owner(connection) == os.geteuid()
+
+
 def test_a_peer_that_has_closed_its_end_has_no_user(monkeypatch):
     with served(None) as one:
         socket.create_connection(one.address, 10).close()

@@ -175,6 +175,7 @@ class Reception:
                 else:
                     time.sleep(_NONE_LEFT_S)  # The connection stays pending.
             return
+        self.full = ""
         if len(self._strangers) >= MOST_STRANGERS + self.num_awaited:
             self._drop(self._oldest)
         with contextlib.suppress(OSError):
@@ -274,7 +275,7 @@ class Reception:
 
 
 def find_owner(connection: socket.socket) -> int | None:
-    """Returns the number of the user who owns the other end, if it is on loopback.
+    """Returns the number of the user who owns the other end, if an end is on loopback.
 
     None if it is elsewhere, or if the system does not tell. Raises ``Refusal`` if no
     process has the other end open any more, so that nobody owns it.
@@ -282,8 +283,8 @@ def find_owner(connection: socket.socket) -> int | None:
     ours, theirs = connection.getsockname()[:2], connection.getpeername()[:2]
     addresses = [ipaddress.ip_address(host) for host in (ours[0], theirs[0])]
     plain = [getattr(one, "ipv4_mapped", None) or one for one in addresses]
-    if not plain[1].is_loopback:
-        return None
+    if not any(one.is_loopback for one in plain):
+        return None  # A client may come from another address of this machine.
     ends = [
         (str(host), end[1]) for host, end in zip(plain, (ours, theirs), strict=True)
     ]

@@ -113,13 +113,13 @@ def join(
       stall_timeout_s: how long a rank that answers may keep the others waiting before
         they raise: a process that evaluates or saves is alive. At least ``timeout_s``.
       bucket_bytes: how many bytes of gradients are sent together, the same on all
-        ranks. A bucket is sent while the backward pass computes the next. None: 2 MiB
+        ranks. A bucket is sent while the backward pass computes the next. None: 1 MiB
         between machines, and all together on one, where several would take longer, and
         by NCCL.
       key: a secret of this run, the same on all ranks: 22 to 200 characters, such as
         ``openssl rand -hex 16`` prints. Rank 0 admits only ranks that prove to have it,
         and proves it to them. None: the one in the environment variable ``TW_KEY``,
-        which ``tw-launch`` sets; over MPI, rank 0 sends one if there is none. Without a
+        which ``tw-launch`` sets. Over MPI, rank 0 sends its own to all. Without a
         key rank 0 admits this user's processes on loopback, and any elsewhere, of which
         it warns.
 
