@@ -37,7 +37,7 @@ from tw_ranks._side_channel._member import Member
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-BUCKET_BYTES = 2 << 20
+BUCKET_BYTES = 1 << 20
 """Of gradients that are sent together between machines."""
 
 
