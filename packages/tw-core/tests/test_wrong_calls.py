@@ -230,7 +230,10 @@ OTHERS = {
         for index, total in ((1, 1), (-1, 2), (0, 0))
     ],
     "towers.devices": [
-        ([], ValueError, "or tw_core.devices.available_devices()"),
+        ([], ValueError, "devices is empty; at least one tower is needed"),
+        ("gpu", TypeError, "number of GPUs, or a list of ints and device strings; got"),
+        (True, TypeError, "got True. Write e.g. 2, [0, 1] or ['/cpu:0', '/cpu:1']"),
+        (0, ValueError, "devices must be at least 1; got 0"),
         ([True], TypeError, "A device is an int"),
         ([-1], ValueError, "0 or more; got -1"),
         (["cpu zero"], ValueError, "is not a TensorFlow device string"),
@@ -524,4 +527,4 @@ def test_a_check_that_is_missing_is_found():
     """The other packages' tables too have no other guard against passing idly."""
     interface = Interface("tw-core", GIVEN, calls={"towers": lambda devices: None})
     (argument,) = [a for a in interface.checked if a.function == "towers"]
-    assert "towers.devices=None: was accepted" in interface.faults(argument)
+    assert "towers.devices=2.5: was accepted" in interface.faults(argument)

@@ -409,6 +409,27 @@ def test_the_object_answers_as_the_model_does():
         print(functional.nothing_like_it)
 
 
+def test_without_devices_all_gpus_have_a_tower(monkeypatch):
+    seen = tf.config.get_visible_devices
+    gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{n}", "GPU") for n in "01"]
+    own = tf.config.get_logical_device_configuration
+    monkeypatch.setattr(
+        *(tf.config, "get_visible_devices"),
+        lambda kind: gpus if kind == "GPU" else seen(kind),
+    )
+    monkeypatch.setattr(
+        *(tf.config, "get_logical_device_configuration"),
+        lambda device: None if device in gpus else own(device),
+    )
+    assert TowerModel(dense).devices == ["/gpu:0", "/gpu:1"]
+    assert TowerModel(dense, devices=1).devices == ["/gpu:0"]
+    with pytest.raises(ValueError, match=r"at most 2, the number of GPUs .*; got 3"):
+        TowerModel(dense, 3)
+    gpus.clear()
+    with pytest.raises(ValueError, match=r"devices=None means GPUs, and .* has none"):
+        TowerModel(dense)
+
+
 def test_a_model_without_variables_or_compile_predicts():
     class Doubles(keras.Model):
         def call(self, x):

@@ -62,9 +62,9 @@ OTHERS = {
     "TowerModel.devices": [
         ([], ValueError, "devices is empty; at least one tower is needed"),
         (
-            None,
+            "/cpu:0",
             TypeError,
-            "devices must be a list of ints and device strings; got None",
+            "or a list of ints and device strings; got '/cpu:0'",
         ),
         ([None], TypeError, "one of tf.config.list_logical_devices(); got None"),
     ],

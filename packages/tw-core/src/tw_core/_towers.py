@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
-from typing import Any, TypeVar, cast
+from typing import Any, TypeGuard, TypeVar, cast
 
 import tensorflow as tf
 
@@ -23,6 +23,7 @@ from tw_core.devices._logical import (
     canonical_device,
     check_known_devices,
     device_name,
+    first_gpus,
     parse_device,
 )
 from tw_core.synchronized import joined_towers
@@ -89,37 +90,42 @@ class Tower:
             yield self
 
 
-def towers(devices: Sequence[int | str | Tower]) -> tuple[Tower, ...]:
+def towers(
+    devices: Sequence[int | str | Tower] | int | None = None,
+) -> tuple[Tower, ...]:
     """Makes one tower per device, in the order given.
 
     Args:
-      devices: an int k means ``"/gpu:k"``; a string is used as it is; a logical
-        or physical device of ``tf.config`` stands for its string. A device
-        may occur several times, which is logged as a warning. Towers from an
-        earlier call are returned as they are, so that functions that take
-        devices can take towers too.
+      devices: None for all GPUs of this process, whole or divided, as ``tf.config``
+        has them; a number K for the first K. Of a list, an int k means ``"/gpu:k"``;
+        a string is used as it is; a logical or physical device of ``tf.config``
+        stands for its string. A device may occur several times, which is logged as
+        a warning. Towers from an earlier call are returned as they are, so that
+        functions that take devices can take towers too.
 
     Returns:
       K towers.
 
     Raises:
-      ValueError: no device, a negative int, a string TensorFlow cannot read, a
-        physical device that is hidden or divided, or an earlier call's towers,
-        incomplete or reordered.
-      TypeError: an item of another kind.
+      ValueError: no device, fewer GPUs than asked for, a negative int, a string
+        TensorFlow cannot read, a physical device that is hidden or divided, or an
+        earlier call's towers, incomplete or reordered.
+      TypeError: neither a list nor a number, or an item of another kind.
 
     >>> towers([0, "/cpu:0"])[0]
     Tower(index=0, device='/gpu:0', total=2)
     """
+    if _is_number(devices) or devices is None:
+        devices = first_gpus(devices)
     if isinstance(devices, str) or not isinstance(devices, Sequence):
         raise TypeError(
-            f"devices must be a list of ints and device strings; got {devices!r}. "
-            "Write e.g. [0, 1] or ['/cpu:0', '/cpu:1']."
+            "devices must be a number of GPUs, or a list of ints and device strings; "
+            f"got {devices!r}. Write e.g. 2, [0, 1] or ['/cpu:0', '/cpu:1']."
         )
     if not devices:
         raise ValueError(
-            "devices is empty; at least one tower is needed, e.g. ['/cpu:0'] or "
-            "tw_core.devices.available_devices()."
+            "devices is empty; at least one tower is needed, e.g. ['/cpu:0']. Leave "
+            "devices out to use all GPUs."
         )
     if any(isinstance(device, Tower) for device in devices):
         return _whole(devices)
@@ -367,7 +373,7 @@ def _whole(towers: Sequence[Any]) -> tuple[Tower, ...]:
 
 def _device_name(device: int | str | Tower) -> str:
     device = device_name(device)
-    if isinstance(device, bool) or not isinstance(device, Integral | str):
+    if not isinstance(device, str) and not _is_number(device):
         raise TypeError(
             "A device is an int (GPU number), a string, or one of "
             f"tf.config.list_logical_devices(); got {device!r}."
@@ -377,3 +383,7 @@ def _device_name(device: int | str | Tower) -> str:
     if device < 0:
         raise ValueError(f"A GPU number is 0 or more; got {device}.")
     return f"/gpu:{int(device)}"
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -3,6 +3,7 @@
 # Private imports: the reader of device strings that all public functions call, and
 # the module, whose count of devices is replaced to pretend to have GPUs.
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -68,6 +69,26 @@ def test_gpus_go_before_cpus(monkeypatch):
     counts = {"GPU": 2, "CPU": 8}
     monkeypatch.setattr(_logical, "count_logical_devices", counts.get)
     assert available_devices() == ["/gpu:0", "/gpu:1"]
+
+
+def test_towers_are_of_all_gpus_or_of_the_first(monkeypatch):
+    monkeypatch.setattr(_logical, "count_logical_devices", {"GPU": 3, "CPU": 8}.get)
+    all_gpus = ["/gpu:0", "/gpu:1", "/gpu:2"]
+    assert [tower.device for tower in towers()] == all_gpus
+    assert [tower.device for tower in towers(np.int64(2))] == all_gpus[:2]
+    assert towers(3) == towers() == towers([0, 1, 2])
+    with pytest.raises(ValueError, match=r"at most 3, the number of GPUs .*; got 4\."):
+        towers(4)
+
+
+@pytest.mark.parametrize("devices", [None, 2])
+def test_where_there_is_no_gpu_none_is_taken_silently(monkeypatch, devices):
+    monkeypatch.setattr(_logical, "count_logical_devices", {"GPU": 0, "CPU": 8}.get)
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda _: [])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    want = f"^devices={devices} means GPUs, and this process has none"
+    with pytest.raises(ValueError, match=rf"{want}\. CUDA_VISIBLE_.* such as tw_core"):
+        towers(devices)
 
 
 def test_another_number_of_cpus_after_tensorflow_has_started_is_refused():

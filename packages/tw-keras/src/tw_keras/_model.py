@@ -68,7 +68,7 @@ class TowerModel(AsTower0):
     def __init__(
         self,
         make_model: Callable[[], keras.Model],
-        devices: Sequence[int | str | Tower],
+        devices: Sequence[int | str | Tower] | int | None = None,
         *,
         variables: str = "replicated",
         reducer: Reducer | None = None,
@@ -87,7 +87,8 @@ class TowerModel(AsTower0):
         Args:
           make_model: returns a new Keras model, with the same structure in each call.
             The first batch may create its variables.
-          devices: ints (GPU numbers) and device strings, or the result of
+          devices: None for all GPUs that TensorFlow sees; a number for the first ones;
+            a list of ints (GPU numbers) and device strings; or the result of
             ``tw_core.towers``.
           variables: ``"replicated"``: every tower has all variables and optimizer
             state; ``"sharded"``: every tower has all variables; one tower updates each,
@@ -133,9 +134,9 @@ class TowerModel(AsTower0):
           ValueError: unknown ``variables``, ``loss_reduction``, ``data``, ``uneven`` or
             ``wire_dtype``; ``data="shared"``, ``uneven="stop"``, ``local_steps`` or
             ``wire_dtype`` without a ``group``; ``wire_dtype`` with sharded variables,
-            local steps or a reducer with memory; a reducer that averages; no device;
-            copies that share variables or differ; or a call inside the scope of a
-            ``tf.distribute`` strategy.
+            local steps or a reducer with memory; a reducer that averages; no device, or
+            fewer GPUs than asked for; copies that share variables or differ; or a call
+            inside the scope of a ``tf.distribute`` strategy.
           TypeError: ``make_model`` is not a function, needs arguments, or does not
             return a Keras model.
           RuntimeError: in a graph or a ``tf.function``.

@@ -80,7 +80,7 @@ class DataParallelBuilder:
             a ``flat_group`` without ``flat_below_bytes``.
           TypeError: something of another type.
         """
-        self._towers = make_towers(towers)
+        self._towers = _towers_of(towers)
         self.towers = list(towers)
         self._flat_below_bytes = check_whole_number(
             flat_below_bytes=flat_below_bytes, at_least=0
@@ -133,7 +133,7 @@ class DataParallelBuilder:
             strings and functions, or ``use_vs`` anything but bools.
           RuntimeError: in eager mode or a ``tf.function``.
         """
-        built = make_towers(towers)
+        built = _towers_of(towers)
         check_function(func=func)
         given = {"devices": devices, "use_vs": use_vs}
         check_one_per_tower(
@@ -285,6 +285,12 @@ class CopiesBuilder(TowersBuilder):
         weights: Sequence[Any] | None,
     ) -> Any:
         raise NotImplementedError
+
+
+def _towers_of(towers: Sequence[int | str | Tower]) -> tuple[Tower, ...]:
+    """Makes towers of a list; a builder takes no number of GPUs."""
+    check_list(towers=towers, of="ints and device strings", empty=True)
+    return make_towers(towers)
 
 
 def _free_names(total: int) -> list[str]:

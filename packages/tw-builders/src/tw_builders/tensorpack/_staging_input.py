@@ -19,7 +19,7 @@ import tensorflow as tf
 from tw_builders._parts import on_devices
 from tw_builders._per_tower import cut_batches, flat_parts, no_rows, packed_parts
 from tw_core import Tower, towers
-from tw_core.internal import check_session_graph, check_whole_number
+from tw_core.internal import check_list, check_session_graph, check_whole_number
 
 v1 = tf.compat.v1
 _HOST = -1
@@ -71,6 +71,7 @@ class StagingInput:
           TypeError: an argument of another type.
           RuntimeError: not in a session graph.
         """
+        check_list(devices=devices, of="ints and device strings", empty=True)
         self._towers = towers(devices)
         check_whole_number(nr_stage=nr_stage, at_least=1)
         check_session_graph(

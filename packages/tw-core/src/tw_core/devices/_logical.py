@@ -135,6 +135,24 @@ def available_devices() -> list[str]:
     return [f"/cpu:{i}" for i in range(count_logical_devices("CPU"))]
 
 
+def first_gpus(count: int | None) -> list[str]:
+    """Lists this process's first GPUs, or all, of which there must be one."""
+    gpus = count_logical_devices("GPU")
+    if count is not None:
+        check_whole_number(devices=count, at_least=1)
+    if not gpus:
+        raise ValueError(
+            f"devices={count} means GPUs, and this process has none. {why_no_gpu()}, "
+            "or pass a list, such as tw_core.use_logical_cpus(2)."
+        )
+    if count is not None and count > gpus:
+        raise ValueError(
+            f"devices must be at most {gpus}, the number of GPUs that TensorFlow sees; "
+            f"got {count}. Pass a list to have several towers on a GPU: [0, 0]."
+        )
+    return [f"/gpu:{i}" for i in range(gpus if count is None else count)]
+
+
 def use_logical_cpus(count: int) -> list[str]:
     """Splits the CPU into ``count`` logical devices, for towers without GPUs.
 
