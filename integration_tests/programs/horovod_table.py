@@ -1,6 +1,6 @@
 """Horovod's behaviour as a table of cases, a row per call, with NumPy as the oracle.
 
-``tw-launch --ps 0 --workers N -- python horovod_table.py OUT`` runs all rows in all
+``tw-launch -n N -- python horovod_table.py OUT`` runs all rows in all
 their modes on every rank, one after the other in one group, and saves each result.
 ``test_horovod_table.py`` compares them.
 

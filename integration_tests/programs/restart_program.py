@@ -1,6 +1,6 @@
 """Trains over processes, and resumes from the last checkpoint.
 
-    tw-launch --ps 0 --workers 2 --restart group --max-restarts 3 -- \\
+    tw-launch -n 2 --restart group --max-restarts 3 -- \\
         python -m programs.restart_program fit FOLDER --kill 0:1:2:0.4
 
 It trains with Keras's ``fit`` and a backup ("sharded": with the optimizer's state in

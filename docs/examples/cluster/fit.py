@@ -1,7 +1,7 @@
 """Trains a digit classifier over all processes that a launcher started.
 
     python fit.py
-    tw-launch --ps 0 --workers 2 -- python fit.py
+    tw-launch -n 2 -- python fit.py
     mpirun -n 2 python fit.py
     torchrun --nproc-per-node 2 fit.py
     srun -n 2 python fit.py

@@ -243,7 +243,7 @@ def test_mpi_where_it_is_installed_is_itself(tmp_path, monkeypatch, caplog, size
 
 def test_init_under_parameter_servers_says_how_to_start(monkeypatch):
     set_tf_config(monkeypatch, 0, ps=1, worker=2)
-    with pytest.raises(ValueError, match=r"tw-launch --horovod -np N.*--ps 0 --worke"):
+    with pytest.raises(ValueError, match=r"tw-launch --horovod -np N.*tw-launch -n N"):
         hvd.init()
 
 

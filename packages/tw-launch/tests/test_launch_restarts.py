@@ -13,7 +13,7 @@ from harness.launches import finish, launch
 from harness.processes import DEADLINE_S, is_alive, wait_until
 
 from tw_launch import main
-from tw_launch._launcher import plan
+from tw_launch._launcher import options, plan
 from tw_launch._launcher.output import TaskOutput
 
 GROUP = ("--ps", "0", "--restart", "group", "--restart-delay", "0")
@@ -314,18 +314,21 @@ SEVERAL = ["--nnodes", "2", "--coordinator", "a:1"]
             ],
             "--restart group needs all workers; drop --min-workers",
         ),
-        (["-np", "3", "true"], "use --horovod -np 3, or --workers 3"),
-        (["-np", "0", "true"], "-np: must be 1 or more; got '0'"),
+        (
+            ["-n", "3", "--ps", "1", "true"],
+            "-n 3 starts ranks, which have no parameter servers; got --ps 1: drop one",
+        ),
+        (["-np", "0", "true"], "-n/-np: must be 1 or more; got '0'"),
         (["-H", "a:2,b:2", "true"], "run tw-launch on each machine, with --nnodes N"),
         (["--hostfile", "f", "true"], "-H and --hostfile are horovodrun's"),
         (["--horovod", "--ps", "1", "true"], "--horovod has no parameter servers"),
         (
             [*SEVERAL, "--horovod", "-np", "2", "true"],
-            "-np 2 counts the processes of all machines; with --nnodes use --workers",
+            "-n 2 counts the ranks of all machines; with --nnodes use --ps 0 --workers",
         ),
         (
-            ["--horovod", "-np", "2", "--workers", "3", "true"],
-            "-np 2 and --workers 3 differ; drop one",
+            ["-n", "2", "--workers", "3", "true"],
+            "-n 2 and --workers 3 differ; drop one",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -335,6 +338,25 @@ def test_options_that_make_no_sense_are_refused(capsys, words, says):
         main(words)
     assert caught.value.code == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "ps", "workers"),
+    [
+        (["-n", "3"], 0, 3),
+        (["-np", "3"], 0, 3),
+        (["-n3", "--ps", "0", "--workers", "3"], 0, 3),
+        (["--mpi", "-n", "3"], 0, 3),
+        (["--workers", "3"], 1, 3),
+        ([], 1, 2),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_ranks_are_workers_without_servers(monkeypatch, words, ps, workers):
+    monkeypatch.setattr(options, "_faults_of_mpi", lambda _: {})
+    parsed = options.parse([*words, "--", "true", "-n", "9"])
+    assert (parsed.ps, parsed.workers) == (ps, workers)
+    assert parsed.command == ["true", "-n", "9"]
 
 
 def test_programs_of_horovod_need_its_names(capsys, monkeypatch):

@@ -310,7 +310,7 @@ def test_parameter_servers_are_refused(monkeypatch):
         "task": {"type": "worker", "index": 0},
     }
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-    with pytest.raises(ValueError, match=r"tw-launch --ps 0"):
+    with pytest.raises(ValueError, match=r"tw-launch -n"):
         tw_ranks.join()
 
 

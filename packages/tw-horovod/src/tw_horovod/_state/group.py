@@ -129,7 +129,7 @@ def _refuse_servers() -> None:
         raise ValueError(
             "init: TF_CONFIG has parameter servers, but Horovod programs have none; "
             "start them with `tw-launch --horovod -np N -- COMMAND`, which is "
-            "`tw-launch --ps 0 --workers N`."
+            "`tw-launch -n N`."
         )
 
 

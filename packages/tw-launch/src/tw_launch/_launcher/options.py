@@ -14,9 +14,10 @@ from tw_launch._launcher.rules import Rules
 
 _EXAMPLES = """\
 examples:
+  tw-launch -n 2 -- python train.py
+  tw-launch -n 2 --restart group --max-restarts 3 -m package.train
+  tw-launch --mpi -n 2 -- python train.py
   tw-launch --ps 1 --workers 2 -- python train.py
-  tw-launch --ps 0 --workers 2 --restart group --max-restarts 3 -m package.train
-  tw-launch --mpi --workers 2 -- python train.py
   tw-launch --nnodes 2 --node-rank 0 --coordinator 10.0.0.1:29400 -- python train.py
   tw-launch --horovod -np 2 -- python train.py
 """
@@ -33,10 +34,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     at = words.index("--") if "--" in words else len(words)
     parser = _parser()
     options = parser.parse_args(words[:at])
-    if fault := _fault_of_horovod(options):
+    if fault := _fault_of_counts(options):
         parser.error(fault)
     if options.ps is None:
-        options.ps = 0 if options.horovod or options.mpi else 1
+        are_ranks = options.horovod or options.mpi or options.np is not None
+        options.ps = 0 if are_ranks else 1
     if options.workers is None:
         options.workers = options.np or 2
     command, theirs = options.command, words[at + 1 :]
@@ -75,9 +77,15 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
+        *("-n", "-np"),
+        dest="np",
+        type=_positive,
+        help="number of ranks: workers on a single machine, without parameter servers",
+    )
+    parser.add_argument(
         "--ps",
         type=_count,
-        help="number of parameter servers, all on node 0; 0: workers only (1; with "
+        help="number of parameter servers, all on node 0; 0: workers only (1; with -n, "
         "--mpi or --horovod 0)",
     )
     parser.add_argument(
@@ -204,30 +212,28 @@ def _add_horovod(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="no servers; tasks that import horovod get tw_horovod",
     )
-    group.add_argument(
-        "-np", type=_positive, help="with --horovod: workers, on a single machine (2)"
-    )
     hosts = ("-H", "--hosts", "-hostfile", "--hostfile")
     group.add_argument(*hosts, dest="hosts", help=argparse.SUPPRESS)
 
 
-def _fault_of_horovod(options: argparse.Namespace) -> str:
-    """Describes the first wrong use of horovodrun's options; empty if there is none."""
-    count = options.np or 2
+def _fault_of_counts(options: argparse.Namespace) -> str:
+    """Describes the first contradiction in counts; empty if there is none."""
     faults = {
         "-H and --hostfile are horovodrun's; run tw-launch on each machine, with "
         "--nnodes N, --node-rank I, --coordinator HOST:PORT of node 0, and --workers "
         "for the slots": options.hosts is not None,
-        f"-np is for Horovod programs; use --horovod -np {count}, or --workers "
-        f"{count}": options.np is not None and not options.horovod,
+        f"-n {options.np} starts ranks, which have no parameter servers; got --ps "
+        f"{options.ps}: drop one, or use --workers for -n": (
+            options.np is not None and bool(options.ps)
+        ),
         "--horovod has no parameter servers; drop --ps": (
             options.horovod and bool(options.ps)
         ),
-        f"-np {count} counts the processes of all machines; with --nnodes use "
-        "--workers, which counts this machine's": (
+        f"-n {options.np} counts the ranks of all machines; with --nnodes use "
+        "--ps 0 --workers, which counts this machine's": (
             options.np is not None and options.nnodes > 1
         ),
-        f"-np {count} and --workers {options.workers} differ; drop one": (
+        f"-n {options.np} and --workers {options.workers} differ; drop one": (
             None not in (options.np, options.workers) and options.np != options.workers
         ),
     }

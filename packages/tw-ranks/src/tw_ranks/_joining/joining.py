@@ -85,13 +85,13 @@ def join(
     """Joins the processes that train together; call it before TensorFlow is used.
 
     Without arguments, rank, size and rank 0's address are those that the launcher of
-    this process gave it: the environment variable ``TF_CONFIG``, as ``tw-launch --ps 0
-    --workers 2`` and Ray set it, whose chief and workers are the ranks in this order;
-    or else ``torchrun``, ``horovodrun``, MPI's ``mpiexec``, Slurm's ``srun``, RANK and
+    this process gave it: the environment variable ``TF_CONFIG``, as ``tw-launch -n 2``
+    and Ray set it, whose chief and workers are the ranks in this order; or else
+    ``torchrun``, ``horovodrun``, MPI's ``mpiexec``, Slurm's ``srun``, RANK and
     WORLD_SIZE, Kubeflow's Trainer, or an Indexed Job of Kubernetes, the first of these
-    that has started the process. The log says which, and which others it overrides.
-    If the launcher gives no port, rank 0 listens at one of 20,000 to 28,999, derived
-    from the job's id. Without a launcher the process is alone: a group of one, in which
+    that has started the process. The log says which, and which others it overrides. If
+    the launcher gives no port, rank 0 listens at one of 20,000 to 28,999, derived from
+    the job's id. Without a launcher the process is alone: a group of one, in which
     every sum equals its input.
 
     TensorFlow's runtime starts with its first op, or with the first exchange. Until

@@ -87,7 +87,7 @@ def _seat_from_tf_config() -> Seat | None:
     if task.addresses.get("ps"):
         raise ValueError(
             "join: TF_CONFIG has parameter servers, which take no part in sums between "
-            "processes; start the program with `tw-launch --ps 0`."
+            "processes; start the program with `tw-launch -n N`."
         )
     rank = task.replica_index
     if rank is None:
