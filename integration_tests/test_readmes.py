@@ -155,7 +155,9 @@ def launched(launch, folder, run=run_forked):
 @pytest.mark.timeout(LAUNCH_DEADLINE_S + 60)
 def test_the_change_that_the_readme_begins_with_keeps_the_weights(tmp_path):
     (change,) = [block.code for block in blocks(READMES[0]) if block.info == "diff"]
-    lines = change.replace("/gpu:", "/cpu:").splitlines()
+    on_gpus, on_cpus = [f"TowerModel(make_model{d})" for d in ("", ", ['/cpu:0'] * 2")]
+    assert change.count(on_gpus) == 1
+    lines = change.replace(on_gpus, on_cpus).splitlines()
     before, after = (
         "\n".join(line[1:] for line in lines if not line.startswith(other))
         for other in "+-"
