@@ -356,8 +356,11 @@ def hang_processes(rng: random.Random, context: Any) -> Hang:
             if rank.rank != victim:
                 found = rank.hear()
                 number = found["done"] + 1
-                # Ranks of a ring may be one apart: each waits in a sum of its own.
-                what = rf"collective {number}( \(traced last: .*\))?"
+                # Ranks of a ring may be one apart: each waits in a sum of its own, of
+                # which a session's step has two.
+                each = 2 if mode == "session" else 1
+                sums = [str(each * found["done"] + n + 1) for n in range(each)]
+                what = rf"collective ({'|'.join(sums)})( \(traced last: .*\))?"
                 if number == 1:  # It is agreed on first.
                     what += r"|agreement on 'the sum of gradients'"
                 after_s = found["at_s"] - began
