@@ -18,6 +18,7 @@ def dense():
 
 GIVEN = {
     "devices": lambda: TWO,
+    "TowerModel.devices": lambda: TWO,
     "make_model": lambda: dict,
     "steps": lambda: 2,
     "TowerModel": lambda: TowerModel(dense, TWO),
