@@ -134,7 +134,7 @@ def test_every_argument_is_in_a_signature_and_every_constructors_is_described():
 def test_types_have_names_and_arguments_are_described_in_place():
     entries = {name: text for name, _, text in read_entries()}
     assert "reducer (Reducer | None)" in entries["tw_keras.TowerModel"]
-    assert "devices (Devices)" in entries["tw_keras.TowerModel"]
+    assert "devices (Devices | int | None)" in entries["tw_keras.TowerModel"]
     assert "measured (Measured | None)" in entries["tw_reduce.auto"]
     assert (
         "dense gradients of fewer bytes are packed" in entries["tw_reduce.all_reduce"]
