@@ -378,7 +378,8 @@ def test_one_rank_of_each_machine_sends_to_others(rank, sends):
     with tf.Graph().as_default() as graph:
         add_up(tf.zeros([8]), endpoint, 7, "Add", divides=True)
     found = [
-        (op.type, int(tf.get_static_value(op.inputs["Recv" not in op.type])))
+        # The group's size follows the tensor, if the op has one.
+        (op.type, int(tf.get_static_value(op.inputs[0 if "Recv" in op.type else 1])))
         for op in graph.get_operations()
         if op.type.startswith("Collective")
     ]
