@@ -173,7 +173,7 @@ def test_all_ranks_stop_where_one_asks(groups, rank):
         assert groups(2).call("rank_calls:stop", place, rank) == [wanted] * 2
 
 
-@pytest.mark.slow(by_day=["no batch, eagerly-1"])
+@pytest.mark.slow(by_day=["no batch, eagerly-1", "no batch at first-1"])
 @pytest.mark.parametrize("towers", [1, 2])
 @pytest.mark.parametrize("name", rank_batches.OWN)
 def test_batches_of_ones_own_give_what_they_give_joined(groups, name, towers):

@@ -137,7 +137,8 @@ class Row:
         if is_sent or self._sums is not None:
             gradients = gradients.widened(dense=self._sums is not None)
         if own.exchanges is not None:
-            self._record(gradients, has_weight=weight is not None)
+            is_divided, has_weight = of_sums is not None, weight is not None
+            self._record(gradients, is_divided=is_divided, has_weight=has_weight)
         # Sums, which are fewer, are divided where nothing remembers parts of them.
         if averages and (self._sums is not None or own.memory is not None):
             factors, averages = [1.0 / total] * total, False
@@ -219,14 +220,17 @@ class Row:
             looks or own.memory is not None or self._sums is not None
         )
 
-    def _record(self, gradients: TowerGradients, *, has_weight: bool) -> None:
+    def _record(
+        self, gradients: TowerGradients, *, is_divided: bool, has_weight: bool
+    ) -> None:
         """Records the row for ranks without a batch, which run it with zeros."""
         specs, total = specs_of(gradients.grads[0]), len(gradients.grads)
         variables = gradients.variables
 
         def replay(weight: tf.Tensor) -> None:
             zeros = TowerGradients([zeros_of(specs)] * total, variables)
-            self(zeros, weight=weight if has_weight else None)
+            by = tf.math.reciprocal_no_nan(weight) if is_divided else None
+            self(zeros, of_sums=by, weight=weight if has_weight else None)
 
         self._setting.exchanges.record(self.number, replay)
 
