@@ -102,7 +102,7 @@ class TaskOutput:
 
 
 def _open_log(path: Path) -> IO[bytes]:
-    """Opens an empty file of this user; another user may have put a link there."""
+    """Opens an empty file, and no link, which another user may have put there."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         log = os.fdopen(os.open(path, flags, 0o666), "wb", buffering=0)
