@@ -43,9 +43,16 @@ def on_one_device(name):
     return train_model(name, None, "float64", **settings(name))
 
 
-DRAWING = {"gan", "vae"}  # XLA draws other random numbers in a step.
+DRAWING = {"contrastive", "gan", "vae"}  # XLA draws other random numbers in a step.
 # In short all ten are not needed to see what one, two and three towers do.
-FEWER = {"digits": [2], "recurrent": [3], "regression": [1], "gan": [2], "vae": [3]}
+FEWER = {
+    "contrastive": [3],
+    "digits": [2],
+    "recurrent": [3],
+    "regression": [1],
+    "gan": [2],
+    "vae": [3],
+}
 TRAINED = [
     (name, towers)
     for name in DETERMINISTIC

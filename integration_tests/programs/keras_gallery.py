@@ -26,6 +26,7 @@ DETERMINISTIC = {
     "digits": {"rows": 43, "epochs": 2},
     "transformer": {"rows": 52, "epochs": 2},
     "vae": {"rows": 34, "epochs": 2},
+    "contrastive": {"rows": 67, "epochs": 2},
     "gan": {"rows": 34, "epochs": 2},
     "recurrent": {"rows": 53, "epochs": 2},
     "regression": {"rows": 43, "epochs": 2},

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 from keras import losses
 
+from programs.batch_losses import cosine
 from programs.rank_training import (
     TwoOptimizers,
     X,
@@ -54,6 +55,23 @@ OWN: dict[str, dict[str, Any]] = {
         "compile": {"steps_per_execution": 2},
     },
     "no rows": {"fits": [[[0, 3, 2], [4, 0]]]},
+    "of the batch": {
+        "fits": [[[4, 6, 1], [3]], [[], [4, 2]], [[4], [6, 3, 1]]],
+        "compile": {"loss": cosine},
+    },
+    "of the batch, no rows": {
+        "fits": [[[0, 3, 2], [4, 0]]],
+        "compile": {"loss": cosine},
+    },
+    "of the batch, several steps in one call": {
+        "fits": [[[6, 5, 7, 4, 6], [5, 4]]],
+        "compile": {"loss": cosine, "steps_per_execution": 2},
+    },
+    "of the batch, scaled": {
+        "fits": [[[4, 6, 1], [3]]],
+        "optimizer": lambda: optimizers.LossScaleOptimizer(accumulating()),
+        "compile": {"loss": cosine, "jit_compile": True},
+    },
     "two outputs": {
         "make": two_outputs,
         "targets": 2,
@@ -135,7 +153,7 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 for _name in (
-    *("recorded", "compiled again", "no batch at first", "no rows"),
+    *("recorded", "compiled again", "no batch at first", "no rows", "of the batch"),
     "until one stops",
 ):
     OWN[f"{_name} in shards"] = {**OWN[_name], "variables": "sharded"}

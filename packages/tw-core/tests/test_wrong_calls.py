@@ -141,7 +141,8 @@ EXEMPT = {
         "tf_variables variable_origins repeated_devices"
     ),
     "called by packages that build on this one, with what they made": (
-        "call_once call_towers_once check_session_graph list_pairs meet meeting_alone "
+        "call_once call_towers_once reached_sums refusing_sums check_session_graph "
+        "list_pairs meet meeting_alone "
         "are_alike plain_name reduce_scatter all_gather all_to_all bytes_sent "
         "is_gathered updates_elementwise check_elementwise"
     ),
@@ -460,6 +461,10 @@ def sum_in_function():
     map_towers(add, OURS)
 
 
+def gather_number():
+    map_towers(lambda _: synchronized.gather(1.0), OURS)
+
+
 ROWS = [
     *INTERFACE.rows(OTHERS),
     *(
@@ -502,6 +507,7 @@ ROWS = [
                 *("sum_over_towers", sum_in_function, ()),
                 *(RuntimeError, "in the body of a tf.cond, a loop or a function"),
             ),
+            ("gather", gather_number, (), ValueError, "joins the rows of tensors"),
             *(
                 ("joined_towers", join_towers, *case)
                 for case in [

@@ -27,7 +27,7 @@ from tw_core.devices._logical import (
     parse_device,
 )
 from tw_core.synchronized import joined_towers
-from tw_core.synchronized._sums import call_towers_once
+from tw_core.synchronized._traced import call_towers_once
 
 _T = TypeVar("_T")
 _log = logging.getLogger("tw_core")

@@ -106,5 +106,7 @@ from .gradients._weights import shares_of as shares_of
 from .gradients._weights import unit_of as unit_of
 from .gradients._weights import weigh as weigh
 from .gradients._weights import weight_dtype as weight_dtype
-from .synchronized._sums import call_towers_once as call_towers_once
+from .synchronized._places import reached_sums as reached_sums
+from .synchronized._places import refusing_sums as refusing_sums
+from .synchronized._traced import call_towers_once as call_towers_once
 from .variables._replicas import copy_values as copy_values

@@ -16,6 +16,8 @@ from tw_core.internal import (
     may_meet,
     meeting_alone,
     placing_calls,
+    reached_sums,
+    refusing_sums,
     tf_variable,
 )
 from tw_core.synchronized import synchronized_layers
@@ -48,7 +50,6 @@ class Steps:
     def _step(self, method: str, data: Any) -> Any:
         copies, ranks = self.copies, self.copies.ranks
         trains, is_alone = method == "train_step", tf.executing_eagerly()
-        synchronized = [] if is_alone else copies.synchronized(trains=trains)
         sizes, parts, lent = self._cut(method, data)
         if ranks is not None:
             ranks.exchanges.begin_step()
@@ -64,16 +65,13 @@ class Steps:
             average=not added,
             report=self._report(data, sizes, weights, trains=trains),
             lent=lent,
-            synchronized=synchronized,
             rescaled=self._rescaled(
                 reductions, added=added, is_alone=is_alone, trains=trains
             ),
         )
         meetings = Meetings(step)
-        # Padding rows do not count in the moments of all rows.
-        counted = _batches.have_rows(sizes) if synchronized else None
         with meetings.held(), self._naming_rows(data, sizes):
-            logs = self._run(method, parts, meetings, counted)
+            logs = self._run(method, parts, sizes, meetings)
         if is_alone and trains:
             copies.make_equal()
         if added and copies.main.losses:
@@ -131,7 +129,7 @@ class Steps:
         method = "predict_step"
         sizes, parts, lent = self._cut(method, data)
         with self._naming_rows(data, sizes):
-            predictions = self._run(method, parts)
+            predictions = self._run(method, parts, sizes)
         return _batches.join(predictions, lent, sizes)
 
     def _cut(self, method: str, data: Any) -> Any:
@@ -229,20 +227,26 @@ class Steps:
         self,
         method: str,
         parts: Sequence[Any],
+        sizes: Sequence[Any],
         meetings: Meetings | None = None,
-        counted: Sequence[tf.Tensor] | None = None,
     ) -> list[Any]:
         """Runs a step of every copy, traced once; eagerly, tower 0's for all."""
         if not tf.executing_eagerly():
             if self.copies.is_plain:
                 return self._run_alone(method, parts)
-            return self._run_once(method, parts, meetings, counted)
+            return self._run_once(method, parts, sizes, meetings)
         combine = _no_meeting
         if meetings is not None:
             combine = meetings.combine
             meetings.losses.of_tower = meetings.losses.factors
-        creating = _refusing_new_variables()
-        with tf.device(self.copies.towers[0].device), creating, meeting_alone(combine):
+        ranks = self.copies.ranks_in_steps if method == "train_step" else None
+        is_one = ranks is None or ranks.group.size == 1
+        with (
+            tf.device(self.copies.towers[0].device),
+            _refusing_new_variables(),
+            meeting_alone(combine),
+            nullcontext() if is_one else refusing_sums(_EAGER_SUMS),
+        ):
             return [getattr(self.copies.main, method)(parts[0])]
 
     def _run_alone(self, method: str, parts: Sequence[Any]) -> list[Any]:
@@ -265,12 +269,13 @@ class Steps:
         self,
         method: str,
         parts: Sequence[Any],
+        sizes: Sequence[Any],
         meetings: Meetings | None,
-        counted: Sequence[tf.Tensor] | None,
     ) -> list[Any]:
         def step(part: Any, model: Any, own_factors: Any, _: Any) -> Any:
             if meetings is not None:
                 meetings.losses.of_tower = own_factors
+                meetings.losses.reached = reached_sums()
             with (
                 _refusing_new_variables(),
                 synchronized_layers(),
@@ -298,13 +303,15 @@ class Steps:
             items,
             [partial(placing_calls, tower) for tower in copies.towers],
             combine=_no_meeting if meetings is None else meetings.combine,
-            counted=counted,
+            # Padding rows are not among all rows.
+            counted=_batches.have_rows(sizes),
             written_once=models.shared_state(),
             kept_equal=models.kept_equal(),
             settle=None if num_ranks == 1 else self._settle,
             outside="" if len(items) * num_ranks == 1 else _OUTSIDE,
             inline=inline,
             jit_compile=copies.setting.jit_compile and method == "train_step",
+            rank=0 if ranks is None else ranks.group.rank,
             num_ranks=num_ranks,
             sum_ranks=None if ranks is None else ranks.exchanges.sum_layer,
         )
@@ -351,6 +358,10 @@ class Steps:
             self.trace(data)
 
 
+_EAGER_SUMS = (
+    "TowerModel: over ranks, eager steps neither sum nor gather over towers; compile "
+    "with run_eagerly=False."
+)
 _OUTSIDE = (
     "they are outside of the towers' models. Make such a variable in make_model, as an "
     "attribute of the model or of a layer, so that each tower has its own (tower 0's "

@@ -268,7 +268,8 @@ def meet(
 def is_same_in_towers(tensor: Any) -> bool:
     """Returns whether a traced tensor depends on nothing specific to a tower.
 
-    Lengths are assumed to be equal in all towers, except the number of rows.
+    Answers of meetings that are the same in all towers, such as sums, do not. Lengths
+    are assumed to be equal in all towers, except the number of rows.
     """
     trace = _here.trace
     if trace is None or not trace.reaches(tensor):
@@ -276,11 +277,11 @@ def is_same_in_towers(tensor: Any) -> bool:
     outside: dict[int, tf.Tensor] = {}
     of_tower: set[tf.Operation] = set()
     while trace is not None:
-        given = [own for meeting in trace.meetings for own in meeting.given]
+        given = [t for m in trace.meetings if not m.is_same for t in m.given]
         of_tower |= {own.op for own in (*trace.inputs, *given)}
         outside |= captured_from(trace.graph)
         trace = trace.around
-    stack, seen = [tensor], set()
+    stack, seen = [tensor], set[int]()
     while stack:
         own = stack.pop()
         own = outside.get(id(own), own)
@@ -289,9 +290,10 @@ def is_same_in_towers(tensor: Any) -> bool:
         op = own.op
         if op in of_tower or (op._is_stateful and op.type not in READS):
             return False
-        if op not in seen and not _is_length(op):
-            stack += op.inputs
-        seen.add(op)
+        if id(own) not in seen and not _is_length(op):
+            passes_on = op.type == "IdentityN"  # each output one input, as sums do
+            stack += [op.inputs[own.value_index]] if passes_on else op.inputs
+        seen.add(id(own))
     return True
 
 

@@ -77,7 +77,12 @@ def _follow(trace: Trace, unlike: dict[int, Any], around: set[str]) -> None:
             or _draws(op, draws)
         ):
             continue
-        own |= {tensor.name for tensor in op.outputs}
+        passes_on = op.type == "IdentityN"  # each output one input, as sums do
+        own |= {
+            tensor.name
+            for n, tensor in enumerate(op.outputs)
+            if not passes_on or op.inputs[n].name in own
+        }
         for handle in written_by(op):
             unlike.setdefault(id(trace.outermost(handle)), op)
     for meeting in trace.meetings:

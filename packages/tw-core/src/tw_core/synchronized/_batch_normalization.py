@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from tw_core._checks import check_flag, check_number, check_whole_number
 from tw_core._modes import orders_effects, without_autograph
-from tw_core.synchronized._sums import current_place, sum_over_towers
+from tw_core.synchronized._places import current_place
+from tw_core.synchronized._sums import sum_over_towers
 
 
 @without_autograph

@@ -11,11 +11,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tw_core.synchronized._sums import around_towers, current_place, sum_over_towers
+from tw_core.synchronized._places import around_towers, current_place
+from tw_core.synchronized._sums import gather, sum_over_towers
 
 
 class _TowerReplicaContext(tf.distribute.ReplicaContext):  # type: ignore[misc]
-    """A replica context of one tower, in which reductions are over all towers."""
+    """A replica context of one tower, which reduces and gathers over all towers."""
 
     def __init__(self, index: int | tf.Tensor, total: int) -> None:
         super().__init__(tf.distribute.get_strategy(), index)
@@ -41,10 +42,14 @@ class _TowerReplicaContext(tf.distribute.ReplicaContext):  # type: ignore[misc]
         return tf.nest.map_structure(lambda total: total / self._total, sums)
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
-        """Refuses: only reductions over towers are supported."""
-        raise NotImplementedError(
-            "synchronized_layers: all_gather is not supported; use all_reduce."
-        )
+        """Returns the towers' values, joined along an axis."""
+        del options
+
+        def moved(tensor: Any, source: int, target: int) -> tf.Tensor:
+            return tf.experimental.numpy.moveaxis(tensor, source, target)
+
+        rows = tf.nest.map_structure(lambda own: moved(own, axis, 0), value)
+        return tf.nest.map_structure(lambda own: moved(own, 0, axis), gather(rows))
 
 
 @contextmanager

@@ -178,18 +178,11 @@ class Copies:
         finally:
             main.optimizer, main.compiled = optimizer, True
 
-    def synchronized(self, *, trains: bool) -> list[str]:
-        """Names the synchronised layers; none if a single tower has all rows."""
-        others = self.ranks_in_steps if trains else None
-        ranks = 1 if others is None else others.group.size
-        is_one = len(self.towers) * ranks == 1
-        return [] if is_one else _checks.synchronized_layers_of(self.main)
-
     def check_eager(self) -> None:
         """Refuses eager steps of layers synchronised over ranks: they have no sums."""
         others = self.ranks_in_steps
         is_one = others is None or others.group.size == 1
-        synchronized = [] if is_one else self.synchronized(trains=True)
+        synchronized = [] if is_one else _checks.synchronized_layers_of(self.main)
         if synchronized:
             raise ValueError(
                 f"TowerModel: {', '.join(synchronized)} are synchronised over ranks, "

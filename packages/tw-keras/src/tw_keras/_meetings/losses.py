@@ -30,13 +30,16 @@ class Losses:
         """Computes the towers' parts, if one of the optimizers needs them."""
         self._step = step
         self.of_tower: Sequence[Any] = ()  # the running tower's part, or none
+        self.reached: Sequence[str] = ()  # by which sums it reaches other towers
         self._weighed = set[int]()  # places of the optimizers that have used it
+        self._free = set[int]()  # and of those before any sum was reached
         self._has_parted = False  # whether regularizers' losses were divided
         self._part: tuple[tf.Graph, Any] | None = None
         self._applied = dict[int, str]()  # names of optimizers
         self.are_means = dict[str, bool]()  # by name, of what a step logs
         self.results = set[int]()  # ids of metrics' results
-        asks = step.trains and any(map(self.are_weighed_by, optimizers))
+        asks = step.trains and step.average and not step.is_whole
+        asks = asks and any(map(scales_losses, optimizers))
         asks = asks or "sum" in step.rescaled
         self.factors = step.report.parts() if asks else []  # [K]; or none
 
@@ -48,25 +51,56 @@ class Losses:
         is_known = is_plain and reductions_of(main) == {"sum"}
         return self._step.copies.adds and not (self._step.is_whole or is_known)
 
-    def are_weighed_by(self, optimizer: Any) -> bool:
-        """Returns whether losses are weighted by tower before they are scaled."""
-        step = self._step
-        if not step.average or step.is_whole:
-            return False
-        return scales_losses(optimizer) or (
-            bool(step.synchronized) and step.report.weights is not None
-        )
-
     def weighing(self, n: int, scale_loss: Callable[[Any], Any]) -> Callable[..., Any]:
         """Returns a ``scale_loss``, of optimizer ``n``, that weights losses first."""
 
         def method(loss: Any) -> Any:
-            if may_meet() and self.of_tower:
-                self._weighed.add(n)
-                loss = weigh(loss, self.of_tower[0])  # NaN of zero rows to 0
+            if may_meet():
+                loss = self._weighed_by_tower(n, loss)
             return scale_loss(loss)
 
         return method
+
+    def _weighed_by_tower(self, n: int, loss: Any) -> Any:
+        """Weights a loss whose gradients reach other towers, or that is scaled."""
+        if not self._step.average:
+            self._check_added(loss)
+            return loss
+        part = self.of_tower[0] if self.of_tower else None
+        if part is None and self.reached and self._step.report.weights is not None:
+            part = self._own_part()
+        if part is None:
+            self._free.add(n)
+            return loss
+        if n in self._free:
+            raise ValueError(
+                "TowerModel: a train_step calls one optimizer's scale_loss before and "
+                f"after {self._names()}, by which a loss reaches other towers; call it "
+                "for the sum of the losses."
+            )
+        self._weighed.add(n)
+        return weigh(loss, part)  # NaN of zero rows to 0
+
+    def _check_added(self, loss: Any) -> None:
+        """Refuses a loss of all rows, which every tower has, where losses are added."""
+        if self.reached and is_same_in_towers(loss):
+            raise ValueError(
+                f"TowerModel: the loss is of the rows of all towers ({self._names()}), "
+                "and every tower has it, so the sum of the towers' losses counts each "
+                "row once per tower; use a loss that is a mean (leave out "
+                "loss_reduction='sum'), or sum over a tower's own rows."
+            )
+
+    def _names(self) -> str:
+        """Names the layers by which a loss reaches other towers."""
+        return ", ".join(dict.fromkeys(self.reached))
+
+    def _own_part(self) -> Any:
+        """Returns the running tower's part, which it waits for."""
+        graph = tf.compat.v1.get_default_graph()
+        if self._part is None or self._part[0] is not graph:
+            self._part = graph, meet(("part", 0), None, answer=_NUMBER)
+        return self._part[1]
 
     def parted(self, aggregate: Callable[[Any], Any]) -> Callable[..., Any]:
         """Returns an ``aggregate`` for regularizers, where other losses are added.
@@ -79,10 +113,7 @@ class Losses:
             if not may_meet():
                 return value
             self._has_parted = True
-            graph = tf.compat.v1.get_default_graph()
-            if self._part is None or self._part[0] is not graph:
-                self._part = graph, meet(("part", 0), None, answer=_NUMBER)
-            return weigh(value, self._part[1])
+            return weigh(value, self._own_part())
 
         return method
 
@@ -190,7 +221,7 @@ class Losses:
                 f"{', '.join(self._applied.values())} are sums over rows; "
                 "differentiate means over rows, and leave out loss_reduction."
             )
-        if n not in self._weighed:
+        if n not in self._weighed | self._free:
             self._check_unweighed(optimizer)
         return n in self._weighed
 
@@ -203,12 +234,12 @@ class Losses:
                 f"differentiate {self._path_of(optimizer)}.scale_loss(loss), of the "
                 "optimizer that applies."
             )
-        if self._step.report.weights is not None and self._step.synchronized:
+        if self._step.report.weights is not None and self.reached:
             raise ValueError(
-                f"TowerModel: {', '.join(self._step.synchronized)} are synchronised "
-                "over towers, whose losses must be weighted by their rows, each by "
-                "the optimizer that applies its gradients; have your train_step "
-                f"differentiate {self._path_of(optimizer)}.scale_loss(loss)."
+                f"TowerModel: a loss reaches other towers by {self._names()}, so the "
+                "towers' losses must be weighted by their rows, each by the optimizer "
+                "that applies its gradients; have your train_step differentiate "
+                f"{self._path_of(optimizer)}.scale_loss(loss)."
             )
 
     def _path_of(self, optimizer: Any) -> str:

@@ -58,7 +58,7 @@ class Meetings:
         """Yields objects, names of methods, and functions that wrap these methods."""
         step, losses, main = self._step, self.losses, self._copies.main
         for n, optimizer in enumerate(self._optimizers):
-            if losses.are_weighed_by(optimizer):
+            if step.trains and not step.is_whole:
                 yield optimizer, "scale_loss", partial(losses.weighing, n)
             yield optimizer, "apply", partial(_applying, n, self._homes)
         for n, metric in enumerate(self._metrics):

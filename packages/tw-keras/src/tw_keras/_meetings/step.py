@@ -24,7 +24,6 @@ class Step:
     average: bool = False  # whether losses are means, not sums
     report: Report = field(default_factory=partial(Report, (), None))
     lent: Any = None  # how many towers, the last ones, have only padding rows
-    synchronized: Sequence[str] = ()  # layers by which a loss reaches other towers
     rescaled: frozenset[str] = frozenset()  # reductions of losses that need a factor
 
     @property

@@ -16,6 +16,7 @@ from tw_core.internal import (
     all_to_all,
     has_unique_rows,
     join_rows,
+    map_values,
     plan_buckets,
     reduce_scatter,
     run_independently,
@@ -149,22 +150,18 @@ class Exchanges:
 
     def sum_layer(self, name: str, tensors: Sequence[Any]) -> list[Any]:
         """Adds sums over this rank's towers over the ranks, in the forward pass."""
-        if not all(tensor.shape.is_fully_defined() for tensor in tensors):
+        dense = [own for own in tensors if not isinstance(own, tf.IndexedSlices)]
+        if not all(tensor.shape.is_fully_defined() for tensor in dense):
             raise ValueError(
                 f"TowerModel: {name} sums tensors over ranks, so their shapes must be "
                 f"known; got {', '.join(str(tensor.shape) for tensor in tensors)}."
             )
         key = self._counted(unnumbered(name))
         dtypes = [tensor.dtype for tensor in tensors]
-        wide = [
-            tf.cast(tensor, tf.float32) if tensor.dtype.name in NARROW else tensor
-            for tensor in tensors
-        ]
+        wide = [_cast(t, tf.float32) if t.dtype.name in NARROW else t for t in tensors]
         self._recorded[key] = specs_of(wide)
         sums = self._sum_layer(key, wide)
-        return [
-            tf.cast(total, dtype) for total, dtype in zip(sums, dtypes, strict=True)
-        ]
+        return list(map(_cast, sums, dtypes))
 
     def _sum_layer(self, key: str, tensors: Sequence[Any]) -> list[Any]:
         names = [f"{key}, tensor {n}" for n in range(len(tensors))]
@@ -293,6 +290,10 @@ class Exchanges:
                 functions = [tf.function(one, autograph=False) for one in functions]
             self._idle = tuple(map(self.group.bounded, functions))
         return self._idle
+
+
+def _cast(grad: Any, dtype: tf.DType) -> Any:
+    return map_values(lambda values: tf.cast(values, dtype), grad)
 
 
 class StepGroup:
