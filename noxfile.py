@@ -53,6 +53,7 @@ LOCKED = (
     "test",
     "coverage",
     "examples",
+    "index",
     "rl",
     "release",
     "horovod",
@@ -187,37 +188,74 @@ def tests(session: nox.Session) -> None:
 def build(session: nox.Session) -> None:
     """Builds each package's sdist and wheel into dist/; runs before tests on wheels.
 
-    ``-- tw-core-v0.2.0`` builds what a release's tag names, into out/release.
+    ``-- tw-core-v0.2.0 https://HOST/OWNER/NAME`` builds what a release's tag names, into
+    out/release: archives that link to the repository at this address, and a bill of
+    what they run with.
     """
     install(session, *group("build"))
     # The words of a session that needs the wheels are passed to this one too.
     if tags := [word for word in session.posargs if TAG.fullmatch(word)]:
+        [address] = [word for word in session.posargs if "://" in word]
         for tag in tags:
-            build_tagged(session, *tag.rsplit("-v", 1))
+            build_tagged(session, *tag.rsplit("-v", 1), address)
         return
     # Where --no-install skips the builds, the archives stay.
     session.run_install("rm", "-rf", str(DIST), external=True, silent=True)
     for package in PACKAGES:
-        build_archives(session, package, DIST)
+        build_archives(session, f"packages/{package}", DIST)
 
 
-def build_tagged(session: nox.Session, package: str, version: str) -> None:
-    """Builds a package's archives into out/release, if it has the tag's version."""
+def build_tagged(
+    session: nox.Session, package: str, version: str, address: str
+) -> None:
+    """Builds a package for an index into out/release, if it has the tag's version."""
+    install(session, *group("index"))
     folder = ROOT / "out" / "release" / package
     shutil.rmtree(folder, ignore_errors=True)
-    build_archives(session, package, folder)
-    if not list(folder.glob(f"{package.replace('-', '_')}-{version}-*.whl")):
+    source = new_folder(session, "tagged")
+    tool(session, "interfaces", "index", package, address, source)
+    build_archives(session, str(source), folder)
+    wheels = list(folder.glob(f"{package.replace('-', '_')}-{version}-*.whl"))
+    if not wheels:
         session.error(f"the tag says {version}; {package} is another version")
+    write_bill(session, package, wheels[0])
 
 
-def build_archives(session: nox.Session, package: str, into: Path) -> None:
-    """Builds a package's sdist, and its wheel from that."""
+def write_bill(session: nox.Session, package: str, built: Path) -> None:
+    """Writes what a wheel runs with beside it: its siblings, and the lock's versions.
+
+    It is a software bill of materials in CycloneDX's format, of an environment that has
+    nothing else.
+    """
+    folder = new_folder(session, "installed")
+    uv, python = ("python", "-m", "uv"), str(folder / "bin" / "python")
+    session.run(*uv, "venv", "--quiet", str(folder))
+    siblings = [f"./packages/{name}" for name in closure(package)[1:]]
+    session.run(
+        *(*uv, "pip", "install", "--quiet", "--python", python),
+        *("--constraints", str(LOCK), "--build-constraints", str(LOCK)),
+        *(str(built), *siblings),
+    )
+    for origin in folder.glob("lib/*/*/tw_*/direct_url.json"):
+        origin.unlink()  # the bill is not of this machine's folders
+    bill = built.with_name(f"{built.name.rsplit('-py3', 1)[0]}.cdx.json")
+    about = (
+        "--pyproject",
+        f"packages/{package}/pyproject.toml",
+        "--mc-type",
+        "library",
+    )
+    session.run("cyclonedx-py", "environment", *about, "-o", str(bill), python)
+
+
+def build_archives(session: nox.Session, source: str, into: Path) -> None:
+    """Builds an sdist of a package's folder, and its wheel from that."""
     python = str(Path(session.bin) / "python")
     here = ("--no-build-isolation", "--python", python, "--no-create-gitignore")
     # Other sessions install the wheels: --install-only must not skip this.
     session.run_install(
         *("python", "-m", "uv", "build", *here),
-        *("--out-dir", str(into), f"packages/{package}"),
+        *("--out-dir", str(into), source),
         silent=True,
     )
 
@@ -351,23 +389,26 @@ def api(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def lock(session: nox.Session) -> None:
-    """Rewrites constraints.txt; run it when requirements change.
+    """Rewrites constraints.txt and nox.txt; run it when requirements change.
 
     A workflow does so every week. It is for every Python and platform, and needs uv.
+    ``-- --keep`` keeps the versions that are in there already.
     """
     if session.venv_backend != "uv":
         session.error("lock resolves with uv; install it with pip install 'nox[uv]'")
     wanted = [*third_parties(*PACKAGES), *test_requirements(*PACKAGES)]
     wanted += [line for name in LOCKED for line in group(name)]
     listed = Path(session.create_tmp()) / "wanted.txt"
-    listed.write_text("".join(f"{line}\n" for line in sorted(set(wanted))))
-    session.run(
-        *("uv", "pip", "compile", "--quiet", "--upgrade"),
-        *("--universal", "--python-version", "3.11", "--generate-hashes"),
-        *("--no-annotate", "--custom-compile-command", "nox -s lock"),
-        *("--output-file", str(LOCK), str(listed)),
-        silent=True,
-    )
+    newest = () if "--keep" in session.posargs else ("--upgrade",)
+    for lines, into in ((wanted, LOCK), (group("nox"), LOCK.with_name("nox.txt"))):
+        listed.write_text("".join(f"{line}\n" for line in sorted(set(lines))))
+        session.run(
+            *("uv", "pip", "compile", "--quiet", *newest),
+            *("--universal", "--python-version", "3.11", "--generate-hashes"),
+            *("--no-annotate", "--custom-compile-command", "nox -s lock"),
+            *("--output-file", str(into), str(listed)),
+            silent=True,
+        )
 
 
 @nox.session(reuse_venv=True)

@@ -170,13 +170,3 @@ def test_nothing_tells_to_install_a_package_by_its_name_alone():
 def test_the_shell_blocks_are_seen():
     assert any("nox" in words[0] for words in commands(ROOT / "docs/CONTRIBUTING.md"))
     assert {"tests", "docs", "train", "format"} <= sessions()
-
-
-LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?!https?:|#|mailto:)([^)#\s]+)(?:#[^)]*)?\)")
-
-
-@pytest.mark.parametrize("path", READMES, ids=name)  # Sphinx checks the pages'
-def test_the_links_of_a_readme_lead_somewhere(path):
-    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
-    broken = [link for link in LINK.findall(text) if not (path.parent / link).exists()]
-    assert not broken, f"{path}: {broken}"

@@ -35,12 +35,28 @@ def wanted():
         yield from lines_of(manifest.get("dependency-groups", {}), "test")
 
 
-def test_all_that_sessions_ask_for_is_held_in_a_version_that_they_allow():
+def held_in(file):
+    """The versions that a file of the lock holds, by name."""
     held = {}
-    for name, version in ENTRY.findall((ROOT / "constraints.txt").read_text()):
+    for name, version in ENTRY.findall((ROOT / file).read_text()):
         held.setdefault(name, []).append(Version(version))
+    return held
+
+
+def test_all_that_sessions_ask_for_is_held_in_a_version_that_they_allow():
+    held = held_in("constraints.txt")
     ours = {manifest["project"]["name"] for manifest in MANIFESTS}
     needs = {need for need in map(Requirement, wanted()) if need.name not in ours}
     assert len(needs) > 30
     for need in needs:
         assert all(map(need.specifier.contains, held[need.name.lower()])), need
+
+
+def test_what_builds_for_an_index_is_held_with_a_hash_for_each_line():
+    held = held_in("nox.txt")
+    [needed] = map(Requirement, lines_of(TOOLS["dependency-groups"], "nox"))
+    assert str(needed) in (ROOT / ".ci" / "run").read_text()
+    assert {needed.name, *needed.extras} <= held.keys()
+    assert all(map(needed.specifier.contains, held[needed.name]))
+    lines = (ROOT / "nox.txt").read_text().splitlines()
+    assert sum("==" in line for line in lines) == sum(map(len, held.values()))

@@ -29,8 +29,9 @@ TRIGGER = True  # `on`, as YAML 1.1 reads it
 
 def test_all_begin_as_ci_does_and_every_change_is_tested_by_its_very_command():
     [ci] = [x for x in (ROOT / ".ci" / "run").read_text().splitlines() if "nox" in x]
-    commands = [command for command in COMMANDS if "nox" in command]
-    assert [command for command in commands if not command.startswith(ci)] == []
+    commands = [command for command in COMMANDS if "bin/nox" in command]
+    [others] = [command for command in commands if not command.startswith(ci)]
+    assert others == WORKFLOWS["release"]["jobs"]["build"]["steps"][2]["run"]
     _, tests = WORKFLOWS["tests"]["jobs"].values()
     assert [step["run"] for step in tests["steps"] if "run" in step] == [ci]
     assert tests["needs"] == "quick"
@@ -58,6 +59,7 @@ def test_every_python_that_a_package_declares_is_tested_and_no_other():
     assert f"PYTHONS = [v for v in {tuple(tested)}".replace("'", '"') in noxfile
     for name, project in PROJECTS.items():
         classified = [c.removeprefix(PYTHON) for c in project["classifiers"]]
+        assert "Operating System :: POSIX :: Linux" in project["classifiers"], name
         assert [v for v in classified if re.fullmatch(r"3\.\d+", v)] == tested, name
         assert project["requires-python"] == f">={tested[0]}", name
 
@@ -68,8 +70,21 @@ def test_a_release_is_published_from_the_tags_that_the_tool_makes():
     wanted = re.compile(pattern.replace("*", "[^/]*"))
     assert all(wanted.fullmatch(one.tag) for one in MANIFESTS.values())
     build, publish = WORKFLOWS["release"]["jobs"].values()
-    assert '-s build -- "$GITHUB_REF_NAME"' in build["steps"][2]["run"]
+    step = build["steps"][2]
+    assert step["run"].endswith('nox -s build -- "$GITHUB_REF_NAME" "$ADDRESS"')
+    assert step["env"]["ADDRESS"] == (
+        "${{ github.server_url }}/${{ github.repository }}"
+    )
+    assert "pip install --quiet --require-hashes -r nox.txt &&" in step["run"]
     assert publish["needs"] == "build"
+    sorting, *attesting, upload = publish["steps"][1:]
+    assert [step["with"].get("sbom-path") for step in attesting] == [
+        None,
+        "bill.cdx.json",
+    ]
+    assert {step["with"]["subject-path"] for step in attesting} == {"dist/*"}
+    assert upload["with"]["packages-dir"] == "dist"
+    assert ".cdx.json" in sorting["run"]
 
 
 def test_the_form_for_faults_asks_for_what_is_needed():

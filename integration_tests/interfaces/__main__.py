@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from interfaces import api, release, siblings
+from interfaces import api, index, release, siblings
 
 
 def main(words: list[str] | None = None) -> int:
@@ -17,12 +17,14 @@ def main(words: list[str] | None = None) -> int:
     some = ("packages", {"nargs": "*", "help": "names of packages; all by default"})
     write = ("--write", {"action": "store_true", "help": "rewrite the files"})
     into = ("into", {"type": Path, "help": "folder for the results"})
+    address = ("address", {"help": "of the repository, as https://HOST/OWNER/NAME"})
     several = ("packages", {"nargs": "+", "help": "names of packages, or all"})
     known: tuple[tuple[Any, ...], ...] = (
         ("api", api.run, some, write),
         ("compat", partial(siblings.run, siblings.compat), package, into),
         ("forward", partial(siblings.run, siblings.forward), package, into),
         ("released", siblings.released, into),
+        ("index", index.run, package, address, into),
         ("release", release.run, several),
     )
     for name, run, *arguments in known:
