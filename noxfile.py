@@ -188,7 +188,7 @@ def tests(session: nox.Session) -> None:
 def build(session: nox.Session) -> None:
     """Builds each package's sdist and wheel into dist/; runs before tests on wheels.
 
-    ``-- tw-core-v0.2.0 https://HOST/OWNER/NAME`` builds what a release's tag names, into
+    ``-- tw-core-v0.2.0 https://HOST/OWNER/NAME`` builds what a tag names, into
     out/release: archives that link to the repository at this address, and a bill of
     what they run with.
     """
@@ -381,7 +381,8 @@ def lint(session: nox.Session) -> None:
 def api(session: nox.Session) -> None:
     """Checks interface files and versions; run it when a public name changes.
 
-    ``-- tw-x --write`` rewrites the files of the packages named, or of all.
+    ``-- tw-x --write`` rewrites the files of the packages named, or of all. ``--
+    --version 1.1.0`` gives all packages this version, and bounds that begin with it.
     """
     install(session, *group("api"))
     tool(session, "interfaces", "api", *session.posargs)
@@ -570,7 +571,8 @@ def new_folder(session: nox.Session, name: str) -> Path:
 def release(session: nox.Session) -> None:
     """Writes changelogs, commits and tags; run it to release packages: -- tw-core.
 
-    It runs no tests and publishes nothing: the tag, once pushed, does.
+    ``-- all 1.1.0`` first writes this version and the bounds of siblings into all
+    packages. It runs no tests and publishes nothing: the tag, once pushed, does.
     """
     install(session, *group("release"))
     said = tool(session, "interfaces", "release", *session.posargs, silent=True)
@@ -587,6 +589,10 @@ def release(session: nox.Session) -> None:
     for title in titles:
         git = ("git", "tag", "--annotate", "-m", title, title.replace(" ", "-v"))
         session.run(*git, external=True)
+    # GitHub starts no workflow for more than three tags that are pushed at once.
+    tags = " ".join(title.replace(" ", "-v") for title in titles)
+    push = f"git push origin HEAD && for tag in {tags}; do git push origin $tag; done"
+    session.log(f"To publish, in this order: {push}")
 
 
 def cite(version: str) -> None:

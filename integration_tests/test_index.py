@@ -85,7 +85,7 @@ def test_what_is_uploaded_has_no_relative_link_and_leads_to_its_tag(package):
 README = """\
 # tw-a
 
-See [the other](../tw-b/README.md#it), [all](..), [this](#tw-a) and [Python][1], `[x](y)`:
+See [the other](../tw-b/README.md#it), [all](..), [this](#tw-a), [Python][1], `[x](y)`:
 ![a picture](step.png)
 
 ```python

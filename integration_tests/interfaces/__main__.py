@@ -16,11 +16,15 @@ def main(words: list[str] | None = None) -> int:
     package = ("package", {"help": "such as tw-core"})
     some = ("packages", {"nargs": "*", "help": "names of packages; all by default"})
     write = ("--write", {"action": "store_true", "help": "rewrite the files"})
+    version = ("--version", {"default": "", "help": "give it to all packages"})
     into = ("into", {"type": Path, "help": "folder for the results"})
     address = ("address", {"help": "of the repository, as https://HOST/OWNER/NAME"})
-    several = ("packages", {"nargs": "+", "help": "names of packages, or all"})
+    several = (
+        "packages",
+        {"nargs": "+", "help": "names of packages; all; or all and a version"},
+    )
     known: tuple[tuple[Any, ...], ...] = (
-        ("api", api.run, some, write),
+        ("api", api.run, some, write, version),
         ("compat", partial(siblings.run, siblings.compat), package, into),
         ("forward", partial(siblings.run, siblings.forward), package, into),
         ("released", siblings.released, into),

@@ -18,15 +18,17 @@ import griffe
 from packaging.version import Version
 
 from interfaces.api_lines import Faces, interface_lines, load, split
-from interfaces.manifest import Manifest, find_releases, read_manifests
+from interfaces.manifest import Manifest, find_releases, raise_all, read_manifests
 from interfaces.repository import Repository
 
 FILES = ("api.txt", "internal.txt")
 """The file of each face, in the order of ``Faces``."""
 
 
-def run(root: Path, packages: Sequence[str], write: bool) -> None:
+def run(root: Path, packages: Sequence[str], write: bool, version: str) -> None:
     """Runs the session; ``ValueError`` where interfaces are not as they must be."""
+    if version:
+        raise_all(root, Version(version))
     manifests = read_manifests(root)
     if unknown := {*packages} - manifests.keys():
         raise ValueError(

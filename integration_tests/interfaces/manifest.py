@@ -20,6 +20,9 @@ from interfaces.repository import Repository
 PREFIX = "tw-"
 SECTION = re.compile(r"^## (\S+) \((\d{4}-\d{2}-\d{2})\)$", re.MULTILINE)
 
+_VERSION = re.compile(r'^version = ".*"$', re.MULTILINE)
+_BOUND = re.compile(r"(tw-[\w\[\],-]+)>=[^,<]+,<([\d.]+)")
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -88,6 +91,25 @@ def needed_by(name: str, states: Iterable[Manifest]) -> set[str]:
     ):
         names |= more
     return names - {name}
+
+
+def raise_all(root: Path, version: Version) -> None:
+    """Writes one version into all packages, which then require each other from it on.
+
+    How far a bound goes, to the next minor or major version, stays.
+    """
+
+    def bound(found: re.Match[str]) -> str:
+        high = f"{version.major}.{version.minor + 1}"
+        high = high if "." in found[2] else f"{version.major + 1}"
+        return f"{found[1]}>={version},<{high}"
+
+    said = f"All packages have version {version}, and require each other from it on.\n"
+    for one in find_manifests(root).values():
+        path = root / one.folder / "pyproject.toml"
+        text = _VERSION.sub(f'version = "{version}"', path.read_text(), count=1)
+        path.write_text(_BOUND.sub(bound, text))
+        (root / one.folder / "changelog.d" / "+all.changed.md").write_text(said)
 
 
 def find_releases(repository: Repository, *packages: str) -> list[Manifest]:

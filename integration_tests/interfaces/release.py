@@ -4,8 +4,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from packaging.version import Version
+
 from interfaces.api import check
-from interfaces.manifest import Manifest, find_releases, read_manifests
+from interfaces.manifest import Manifest, find_releases, raise_all, read_manifests
 from interfaces.repository import Repository
 
 ALL = "all"
@@ -14,11 +16,27 @@ ALL = "all"
 def run(root: Path, packages: Sequence[str]) -> None:
     """Prints name and version of the packages to release, each after all it needs.
 
-    ``ValueError`` is what stands against it, of every package.
+    A version behind ``all`` is written into them first, and stays if nothing stands
+    against the release. ``ValueError`` is what does, of every package.
     """
-    repository, manifests = Repository(root), read_manifests(root)
+    repository = Repository(root)
     if changes := repository.git("status", "--porcelain"):
         raise ValueError(f"the working tree must be clean; got the changes\n{changes}")
+    if packages[0] != ALL or not packages[1:]:
+        find_targets(repository, packages)
+        return
+    try:
+        raise_all(root, Version(" ".join(packages[1:])))
+        find_targets(repository, [ALL])
+    except ValueError:  # back to the clean tree
+        repository.git("restore", "packages")
+        repository.git("clean", "--force", "--quiet", "packages")
+        raise
+
+
+def find_targets(repository: Repository, packages: Sequence[str]) -> None:
+    """Prints what can be released; ``ValueError`` as ``run``."""
+    manifests = read_manifests(repository.root)
     if unknown := {*packages} - {*manifests, ALL}:
         raise ValueError(
             f"the packages {sorted(unknown)} are unknown; wanted one or more of "
