@@ -15,7 +15,7 @@ from pathlib import Path
 LIST = "versions.json"
 SCRIPT = "_static/versions.js"  # which asks for the list where there is one
 BRANCH = "main"
-_RELEASE = re.compile(r"(tw-[a-z]+)-v(\d+(?:\.\d+)*)")
+_RELEASE = re.compile(r"(tw-[a-z]+)-v((\d+(?:\.\d+)*)(?:rc(\d+))?)")
 _START = """\
 <!doctype html>
 <html lang="en">
@@ -51,13 +51,15 @@ def publish(site: Path, pages: Path, version: str) -> None:
 def in_order(folders: list[str]) -> list[str]:
     """Returns the branch, then releases by package, the newest of each first."""
     releases = [found for name in folders if (found := _RELEASE.fullmatch(name))]
-    releases.sort(key=lambda release: _numbers(release[2]), reverse=True)
+    releases.sort(key=_numbers, reverse=True)
     releases.sort(key=lambda release: release[1])
     return [BRANCH] * (BRANCH in folders) + [release[0] for release in releases]
 
 
-def _numbers(version: str) -> list[int]:
-    return [int(number) for number in version.split(".")]
+def _numbers(release: re.Match[str]) -> tuple[list[int], float]:
+    """Orders versions, a candidate before its release."""
+    numbers = [int(number) for number in release[3].split(".")]
+    return numbers, float(release[4] or "inf")
 
 
 def _shown(folder: str) -> str:

@@ -36,11 +36,14 @@ def test_versions_are_listed_the_branch_first_then_the_newest_of_each_package(
     site, pages
 ):
     tags = ["tw-core-v0.9.0", "tw-reduce-v0.2.0", "tw-core-v0.10.0", "tw-core-v0.2.0"]
-    for version in (*tags, "main"):
+    candidates = ["tw-core-v0.10.0rc2", "tw-core-v0.10.0rc10"]
+    for version in (*candidates, *tags, "main"):
         assert publish(site, pages, version).returncode == 0
     assert json.loads((pages / "versions.json").read_text()) == [
         {"folder": "main", "name": "development"},
         {"folder": "tw-core-v0.10.0", "name": "tw-core 0.10.0"},
+        {"folder": "tw-core-v0.10.0rc10", "name": "tw-core 0.10.0rc10"},
+        {"folder": "tw-core-v0.10.0rc2", "name": "tw-core 0.10.0rc2"},
         {"folder": "tw-core-v0.9.0", "name": "tw-core 0.9.0"},
         {"folder": "tw-core-v0.2.0", "name": "tw-core 0.2.0"},
         {"folder": "tw-reduce-v0.2.0", "name": "tw-reduce 0.2.0"},
