@@ -195,9 +195,13 @@ def build(session: nox.Session) -> None:
     install(session, *group("build"))
     # The words of a session that needs the wheels are passed to this one too.
     if tags := [word for word in session.posargs if TAG.fullmatch(word)]:
-        [address] = [word for word in session.posargs if "://" in word]
+        addresses = [word for word in session.posargs if "://" in word]
+        if len(addresses) != 1:
+            session.error(
+                "a tag needs the repository's address, https://HOST/OWNER/NAME"
+            )
         for tag in tags:
-            build_tagged(session, *tag.rsplit("-v", 1), address)
+            build_tagged(session, *tag.rsplit("-v", 1), *addresses)
         return
     # Where --no-install skips the builds, the archives stay.
     session.run_install("rm", "-rf", str(DIST), external=True, silent=True)
