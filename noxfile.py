@@ -48,6 +48,7 @@ NIGHTLY = {
 TAG = re.compile(r"tw-\w+-v\d\S*")
 # The versions that the sessions of `nox` install, with hashes; `nox -s lock` writes it.
 LOCK = ROOT / "constraints.txt"
+NOX = ROOT / ".github" / "nox.txt"  # those of nox itself, where releases are built
 # Groups of pyproject.toml in the lock; PyTorch, Ray and the clients are not.
 LOCKED = (
     "test",
@@ -394,7 +395,7 @@ def api(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def lock(session: nox.Session) -> None:
-    """Rewrites constraints.txt and nox.txt; run it when requirements change.
+    """Rewrites constraints.txt and .github/nox.txt; run it when requirements change.
 
     A workflow does so every week. It is for every Python and platform, and needs uv.
     ``-- --keep`` keeps the versions that are in there already.
@@ -405,7 +406,7 @@ def lock(session: nox.Session) -> None:
     wanted += [line for name in LOCKED for line in group(name)]
     listed = Path(session.create_tmp()) / "wanted.txt"
     newest = () if "--keep" in session.posargs else ("--upgrade",)
-    for lines, into in ((wanted, LOCK), (group("nox"), LOCK.with_name("nox.txt"))):
+    for lines, into in ((wanted, LOCK), (group("nox"), NOX)):
         listed.write_text("".join(f"{line}\n" for line in sorted(set(lines))))
         session.run(
             *("uv", "pip", "compile", "--quiet", *newest),

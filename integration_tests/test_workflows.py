@@ -75,7 +75,7 @@ def test_a_release_is_published_from_the_tags_that_the_tool_makes():
     assert step["env"]["ADDRESS"] == (
         "${{ github.server_url }}/${{ github.repository }}"
     )
-    assert "pip install --quiet --require-hashes -r nox.txt &&" in step["run"]
+    assert "pip install --quiet --require-hashes -r .github/nox.txt &&" in step["run"]
     assert publish["needs"] == "build"
     sorting, *attesting, upload = publish["steps"][1:]
     assert [step["with"].get("sbom-path") for step in attesting] == [
