@@ -117,7 +117,7 @@ def own_variables(towers: Sequence[Tower], replicas: Sequence[Any]) -> list[list
     shared = [f"{name} in towers {ks}" for name, ks in shared_variables(variables)]
     if shared:
         raise ValueError(
-            "Every tower must have variables of its own; got the same one for "
+            "Every tower must have variables of its own; got shared ones: "
             f"{', '.join(shared)}. Make a new model for each tower."
         )
     check_homes(towers, variables)

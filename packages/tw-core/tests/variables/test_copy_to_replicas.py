@@ -90,7 +90,7 @@ def test_lists_that_differ_are_refused_with_their_names():
         ),
         (
             [[a, b], [v(), v()], [a, v()]],
-            "got the same one for a:0 in towers [0, 2]. Make a new model",
+            "got shared ones: a:0 in towers [0, 2]. Make a new model",
         ),
         ([[v(2)], [a], [a]], "a:0 in towers [1, 2]"),
     ):

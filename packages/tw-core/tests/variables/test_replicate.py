@@ -152,7 +152,7 @@ def test_copies_that_differ_are_refused():
     with pytest.raises(ValueError, match=want):
         replicate(TOWERS, Growing)
     model = Linear()
-    want = r"got the same one for count:0 in towers \[0, 1, 2\], w:0 in towe"
+    want = r"got shared ones: count:0 in towers \[0, 1, 2\], w:0 in towe"
     with pytest.raises(ValueError, match=want):
         replicate(TOWERS, lambda _: model)
     with pytest.raises(ValueError, match=r"Unknown devices \['/cpu:99'\]"):

@@ -178,7 +178,7 @@ def _check_are_copies(variable_lists: Sequence[Sequence[Any]]) -> None:
     ]
     if shared:
         raise ValueError(
-            "Every tower must have variables of its own; got the same one for "
+            "Every tower must have variables of its own; got shared ones: "
             f"{', '.join(shared)}. Make a new model for each tower."
         )
     columns = zip(*map(tf_variables, variable_lists), strict=True)
