@@ -2,24 +2,35 @@
 
 ``SUBJECTS`` are words that people search for and the page or section that answers:
 entries of the index, which come first. Messages of errors are written into
-``_static/messages.js``; ``find_error.js`` leads from one that is pasted to its heading.
+``_static/messages.js``; ``find_error.js`` leads from one that is pasted to its heading,
+or to the section that explains it.
 """
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from docutils import nodes
-from error_pages import PAGE, find_explained
+from error_pages import HOLE, PAGE, find_explained
 from sphinx import addnodes
+from sphinx.application import Sphinx
 
 MESSAGES = "_static/messages.js"
 PASTED = ("errors/index", PAGE, "search")  # pages that take a message
+QUOTING = ("errors/index", "pitfalls")  # pages that explain messages they quote
+MIN_WORDS = 3
+_MESSAGES = re.compile("^Symptom:|OOM|All ranks must")  # what says that it quotes one
+_CLASS = re.compile(r"^\w+(?:Error|Warning): (?:\.\.\. )?")
+# Names and numbers of an example.
+_FILLED = re.compile(r"\(\w+\.py:\d+\)|\.\.\.|'\w[\w:]*\d'|\[?\b\d+(?:,\d+)*\b\]?")
 SUBJECTS = {
     "which-package": "install, installation, pip install, requirements",
-    "tutorials/tour": (
-        "multi gpu, multi-gpu, multiple gpus, several gpus, data parallel, "
-        "getting started, tutorial"
+    "howto/gpus": (
+        "two gpus, 2 gpus, multi gpu, multi-gpu, multiple gpus, several gpus, all gpus, "
+        "gpu, gpus, batch size"
     ),
+    "tutorials/tour": "data parallel, getting started, tutorial",
     "tutorials/gallery": "keras, keras fit, example, examples",
     "howto/ampopt": (
         "mixed precision, mixed_precision, float16, fp16, bfloat16, loss scale, "
@@ -28,10 +39,23 @@ SUBJECTS = {
     "howto/core": "slow first step, first step, tracing, slow start",
     "howto/keras#save-load-and-resume": (
         "savedmodel, export savedmodel, export, save model, load model, tflite, "
-        "checkpoint, save checkpoint resume, resume training"
+        "checkpoint, save checkpoint resume, resume, resume training, "
+        "modelcheckpoint, backupandrestore"
+    ),
+    "howto/keras#use-callbacks": (
+        "callback, callbacks, early stopping, earlystopping, tensorboard, "
+        "reducelronplateau"
     ),
     "howto/reduce": "all-reduce, allreduce, nccl",
     "howto/builders": "parameter server, sharded, fsdp",
+    "howto/builders#clip-before-the-update": (
+        "clipping, clip gradients, gradient clipping, clipnorm, global_clipnorm"
+    ),
+    "howto/contrastive": (
+        "contrastive, contrastive loss, contrastive learning, simclr, clip, nnclr, "
+        "vicreg, barlow twins, triplet, triplet loss, in-batch negatives, negatives"
+    ),
+    "howto/ranks": "ddp, distributeddataparallel, one process per gpu",
     "howto/fit-over-processes": (
         "multiple machines, several machines, multi-node, zero, zero-1, deepspeed"
     ),
@@ -46,9 +70,7 @@ SUBJECTS = {
     "migration/horovod": "horovod, horovodrun",
     "migration/tensorpack": "tensorpack",
     "migration/mirrored_strategy": "mirroredstrategy, tf.distribute, distribute",
-    "migration/multi_worker": (
-        "ddp, distributeddataparallel, pytorch, multiworkermirroredstrategy"
-    ),
+    "migration/multi_worker": "pytorch, multiworkermirroredstrategy",
     "migration/rllib": "rllib, ray",
     "migration/stylegan2": "stylegan, stylegan2",
     "benchmarks": "benchmark, speed, how fast",
@@ -72,7 +94,7 @@ def add_subjects(app, doctree):
 
 
 def write_messages(app, exception):
-    """Writes title, address and text of each message of the page of messages."""
+    """Writes title, address, text and statement of each message that is explained."""
     if exception or app.builder.format != "html":
         return
     found = []
@@ -81,9 +103,25 @@ def write_messages(app, exception):
         title = section.next_node(nodes.title).astext()
         if title in explained:
             address = f"{PAGE}.html#{section['ids'][0]}"
-            found.append([title, address, explained[title][0].text])
+            found.append([title, address, explained[title][0].text, title])
+    for page in QUOTING:
+        found += ([*entry, ""] for entry in find_quoted(app, page))
     script = f"const MESSAGES = {json.dumps(found, ensure_ascii=False, indent=0)};\n"
     Path(app.outdir, MESSAGES).write_text(script, encoding="utf-8")
+
+
+def find_quoted(app: Sphinx, page: str) -> Iterator[list[str]]:
+    """Finds messages that a page quotes as code: section, address and text of each."""
+    for section in app.env.get_doctree(page).findall(nodes.section):
+        title = section.next_node(nodes.title).astext()
+        for child in section.children:
+            quotes = isinstance(child, nodes.table) or _MESSAGES.search(child.astext())
+            if isinstance(child, nodes.section) or not quotes:
+                continue
+            for quoted in child.findall(nodes.literal):
+                text = _FILLED.sub(HOLE, _CLASS.sub("", quoted.astext()))
+                if len(text.replace(HOLE, " ").split()) >= MIN_WORDS:
+                    yield [title, f"{page}.html#{section['ids'][0]}", text]
 
 
 def find_errors(app, pagename, templatename, context, doctree):

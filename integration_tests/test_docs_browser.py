@@ -109,7 +109,7 @@ def page(request, browser):
 
 
 def test_every_page_loads_and_fits_the_width(page, address):
-    """Nothing on a phone is scrolled sideways, either."""
+    """Nothing but code is scrolled sideways on a phone, either."""
     too_wide, scrolled = {}, {}
     for name in PAGES:
         answer = page.goto(address + name)
@@ -122,7 +122,7 @@ def test_every_page_loads_and_fits_the_width(page, address):
         if needed > room:
             too_wide[name] = needed
         wide = page.evaluate(
-            "[...document.querySelectorAll('article *')].filter(e =>"
+            "[...document.querySelectorAll('article :not(pre)')].filter(e =>"
             " e.scrollWidth > e.clientWidth + 1 &&"
             " ['auto', 'scroll'].includes(getComputedStyle(e).overflowX)"
             ").map(e => e.innerText.slice(0, 60))"
@@ -131,6 +131,29 @@ def test_every_page_loads_and_fits_the_width(page, address):
             scrolled[name] = wide
     assert not too_wide, f"wider than {room} pixels: {too_wide}"
     assert not scrolled
+
+
+def test_code_keeps_its_columns_and_commands_wrap(page, address):
+    page.goto(f"{address}howto/gpus.html")
+    shown = page.evaluate(
+        "[...document.querySelectorAll('.highlight pre')].map(pre => {"
+        " const style = getComputedStyle(pre);"
+        " const padding = parseFloat(style.paddingTop) + parseFloat(style.paddingBottom);"
+        " return {"
+        "  kind: pre.closest('[class*=highlight-]').className.split(/[- ]/)[1],"
+        "  scrolls: pre.scrollWidth > pre.clientWidth,"
+        "  lines: pre.textContent.trimEnd().split('\\n').length,"
+        "  rows: Math.round("
+        "   (pre.clientHeight - padding) / parseFloat(style.lineHeight)),"
+        " }})"
+    )
+    code = [block for block in shown if block["kind"] == "python"]
+    assert len(code) >= 3
+    assert all(block["rows"] == block["lines"] for block in code), code
+    commands = [block for block in shown if block["kind"] == "sh"]
+    assert commands and not any(block["scrolls"] for block in commands)
+    if page.viewport_size == PHONE:
+        assert any(block["scrolls"] for block in code)
 
 
 def test_a_table_of_two_columns_is_a_list_on_a_phone(page, address):
@@ -232,6 +255,7 @@ HEADING = "errors/messages.html#tensorflow-has-already-started-with-logical-cpus
 def test_a_message_that_is_pasted_leads_to_its_explanation(page, address):
     page.goto(f"{address}search.html?q={quote(PASTED)}")
     first = page.locator(".find-error li a").first
+    assert page.locator(".find-error h2").inner_text() == "The cause of this message"
     assert first.get_attribute("href") == f"{address}{HEADING}"
     page.goto(f"{address}errors/index.html")
     page.get_by_label("Paste a message").fill(PASTED)
@@ -241,6 +265,20 @@ def test_a_message_that_is_pasted_leads_to_its_explanation(page, address):
     page.go_back()
     page.get_by_label("Paste a message").fill("something else entirely")
     page.get_by_text("No cause is listed for this message").wait_for()
+
+
+def test_the_search_box_of_any_page_takes_a_message(browser, address):
+    page = browser.new_page(viewport=DESK)
+    page.set_default_timeout(WAIT_MS)
+    for message, shown in (
+        (PASTED, "The cause of this message"),
+        ("ValueError: towers is empty; make some with towers(devices).", None),
+    ):
+        page.goto(f"{address}howto/keras.html")
+        page.locator("input[name=q]").first.fill(message)
+        page.locator("input[name=q]").first.press("Enter")
+        page.get_by_text(shown or "No cause is listed for this message").wait_for()
+    page.close()
 
 
 @pytest.fixture(scope="module")
