@@ -27,8 +27,8 @@ _FILLED = re.compile(r"\(\w+\.py:\d+\)|\.\.\.|'\w[\w:]*\d'|\[?\b\d+(?:,\d+)*\b\]
 SUBJECTS = {
     "which-package": "install, installation, pip install, requirements",
     "howto/gpus": (
-        "two gpus, 2 gpus, multi gpu, multi-gpu, multiple gpus, several gpus, all gpus, "
-        "gpu, gpus, batch size"
+        "two gpus, 2 gpus, multi gpu, multi-gpu, multiple gpus, several gpus, all "
+        "gpus, gpu, gpus, batch size"
     ),
     "tutorials/tour": "data parallel, getting started, tutorial",
     "tutorials/gallery": "keras, keras fit, example, examples",

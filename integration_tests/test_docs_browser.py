@@ -138,7 +138,8 @@ def test_code_keeps_its_columns_and_commands_wrap(page, address):
     shown = page.evaluate(
         "[...document.querySelectorAll('.highlight pre')].map(pre => {"
         " const style = getComputedStyle(pre);"
-        " const padding = parseFloat(style.paddingTop) + parseFloat(style.paddingBottom);"
+        " const [above, below] = [style.paddingTop, style.paddingBottom];"
+        " const padding = parseFloat(above) + parseFloat(below);"
         " return {"
         "  kind: pre.closest('[class*=highlight-]').className.split(/[- ]/)[1],"
         "  scrolls: pre.scrollWidth > pre.clientWidth,"

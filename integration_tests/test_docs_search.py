@@ -112,8 +112,8 @@ QUERIES = {
     "CPUs; asked for 4. Call it before the first tensor, variable or session.": (
         "errors/messages.html#tensorflow-has-already-started-with-logical-cpus"
     ),
-    "tw_ranks.RankTimeoutError: rank 1 of 2 (host node-7) has closed its connection: its "
-    "process has ended; 60 s in step 12": (
+    "tw_ranks.RankTimeoutError: rank 1 of 2 (host node-7) has closed its connection: "
+    "its process has ended; 60 s in step 12": (
         "errors/index.html#when-processes-without-servers-wait-for-each-other"
     ),
     "OOM when allocating tensor with shape[64,112,112,64] and type float on "
@@ -126,7 +126,14 @@ QUERIES = {
     "loss must be a scalar": "errors/messages.html#",
 }
 
-FILLINGS = ("dense_7/kernel:0", "[2, 1]", "3", "'/device:GPU:1'", "worker 1", "(32, 10)")
+FILLINGS = (
+    "dense_7/kernel:0",
+    "[2, 1]",
+    "3",
+    "'/device:GPU:1'",
+    "worker 1",
+    "(32, 10)",
+)
 
 if "TOWERS_SITE" not in os.environ:
     pytest.skip("TOWERS_SITE names no site", allow_module_level=True)
@@ -144,7 +151,7 @@ def read_messages():
 
 MESSAGES = read_messages()
 # After a traceback, and with a line's end where a terminal wraps.
-TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3\nValueError: {}'
+TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 3\nValueError: {}'
 
 
 def find_node():

@@ -85,8 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ps",
         type=_count,
-        help="number of parameter servers, all on node 0; 0 starts workers alone (1, or 0 "
-        "with -n, --mpi or --horovod)",
+        help="number of parameter servers, all on node 0; 0 starts workers alone (1, "
+        "or 0 with -n, --mpi or --horovod)",
     )
     parser.add_argument(
         "--workers",
