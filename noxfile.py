@@ -8,7 +8,9 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Iterable
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,8 @@ NIGHTLY = {
 }
 # A release's tag, such as tw-core-v0.2.0.
 TAG = re.compile(r"tw-\w+-v\d\S*")
+# How a README installs its package, and with which extras.
+INSTALL = re.compile(r"^(pip install -c .* '?\./packages/[\w-]+(?:\[(.*)\]')?)$", re.M)
 # The versions that the sessions of `nox` install, with hashes; `nox -s lock` writes it.
 LOCK = ROOT / "constraints.txt"
 NOX = ROOT / ".github" / "nox.txt"  # those of nox itself, where releases are built
@@ -102,10 +106,11 @@ def test_requirements(*packages: str, root: Path = ROOT) -> list[str]:
     return requirements
 
 
-def dependencies(package: str) -> list[Requirement]:
-    """Returns the requirements that ``package`` declares."""
+def dependencies(package: str, extras: Iterable[str] = ()) -> list[Requirement]:
+    """Returns the requirements that ``package`` declares, and those of ``extras``."""
     project = nox.project.load_toml(f"packages/{package}/pyproject.toml")["project"]
-    return [Requirement(line) for line in project["dependencies"]]
+    optional = (project["optional-dependencies"][extra] for extra in extras)
+    return [Requirement(line) for line in chain(project["dependencies"], *optional)]
 
 
 def third_parties(*packages: str) -> list[str]:
@@ -114,12 +119,12 @@ def third_parties(*packages: str) -> list[str]:
     return sorted({str(need) for need in needs if need.name not in PACKAGES})
 
 
-def closure(package: str) -> list[str]:
+def closure(package: str, extras: Iterable[str] = ()) -> list[str]:
     """Returns ``package`` and all siblings that it requires, directly or not."""
     needed = [package]
     for name in needed:  # grows on the way
-        siblings = {need.name for need in dependencies(name)} & {*PACKAGES}
-        needed += sorted(siblings - {*needed})
+        needs = dependencies(name, extras if name == package else ())
+        needed += sorted({need.name for need in needs} & {*PACKAGES} - {*needed})
     return needed
 
 
@@ -473,15 +478,12 @@ def pieces(session: nox.Session) -> None:
         if [need for need in needed if not need.startswith("keras>")] != everywhere:
             session.error(f"{package} needs {needed}; {PACKAGES[0]} {everywhere}")
         readme = ROOT / "packages" / package / "README.md"
-        [command] = re.findall("^pip install dist/.*", readme.read_text(), re.MULTILINE)
-        session.run("sh", "-c", command, env=env, external=True, silent=True)
-        # From an index it would be somebody else's, as ours are not published.
-        listed = session.run("pip", "freeze", silent=True) or ""
-        frozen = re.findall("^(tw-.*?)(?: @ file:.*)?$", listed, re.MULTILINE)
-        if sorted(frozen) != sorted(closure(package)):
-            session.error(f"{package}: {command} installs {frozen}")
+        plain, *with_extras = INSTALL.findall(readme.read_text())
+        install_told(session, package, *plain, env)
         tool(session, "interfaces.pieces", readme)
-        session.run("pip", "uninstall", "--yes", *closure(package), silent=True)
+        for command, extras in with_extras:  # that examples do without
+            install_told(session, package, command, extras, env)
+        session.run("pip", "uninstall", "--yes", *PACKAGES, silent=True)
     # After all examples, which have nothing of what tests require.
     for package in packages if "--tests" in words else ():
         alone = (*map(wheel, closure(package)), *test_requirements(package))
@@ -489,6 +491,18 @@ def pieces(session: nox.Session) -> None:
         command = ("pytest", f"packages/{package}/tests", *words[at + 1 :])
         session.run(*command, env={**ENV, "PYTHONPATH": None})
         session.run("pip", "uninstall", "--yes", *closure(package), silent=True)
+
+
+def install_told(
+    session: nox.Session, package: str, command: str, extras: str, env: dict[str, Any]
+) -> None:
+    """Runs a README's command; it must install what the package requires, from here."""
+    session.run("sh", "-c", command, env=env, external=True, silent=True)
+    listed = session.run("pip", "freeze", silent=True) or ""
+    # From an index it would be somebody else's, as ours are not published.
+    frozen = re.findall("^(tw-.*?)(?: @ file:.*)?$", listed, re.MULTILINE)
+    if sorted(frozen) != sorted(closure(package, filter(None, extras.split(",")))):
+        session.error(f"{package}: {command} installs {frozen}")
 
 
 def install_ahead(session: nox.Session, *needed: str) -> None:

@@ -3,10 +3,10 @@
 import ast
 import re
 import shlex
+import tomllib
 
 import pytest
 from harness.docs_blocks import PAGES, READMES, ROOT, blocks, name
-from interfaces.manifest import needed_by, read_manifests
 
 SHELL = {"sh", "bash", "console"}
 LAB = ROOT / "integration_tests" / "lab"
@@ -124,38 +124,59 @@ def test_the_files_that_contributing_names_exist():
     assert [path for path in kept if not list(ROOT.glob(path))] == []
 
 
-MANIFESTS = read_manifests(ROOT)  # a package stands after all that it needs
-ROW = re.compile(r"^\| `([\w-]+)` \| `(pip install .*)` \|$", re.MULTILINE)
+SIBLINGS = "packages/siblings.txt"
+PROJECTS = {
+    path.parent.name: tomllib.loads(path.read_text())["project"]
+    for path in ROOT.glob("packages/*/pyproject.toml")
+}
+ROW = re.compile(r"^\| `([^`]+)` \| `(pip install .*)` \|$", re.MULTILINE)
+# The last cell of a row that names what to install.
+TO_INSTALL = re.compile(r"^\| .*\| ([^|]*`tw-[^|]*) \|$", re.MULTILINE)
+NAMED = re.compile(r"`(tw-[\w,\[\]-]+)`")
 BY_NAME = re.compile(r"pip install[^`\n]*?[\s\"'](tw[-_]\w+)")
 
 
-def install_commands(package):
-    """What installs a package and those that it needs, as its pyproject.toml says."""
-    needed = {package, *needed_by(package, MANIFESTS.values())}
-    ours = [one for one in MANIFESTS.values() if one.name in needed]
-    folders = [f"./packages/{one.name}" for one in ours]
-    wheels = [f"dist/{one.module}-*.whl" for one in ours]
-    return [" ".join(("pip install", *files)) for files in (folders, wheels)]
+def install_command(named):
+    """What installs a package, with extras or without, as pip in a shell takes it."""
+    return f"pip install -c {SIBLINGS} {shlex.quote(f'./packages/{named}')}"
 
 
-@pytest.mark.parametrize("package", MANIFESTS)
-def test_a_packages_readme_installs_it_and_what_it_needs(package):
+def exists(named):
+    """Whether a package, and each of its extras, is one of ours."""
+    package, _, extras = named.removesuffix("]").partition("[")
+    known = PROJECTS[package].get("optional-dependencies", {})
+    return {*filter(None, extras.split(","))} <= {*known}
+
+
+@pytest.mark.parametrize("package", PROJECTS)
+def test_a_packages_readme_installs_it_alone_and_then_with_extras(package):
     text = (ROOT / "packages" / package / "README.md").read_text()
-    lines = [line for line in text.splitlines() if line.startswith("pip install")]
-    assert lines == install_commands(package)
+    plain, *more = (line for line in text.splitlines() if line.startswith("pip inst"))
+    assert plain == install_command(package)
+    named = [shlex.split(line)[-1].removeprefix("./packages/") for line in more]
+    assert more == [install_command(one) for one in named]
+    assert all(exists(one) and one.startswith(f"{package}[") for one in named)
 
 
-def test_the_table_of_commands_installs_each_package_as_its_readme_does():
-    table = dict(ROW.findall((ROOT / "docs" / "which-package.md").read_text()))
-    assert table == {package: install_commands(package)[0] for package in MANIFESTS}
+def test_a_table_has_a_command_for_each_row_of_what_to_install():
+    text = (ROOT / "docs" / "which-package.md").read_text()
+    table = dict(ROW.findall(text))
+    assert table == {named: install_command(named) for named in table}
+    assert all(map(exists, table))
+    named = {one for cell in TO_INSTALL.findall(text) for one in NAMED.findall(cell)}
+    assert {*PROJECTS} | named == {*PROJECTS} | {*table}
+    assert len(named) > len(PROJECTS)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name)
 def test_the_pages_install_packages_as_the_readmes_do(path):
-    right = {line for package in MANIFESTS for line in install_commands(package)}
-    lines = [" ".join(words) for words in commands(path) if "install" in words]
-    ours = {line for line in lines if "packages/" in line or "dist/" in line}
-    assert not ours - right
+    lines = [words for words in commands(path) if "install" in words]
+    ours = [words for words in lines if "packages/" in words[-1]]
+    right = [
+        words for words in ours if words[:-1] == ["pip", "install", "-c", SIBLINGS]
+    ]
+    assert ours == right
+    assert all(exists(words[-1].removeprefix("./packages/")) for words in ours)
 
 
 def test_nothing_tells_to_install_a_package_by_its_name_alone():

@@ -29,6 +29,10 @@ tw-low = 100
 tw-high = 100
 """
 PROJECT = '[project]\nname = "{}"\nversion = "1.2.0rc1"\ndependencies = {}\n'
+EXTRA = (
+    PROJECT.format("tw-high", ["tw-low>=1.0,<2"])
+    + '[project.optional-dependencies]\nmore = ["numpy", "{}"]\n'
+)
 LOW, HIGH = "packages/tw-low/src/tw_low", "packages/tw-high/src/tw_high"
 LOW_TOML, HIGH_TOML = (
     "packages/tw-low/pyproject.toml",
@@ -36,6 +40,9 @@ LOW_TOML, HIGH_TOML = (
 )
 TREE = {
     "pyproject.toml": ROOT_TOML,
+    "packages/siblings.txt": "# From here.\n"
+    "tw-low @ file://${PWD}/packages/tw-low\n"
+    "tw-high @ file://${PWD}/packages/tw-high\n",
     LOW_TOML: PROJECT.format("tw-low", "[]"),
     HIGH_TOML: PROJECT.format("tw-high", ["tw-low>=1.0,<2", "numpy"]),
     f"{LOW}/__init__.py": "",
@@ -103,6 +110,10 @@ FAULTS = {
         {HIGH_TOML: PROJECT.format("tw-high", ["tw-low>=1.2,<1.3"])},
         'tw-high imports tw-low\'s front alone, .* "tw-low>=1.2,<2"; got',
     ),
+    "extra by a narrow bound": (
+        {HIGH_TOML: EXTRA.format("tw-low>=1.2,<1.3")},
+        'tw-high: an extra must say "tw-low>=1.2,<2"; got "tw-low<1.3,>=1.2"',
+    ),
     "front before 1.0 by a wide bound": (
         {
             LOW_TOML: PROJECT.format("tw-low", []).replace("1.2.0rc1", "0.3"),
@@ -144,7 +155,8 @@ FAULTS = {
     ),
     "forgotten package": (
         {"packages/tw-new/pyproject.toml": PROJECT.format("tw-new", "[]")},
-        r"layers must have \['tw_new'\] too(?s:.)*budgets must have \['tw-new'\] too",
+        r"layers must have \['tw_new'\] too(?s:.)*budgets must have \['tw-new'\] too"
+        r"(?s:.)*siblings.txt must have \['tw-new @ [^ ]*/packages/tw-new'\] too",
     ),
 }
 

@@ -42,6 +42,11 @@ def release(toy):
     toy.released("tw-a", "0.1.0")
 
 
+def ask_for_a_later_extra(toy):
+    toy.package("tw-b", "0.1.0", ["tw-a>=0.1,<0.2"], ["tw-a>=0.3", "numpy"])
+    toy.commit()
+
+
 @pytest.mark.parametrize(
     ("spoil", "words", "said"),
     [
@@ -50,6 +55,11 @@ def release(toy):
         (take_fragment_away, "tw-a", r"tw-a: changelog\.d is empty"),
         (rename_argument, "all", r"the code \(\+\) differ"),
         (print, "tw-b", r"tw-b: no release satisfies tw-a<0\.2,>=0\.1; release"),
+        (
+            ask_for_a_later_extra,
+            "all",
+            r"tw-b: no release satisfies tw-a>=0\.3; release",
+        ),
         (release, "all", r"tw-a: 0\.1\.0 is already released; raise it"),
         (release, "all 0.0.9", r"tw-a.*must be 0\.1\.0 or higher; got 0\.0\.9"),
         (print, "all tw-b", r"Invalid version: 'tw-b'"),

@@ -53,6 +53,19 @@ def test_what_nothing_meets_is_told_and_no_index_asked(toy, tmp_path, need, said
         compat(toy.root, "tw-b", tmp_path / "into")
 
 
+def test_compat_takes_the_oldest_releases_of_extras_too(toy, tmp_path):
+    toy.released("tw-c", "0.1.0", ["tw-a>=0.1"])
+    toy.package("tw-c", "0.1.1", ["tw-a>=0.1"])
+    toy.package("tw-b", "0.1.1", NEEDS, ["tw-c>=0.1"])
+    build_now(toy, "tw-b", "tw-c")
+    [run] = compat(toy.root, "tw-b", tmp_path / "1")
+    assert stems(run) == ["tw_a-0.1.1", "tw_b-0.1.1", "tw_c-0.1.0"]
+    toy.package("tw-b", "0.1.1", NEEDS, ["tw-c>=0.2"])
+    build_now(toy, "tw-b")
+    with pytest.raises(ValueError, match=r"tw-c>=0\.2"):
+        compat(toy.root, "tw-b", tmp_path / "2")
+
+
 @pytest.mark.slow
 def test_forward_prefers_released_siblings_to_those_of_the_checkout(toy, tmp_path):
     needs = ["tw-a>=0.1", "tw-b>=0.1"]

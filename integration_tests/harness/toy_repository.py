@@ -18,6 +18,7 @@ description = "A toy"
 readme = "README.md"
 requires-python = ">=3.11"
 dependencies = {needs}
+optional-dependencies.more = {more}
 
 [tool.hatch.build.targets.wheel]
 packages = ["src/{module}"]
@@ -39,7 +40,7 @@ class ToyRepository(Repository):
         made.commit("Start")
         return made
 
-    def package(self, name, version, needs=()):
+    def package(self, name, version, needs=(), more=()):
         """Writes a package with one function, or rewrites its pyproject.toml."""
         folder = self.root / "packages" / name
         if not folder.exists():
@@ -48,7 +49,7 @@ class ToyRepository(Repository):
             (folder / "CHANGELOG.md").write_text(f"# Changelog\n\n{MARK}")
             self.write(name, WORK)
         values = {"name": name, "module": name.replace("-", "_"), "version": version}
-        text = PYPROJECT.format(**values, needs=list(needs))
+        text = PYPROJECT.format(**values, needs=list(needs), more=list(more))
         (folder / "pyproject.toml").write_text(text)
         return folder
 

@@ -32,6 +32,7 @@ class Manifest:
     version: Version
     needs: frozenset[Requirement] = frozenset()
     commit: str = ""  # that released it; of the checkout, none
+    extras: frozenset[Requirement] = frozenset()  # of all extras together
 
     @property
     def module(self) -> str:
@@ -53,6 +54,11 @@ class Manifest:
         """The packages of this repository among its needs."""
         return [need for need in self.needs if need.name.startswith(PREFIX)]
 
+    @property
+    def optional_siblings(self) -> list[Requirement]:
+        """The packages of this repository among its extras."""
+        return [need for need in self.extras if need.name.startswith(PREFIX)]
+
     def __str__(self) -> str:
         """Names the version and where it comes from."""
         source = f"commit {self.commit[:9]}" if self.commit else "the checkout"
@@ -63,7 +69,10 @@ def parse_manifest(text: str, commit: str = "") -> Manifest:
     """Reads the text of a package's pyproject.toml."""
     project = tomllib.loads(text)["project"]
     needs = frozenset(map(Requirement, project.get("dependencies", ())))
-    return Manifest(project["name"], Version(project["version"]), needs, commit)
+    optional = project.get("optional-dependencies", {}).values()
+    extras = frozenset(Requirement(line) for lines in optional for line in lines)
+    version = Version(project["version"])
+    return Manifest(project["name"], version, needs, commit, extras)
 
 
 def find_manifests(root: Path) -> dict[str, Manifest]:
@@ -73,9 +82,15 @@ def find_manifests(root: Path) -> dict[str, Manifest]:
 
 
 def read_manifests(root: Path) -> dict[str, Manifest]:
-    """Reads the packages of a checkout; by name, each after all those that it needs."""
+    """Reads the packages of a checkout; by name, each after all those that it needs.
+
+    Those of its extras are before it too.
+    """
     found = find_manifests(root)
-    needs = {n: sorted(one.name for one in found[n].siblings) for n in found}
+    needs = {
+        name: sorted(need.name for need in (*one.siblings, *one.optional_siblings))
+        for name, one in found.items()
+    }
     ordered = TopologicalSorter(needs).static_order()
     return {name: found[name] for name in ordered if name in found}
 

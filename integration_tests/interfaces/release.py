@@ -64,7 +64,7 @@ def find_faults(
         yield "changelog.d is empty; describe the changes there."
     if any(one.tag == target.tag and one.commit for one in there):
         yield f"{target.version} is already released; raise it in pyproject.toml."
-    for need in target.siblings:
+    for need in (*target.siblings, *target.optional_siblings):
         found = [one.version for one in there if one.name == need.name]
         if not any(need.specifier.contains(v, prereleases=True) for v in found):
             yield f"no release satisfies {need}; release {need.name} first, or with it."

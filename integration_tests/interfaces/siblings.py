@@ -10,8 +10,11 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from packaging.requirements import Requirement
 
 from interfaces.manifest import (
     PREFIX,
@@ -37,17 +40,19 @@ def run(planner: Planner, root: Path, package: str, into: Path) -> None:
 def compat(root: Path, package: str, into: Path) -> list[PlannedRun]:
     """Plans a package's tests with the oldest sibling releases that its bounds allow.
 
-    A sibling of which no release is in the bounds is taken from the checkout; there is
-    nothing to run where that is so of all. ``ValueError`` where nothing goes together.
+    Those of its extras must go with them, and are installed too. A sibling of which no
+    release is in the bounds is taken from the checkout; there is nothing to run where
+    that is so of all. ``ValueError`` where nothing goes together.
     """
     manifests = read_manifests(root)
     own = manifests[package]
     releases = find_releases(Repository(root), *manifests)
-    needed = needed_by(package, [*manifests.values(), *releases])
+    with_extras = replace(own, needs=own.needs | {*own.optional_siblings})
+    needed = needed_by(package, [with_extras, *manifests.values(), *releases])
     old = build_wheels(root, [one for one in releases if one.name in needed], into)
     current = [one for one in manifests.values() if one.name in {package, *needed}]
     wheels = built_wheels(current, root / DIST) | old
-    chosen = choose(wheels, [own], resolution="lowest")
+    chosen = choose(wheels, [own], own.optional_siblings, resolution="lowest")
     if old.keys() & chosen.keys():
         return [_planned(own, chosen, root)]
     why = "no earlier release of a sibling is in its bounds"
@@ -128,13 +133,14 @@ def built_wheels(manifests: Iterable[Manifest], folder: Path) -> Wheels:
 def choose(
     wheels: Mapping[Path, Manifest],
     pins: Sequence[Manifest],
+    more: Iterable[Requirement] = (),
     resolution: str = "highest",
 ) -> Wheels:
     """Has uv choose wheels that go together, ``pins`` and all siblings that they need.
 
-    Of two wheels with the same version the later one counts. ``resolution``, highest or
-    lowest, says which versions uv prefers; ``ValueError``, with what uv says, where
-    nothing goes together.
+    ``more`` asks for further siblings. Of two wheels with the same version the later
+    one counts. ``resolution``, highest or lowest, says which versions uv prefers;
+    ``ValueError``, with what uv says, where nothing goes together.
     """
     by_line = {f"{one.name}=={one.version}": path for path, one in wheels.items()}
     needs = {need.name for one in wheels.values() for need in one.needs}
@@ -143,7 +149,8 @@ def choose(
         for wheel in by_line.values():
             shutil.copy(wheel, folder)
         wanted, left_out = folder / "wanted.txt", folder / "left_out.txt"
-        wanted.write_text("\n".join(f"{one.name}=={one.version}" for one in pins))
+        pinned = (f"{one.name}=={one.version}" for one in pins)
+        wanted.write_text("\n".join((*pinned, *map(str, more))))
         left_out.write_text("\n".join(n for n in needs if not n.startswith(PREFIX)))
         try:
             said = run_module(

@@ -233,7 +233,8 @@ def find_wrong_bounds(root: Path) -> Iterator[str]:
     """Finds dependencies that do not agree with what is imported.
 
     The front of a sibling breaks with a major version (before 1.0: a minor one), its
-    ``internal`` with a minor one, so what a package imports decides its bounds.
+    ``internal`` with a minor one, so what a package imports decides its bounds. An
+    extra's siblings are not imported: a program uses their fronts.
     """
     manifests = find_manifests(root)
     for package, own in manifests.items():
@@ -256,6 +257,12 @@ def find_wrong_bounds(root: Path) -> Iterator[str]:
                     f"{package} imports {sibling}'s "
                     f"{'internal' if is_internal else 'front alone'}, so its "
                     f'pyproject.toml must say "{sibling}{wanted}"; got "{given}".'
+                )
+        for need in own.optional_siblings:
+            wanted = bound(need.specifier, manifests[need.name].version, False)
+            if need.specifier != SpecifierSet(wanted):
+                yield (
+                    f'{package}: an extra must say "{need.name}{wanted}"; got "{need}".'
                 )
 
 
@@ -282,7 +289,7 @@ def find_arrows_up(root: Path) -> Iterator[str]:
 
 
 def find_unlisted(root: Path) -> Iterator[str]:
-    """Finds lists in the root's pyproject.toml that are not of all packages."""
+    """Finds lists in files for all packages that are not of all packages."""
     tools, manifests = settings(root), find_manifests(root)
     names, modules = {*manifests}, {one.module for one in manifests.values()}
     linter = tools["importlinter"]
@@ -290,20 +297,34 @@ def find_unlisted(root: Path) -> Iterator[str]:
     rooms = [name for one in linter["contracts"] for name in one.get("containers", ())]
     folders = {f"$MYPY_CONFIG_FILE_DIR/packages/{name}/src" for name in names}
     paths = {one for one in tools["mypy"]["mypy_path"] if "/packages/" in one}
+    local = (root / "packages" / "siblings.txt").read_text().splitlines()
     for what, got, wanted in (
-        ("tool.mypy.mypy_path", paths, folders),
-        ("tool.importlinter.root_packages", {*linter["root_packages"]}, modules),
+        ("pyproject.toml: tool.mypy.mypy_path", paths, folders),
         (
-            "the first contract's layers",
+            "pyproject.toml: tool.importlinter.root_packages",
+            {*linter["root_packages"]},
+            modules,
+        ),
+        (
+            "pyproject.toml: the first contract's layers",
             {*" | ".join(ordered[0]).split(" | ")},
             modules,
         ),
-        ('the contracts "Rooms of"', modules & {*rooms}, modules),
-        ("tool.towers.budgets", {*tools["towers"]["budgets"]}, names),
+        ('pyproject.toml: the contracts "Rooms of"', modules & {*rooms}, modules),
+        (
+            "pyproject.toml: tool.towers.budgets",
+            {*tools["towers"]["budgets"]},
+            names,
+        ),
+        (
+            "packages/siblings.txt",
+            {line for line in local if not line.startswith("#")},
+            {f"{name} @ file://${{PWD}}/packages/{name}" for name in names},
+        ),
     ):
         if got != wanted:
             yield (
-                f"pyproject.toml: {what} must have {sorted(wanted - got)} too, and not "
+                f"{what} must have {sorted(wanted - got)} too, and not "
                 f"{sorted(got - wanted)}."
             )
 
