@@ -366,7 +366,8 @@ def matrix(session: nox.Session, versions: str) -> None:
 def lint(session: nox.Session) -> None:
     """Checks style, types, limits, wording and interfaces; run it for every change.
 
-    Imports between packages, versions and the forge's files are checked too.
+    Types in the programs of pages, imports between packages, versions and the forge's
+    files are checked too.
     ``-- --sizes`` prints the packages' lines and files instead.
     """
     install(session, *group("lint"))
@@ -376,6 +377,10 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy")
+    # What users' checkers say of the programs of pages.
+    tool(session, "structure.pages", "out/programs")
+    session.run("mypy", "out/programs")
+    session.run("pyright", "--project", "out/programs")
     tool(session, "structure.limits")
     sources = [str(ROOT / "packages" / package / "src") for package in PACKAGES]
     session.run("lint-imports", env={"PYTHONPATH": os.pathsep.join(sources)})

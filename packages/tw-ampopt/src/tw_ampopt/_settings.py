@@ -23,6 +23,7 @@ from tw_ampopt._wrapped.factory import (
 )
 from tw_ampopt._wrapped.wrapped_optimizer import MasterWeights, WrappedOptimizer, wrap
 from tw_core.internal import check_flag, check_number
+from tw_reduce import StatefulReducer
 from tw_reduce.reducers import check_adds
 
 AccumulationSteps: TypeAlias = int | tf.Tensor | tf.Variable
@@ -99,7 +100,7 @@ def read_settings(
     master_copies: bool,
     on_nonfinite: str,
     clip_by_global_norm: float | None,
-    reducer: Reducer | None,
+    reducer: Reducer | StatefulReducer | None,
     kwargs: Mapping[str, Any],
     **steps: Any,  # the number of micro-batches per update, by the argument's name
 ) -> Settings:

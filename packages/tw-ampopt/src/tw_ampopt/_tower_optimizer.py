@@ -7,7 +7,7 @@ save. So this class takes the variables when it is made.
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -46,6 +46,7 @@ from tw_core.internal import (
     without_autograph,
 )
 from tw_core.ranks import RankGroup
+from tw_reduce import StatefulReducer
 from tw_reduce.reducers import check_weights
 
 
@@ -83,10 +84,10 @@ class TowerOptimizer(
         accumulation_steps: int | tf.Tensor | tf.Variable | None = None,
         share: "TowerOptimizer | None" = None,
         loss_scale: LossScale | None = None,
-        on_nonfinite: str = "skip_group",
+        on_nonfinite: Literal["skip_group", "drop_micro_batch"] = "skip_group",
         clip_by_global_norm: float | None = None,
         master_copies: bool = False,
-        reducer: Reducer | None = None,
+        reducer: Reducer | StatefulReducer | None = None,
         report_mem_usage: bool = False,
         **kwargs: Any,
     ) -> None:

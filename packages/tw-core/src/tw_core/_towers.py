@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
-from typing import Any, TypeGuard, TypeVar, cast
+from typing import Any, Literal, TypeGuard, TypeVar, cast
 
 import tensorflow as tf
 
@@ -142,7 +142,7 @@ def map_towers(
     fn: Callable[..., _T],
     towers: Sequence[Tower],
     *per_tower: Sequence[Any],
-    trace: str = "each",
+    trace: Literal["each", "once"] = "each",
     inline: bool | None = None,
     jit_compile: bool = False,
 ) -> list[_T]:

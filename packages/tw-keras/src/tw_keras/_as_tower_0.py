@@ -1,7 +1,7 @@
 """The part of a ``TowerModel`` that behaves as tower 0's model, an ordinary one."""
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import keras
 
@@ -37,7 +37,76 @@ def _tower_0(model: Any) -> Any:
     return None if copies is None else copies.main
 
 
-class AsTower0(keras.Model):  # type: ignore[misc] # Keras is untyped
+# To mypy, which reads no types of Keras, a model of Keras has any attribute, so that a
+# misspelt one is no error. It sees a class instead, which lists what ``keras.Model``
+# has: it takes MYPY for true, and does not skip ``if 0`` as pyright does.
+MYPY = False
+if 0:
+
+    class Model:
+        """What a model has, and nothing below overrides or calls by another type."""
+
+        activity_regularizer: Any
+        add_loss: Callable[..., None]
+        add_weight: Callable[..., keras.Variable]
+        autocast: Any
+        build: Callable[..., None]
+        build_from_config: Callable[..., None]
+        compile_from_config: Callable[..., None]
+        compiled: bool
+        compiled_loss: Any
+        compiled_metrics: Any
+        compute_dtype: str
+        compute_mask: Callable[..., Any]
+        compute_metrics: Callable[..., dict[str, Any]]
+        compute_output_shape: Callable[..., Any]
+        compute_output_spec: Callable[..., Any]
+        dtype: str
+        dtype_policy: Any
+        from_config: Callable[..., Any]
+        get_metrics_result: Callable[[], dict[str, Any]]
+        get_state_tree: Callable[..., dict[str, Any]]
+        get_weights: Callable[[], list[Any]]
+        history: Any
+        input_dtype: str
+        input_spec: Any
+        jit_compile: Any
+        load_own_variables: Callable[[Any], None]
+        metrics_names: list[str]
+        metrics_variables: list[keras.Variable]
+        name: str
+        optimizer: Any
+        path: str
+        predict_function: Any
+        run_eagerly: bool
+        set_state_tree: Callable[..., None]
+        stateless_call: Callable[..., Any]
+        stateless_compute_loss: Callable[..., Any]
+        steps_per_execution: int
+        supports_jit: bool
+        supports_masking: bool
+        symbolic_call: Callable[..., Any]
+        test_function: Any
+        train_function: Any
+        variable_dtype: str
+
+        _flatten_metrics_in_order: Callable[..., Any]
+        _get_metrics_result_or_logs: Callable[..., Any]
+
+        def __init__(self, *, name: str | None) -> None: ...
+        def compile(self, *args: Any, **kwargs: Any) -> None: ...
+        def evaluate(self, *args: Any, **kwargs: Any) -> Any: ...
+        def fit(self, *args: Any, **kwargs: Any) -> Any: ...
+        def predict(self, *args: Any, **kwargs: Any) -> Any: ...
+        def predict_on_batch(self, x: Any) -> Any: ...
+        def reset_metrics(self) -> None: ...
+
+
+if not MYPY:
+    from keras import Model
+
+
+class AsTower0(Model):
     """Behaves as tower 0's model, which Keras saves, shows and copies."""
 
     _copies: Copies
@@ -133,11 +202,13 @@ class AsTower0(keras.Model):  # type: ignore[misc] # Keras is untyped
     def _lookup_dependency(self, *args: Any, **kwargs: Any) -> Any:
         return look_up(self._copies.main, *args, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:
-        # Only for names that nothing here defines: those of the user's class.
-        if name.startswith("_") or "_copies" not in vars(self):
-            raise AttributeError(f"TowerModel has no attribute {name!r}.")
-        return getattr(self._copies.main, name)
+    if not TYPE_CHECKING:  # To checkers a misspelt name is an error.
+
+        def __getattr__(self, name: str) -> Any:
+            # Only for names that nothing here defines: those of the user's class.
+            if name.startswith("_") or "_copies" not in vars(self):
+                raise AttributeError(f"TowerModel has no attribute {name!r}.")
+            return getattr(self._copies.main, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         main = _tower_0(self)

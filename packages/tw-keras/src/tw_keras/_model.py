@@ -1,9 +1,9 @@
 """``TowerModel``: a Keras model with a copy in every tower."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Literal, Never, overload
 
 import keras
 import numpy as np
@@ -31,7 +31,7 @@ from tw_keras._over_ranks.local_steps import LocalSteps, read_local_steps
 from tw_keras._over_ranks.ranks import Ranks
 from tw_keras._steps import Steps
 from tw_keras._update.states import Save
-from tw_reduce import Reducer, ReducerState
+from tw_reduce import Reducer, ReducerState, StatefulReducer
 from tw_reduce.internal import is_stateful
 from tw_reduce.reducers import check_adds
 
@@ -70,16 +70,16 @@ class TowerModel(AsTower0):
         make_model: Callable[[], keras.Model],
         devices: Sequence[int | str | Tower] | int | None = None,
         *,
-        variables: str = "replicated",
-        reducer: Reducer | None = None,
+        variables: Literal["replicated", "sharded", "parameter_server"] = "replicated",
+        reducer: Reducer | StatefulReducer | None = None,
         weights: Weigh | None = None,
-        loss_reduction: str | None = None,
+        loss_reduction: Literal["sum"] | None = None,
         inline: bool | None = None,
         group: RankGroup | None = None,
-        data: str = "own",
-        uneven: str = "wait",
+        data: Literal["own", "shared"] = "own",
+        uneven: Literal["wait", "stop"] = "wait",
         local_steps: int | LocalSteps | None = None,
-        wire_dtype: Any = None,
+        wire_dtype: Literal["float16", "bfloat16"] | None = None,
         name: str | None = None,
     ) -> None:
         """Makes the copies, each on its tower's device.
@@ -161,7 +161,7 @@ class TowerModel(AsTower0):
         super().__init__(name=name)
         towers = make_towers(devices)
         if reducer is not None:
-            check_adds(reducer=reducer)
+            reducer = check_adds(reducer=reducer)
         if weights is not None:
             check_function(weights=weights)
         if wire_dtype is not None:
@@ -231,12 +231,37 @@ class TowerModel(AsTower0):
         """
         self._copies.make_equal()
 
+    @overload
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        loss_weights: Any = None,
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        *,
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        jit_compile: bool | Literal["auto"] = "auto",
+        auto_scale_loss: bool = True,
+    ) -> None: ...
+
+    @overload  # As a model's own ``compile`` takes them.
     def compile(
         self,
         *args: Any,
         run_eagerly: bool = False,
         steps_per_execution: int = 1,
-        jit_compile: str | bool = "auto",
+        jit_compile: bool | Literal["auto"] = "auto",
+        **kwargs: Any,
+    ) -> None: ...
+
+    def compile(
+        self,
+        *args: Any,
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        jit_compile: bool | Literal["auto"] = "auto",
         **kwargs: Any,
     ) -> None:
         """Compiles every tower with its model's ``compile``, which may be overridden.
@@ -294,8 +319,27 @@ class TowerModel(AsTower0):
         """Runs every tower's ``predict_step``; the rows are in the batch's order."""
         return self._steps.predict(data)
 
-    def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains as ``keras.Model.fit`` does, over all towers.
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: int | Literal["auto"] = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
+        class_weight: Mapping[int, float] | None = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: int | Sequence[int] = 1,
+        **newer: Never,
+    ) -> keras.callbacks.History:
+        """Trains as ``keras.Model.fit`` does, with its arguments, over all towers.
 
         Changes that callbacks make in tower 0 are copied to the other towers. With a
         ``group`` all ranks call it; rank 0 shows progress and runs Keras's callbacks
@@ -304,8 +348,14 @@ class TowerModel(AsTower0):
         if self._ranks is None:
             warn_if_forgotten()
         self.copy_to_replicas()
-        bound, ranks = _FIT.bind(self, *args, **kwargs), self._ranks
-        callbacks = bound.arguments.get("callbacks")
+        bound = _FIT.bind(  # An argument of a newer Keras passes through.
+            *(self, x, y, batch_size, epochs, verbose, callbacks, validation_split),
+            *(validation_data, shuffle, class_weight, sample_weight, initial_epoch),
+            *(steps_per_epoch, validation_steps, validation_batch_size),
+            *(validation_freq,),
+            **newer,
+        )
+        ranks = self._ranks
         if ranks is not None:
             callbacks = callbacks or []
             if not ranks.is_first:
@@ -351,13 +401,29 @@ class TowerModel(AsTower0):
         self.copy_to_replicas()  # Averages replace weights when training ends.
         return history
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: int | Literal["auto"] = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = False,
+        **newer: Never,
+    ) -> Any:
         """Evaluates as ``keras.Model.evaluate`` does, over all towers.
 
         With a ``group`` all ranks call it, and get results over all ranks' rows.
         """
         self.copy_to_replicas()
-        bound, ranks = _EVALUATE.bind(self, *args, **kwargs), self._ranks
+        bound = _EVALUATE.bind(
+            *(self, x, y, batch_size, verbose, sample_weight, steps, callbacks),
+            return_dict,
+            **newer,
+        )
+        ranks = self._ranks
         self._follow(bound.arguments)
         if ranks is not None:
             ranks.num_calls += 1
@@ -404,10 +470,18 @@ class TowerModel(AsTower0):
                 self._ranks.alone.drop()
             raise
 
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: int | Literal["auto"] = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
+        **newer: Never,
+    ) -> Any:
         """Predicts as ``keras.Model.predict`` does, over all towers."""
         self.copy_to_replicas()
-        bound = _PREDICT.bind(self, *args, **kwargs)
+        bound = _PREDICT.bind(self, x, batch_size, verbose, steps, callbacks, **newer)
         self._follow(bound.arguments)
         with naming_what_failed(self._steps):
             return super().predict(*bound.args[1:], **bound.kwargs)

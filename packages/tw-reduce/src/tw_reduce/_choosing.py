@@ -6,7 +6,7 @@ Source of the mode names: tensorpack 0.11, ``SyncMultiGPUReplicatedBuilder``.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -123,7 +123,10 @@ def all_reduce(
 
 
 def reducer_for_mode(
-    mode: str, devices: Sequence[str], *, keys: CollectiveKeys | None = None
+    mode: Literal["collective", "cpu", "gpu", "hierarchical", "nccl"],
+    devices: Sequence[str],
+    *,
+    keys: CollectiveKeys | None = None,
 ) -> Reducer:
     """Returns the reducer that an older mode name stands for.
 

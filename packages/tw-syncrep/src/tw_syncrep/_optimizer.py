@@ -8,7 +8,7 @@ and ``_protocol`` runs the rounds; this module connects them.
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -76,12 +76,12 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         name: str = "sync_replicas",
         *,
         replica_index: int | None = None,
-        sparse_mean: str = "replicas",
+        sparse_mean: Literal["replicas", "per_row"] = "replicas",
         fuse_below_bytes: int = SMALL_BYTES,
         compression: tf.DType | None = None,
         wait_timeout_s: float | None = 600.0,
         start_timeout_s: float | None = None,
-        when_replica_leaves: str = "continue",
+        when_replica_leaves: Literal["continue", "end"] = "continue",
         elastic: bool = False,
         min_replicas: int = 1,
     ) -> None:

@@ -6,7 +6,7 @@ devices and variables become known, that is, when a step is built.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -26,6 +26,7 @@ from tw_ampopt._variables import common_device
 from tw_ampopt._wrapped.factory import LearningRateLike, OptimizerFactory
 from tw_core.devices import canonical_device
 from tw_core.internal import check_flag, check_text
+from tw_reduce import StatefulReducer
 
 
 class Optimizer(BaseOptimizer):
@@ -68,10 +69,10 @@ class Optimizer(BaseOptimizer):
         report_mem_usage: bool = False,
         *,
         loss_scale: LossScale | None = None,
-        on_nonfinite: str = "skip_group",
+        on_nonfinite: Literal["skip_group", "drop_micro_batch"] = "skip_group",
         clip_by_global_norm: float | None = None,
         master_copies: bool = False,
-        reducer: Reducer | None = None,
+        reducer: Reducer | StatefulReducer | None = None,
         **kwargs: Any,
     ) -> None:
         """Stores the settings; state is made as devices become known.

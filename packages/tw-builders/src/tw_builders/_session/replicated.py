@@ -1,7 +1,7 @@
 """Synchronous training with a copy of the variables on every device."""
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -14,7 +14,7 @@ from tw_builders._session.sync_variables import build_sync_op
 from tw_core import Tower
 from tw_core.gradients import check_replicated_grad_list, merge_grad_list
 from tw_core.internal import Gradients, check_flag
-from tw_reduce import Reducer, all_reduce, mean, reducer_for_mode
+from tw_reduce import Reducer, StatefulReducer, all_reduce, mean, reducer_for_mode
 from tw_reduce.internal import check_reducer, is_stateful, with_memory
 from tw_reduce.reducers import check_adds
 
@@ -49,7 +49,10 @@ class SyncMultiGPUReplicatedBuilder(CopiesBuilder):
         self,
         towers: Sequence[int | str | Tower],
         average: bool = True,
-        mode: str | Reducer | None = None,
+        mode: Literal["collective", "cpu", "gpu", "hierarchical", "nccl"]
+        | Reducer
+        | StatefulReducer
+        | None = None,
         *,
         flat_below_bytes: int = 0,
         flat_group: Callable[[str], Hashable | None] | None = None,
@@ -78,12 +81,11 @@ class SyncMultiGPUReplicatedBuilder(CopiesBuilder):
             towers, flat_below_bytes=flat_below_bytes, flat_group=flat_group
         )
         check_flag(average=average)
+        reducer: Any = mode
         if mode is None:
             reducer = all_reduce(self.devices)
         elif isinstance(mode, str):
             reducer = reducer_for_mode(mode, self.devices)
-        else:
-            reducer = mode
         if not (callable(reducer) or is_stateful(reducer)):
             raise TypeError(
                 "SyncMultiGPUReplicatedBuilder: mode must be a name or a reducer; got "
@@ -96,7 +98,7 @@ class SyncMultiGPUReplicatedBuilder(CopiesBuilder):
         self._reducer_is_given = reducer is mode
         self._average = average
         self._reducer: Reducer = reducer
-        self.grads: list[list[tuple[Any, tf.Variable]]] | None = None
+        self.grads: list[list[tuple[Any, tf.Variable]]] | Any = None
 
     def _train_op(
         self,

@@ -65,7 +65,7 @@ class SyncMultiGPUShardedBuilder(CopiesBuilder):
         )
         check_flag(average=average)
         self._average = average
-        self.grads: list[tuple[Any, tf.Variable]] | None = None
+        self.grads: list[tuple[Any, tf.Variable]] | Any = None
 
     def _train_op(
         self,

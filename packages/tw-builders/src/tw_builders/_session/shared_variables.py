@@ -77,7 +77,7 @@ class SyncMultiGPUParameterServerBuilder(TowersBuilder):
                 f"over the towers' devices); got {ps_device!r}."
             )
         self.ps_device = ps_device
-        self.grads: list[tuple[Any, tf.Variable]] | None = None
+        self.grads: list[tuple[Any, tf.Variable]] | Any = None
 
     def build(
         self,

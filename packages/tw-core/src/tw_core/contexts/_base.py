@@ -37,14 +37,14 @@ _entered = _Entered()
 
 
 @without_autograph
-def get_current_tower_context() -> "BaseTowerContext | None":
+def get_current_tower_context() -> Any:
     """Returns the tower entered in this thread for the graph being built.
 
     Inside the body of a ``tf.cond``, ``tf.while_loop`` or ``tf.function`` that
     a tower builds, it is that tower.
 
     Returns:
-      The context, or None outside of towers.
+      The context, such as a ``TrainTowerContext``, or None outside of towers.
     """
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     for own in with_outer_graphs(graph):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
@@ -34,7 +34,7 @@ class LocalSteps:
 
     steps: int
     outer: Any = None
-    state: str = "local"
+    state: Literal["local", "averaged"] = "local"
 
     def __post_init__(self) -> None:
         """Checks the arguments."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Literal
 
 import tensorflow as tf
 
@@ -74,7 +75,7 @@ def join(
     *,
     rank: int | None = None,
     size: int | None = None,
-    engine: str = "auto",
+    engine: Literal["auto", "tensorflow", "nccl", "mpi"] = "auto",
     timeout_s: float = 60.0,
     first_timeout_s: float = 600.0,
     start_timeout_s: float = 300.0,

@@ -6,7 +6,7 @@ a ValueError here.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -42,7 +42,7 @@ from tw_reduce._tensor_info import below_on
 def allreduce_grads(
     all_grads: TowerTensors,
     average: bool,
-    mode: str = "nccl",
+    mode: Literal["nccl", "collective"] = "nccl",
     *,
     keys: CollectiveKeys | None = None,
 ) -> list[list[Tensorlike]]:

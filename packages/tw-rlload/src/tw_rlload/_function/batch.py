@@ -68,7 +68,7 @@ class DeviceBatch:
         self._writer = _eager_writer(self._buffers.variables)
 
     @property
-    def report(self) -> LoadReport | None:
+    def report(self) -> LoadReport | Any:
         """The report of the last load; None where nothing is loaded."""
         return self._buffers.report
 

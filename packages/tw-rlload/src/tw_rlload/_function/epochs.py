@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
 from tw_core.internal import check_flag, check_function
-from tw_reduce import Reducer, ReducerState
+from tw_reduce import Reducer, ReducerState, StatefulReducer
 from tw_rlload._function.batch import DeviceBatch, buffers_of, check_eager
 from tw_rlload._function.step import FunctionStep
 from tw_rlload._loading.buffers import Loaded
@@ -44,11 +44,11 @@ class EpochFunction:
         models: Sequence[Any],
         optimizers: Sequence[Any],
         *,
-        reducer: Reducer | None = None,
+        reducer: Reducer | StatefulReducer | None = None,
         grad_norm_clipping: float | None = None,
         apply_fn: ApplyFn | None = None,
         sparse_gradients: bool = False,
-        trace: str = "once",
+        trace: Literal["once", "each"] = "once",
         jit_compile: bool = False,
     ) -> None:
         """Checks models and optimizers; traces once, at the first call.

@@ -6,7 +6,7 @@ applies gradients with one optimizer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
@@ -47,7 +47,7 @@ class FunctionStep:
         optimizers: Sequence[Any],
         update: Update,
         *,
-        trace: str,
+        trace: Literal["once", "each"],
         jit_compile: bool,
     ) -> None:
         """Checks the models, and makes the optimizers' variables."""

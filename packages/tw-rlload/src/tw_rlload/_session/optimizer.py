@@ -17,7 +17,7 @@ from tw_core.internal import (
     check_optimizer,
     check_session_graph,
 )
-from tw_reduce import Reducer
+from tw_reduce import Reducer, StatefulReducer
 from tw_rlload._loading.buffers import Buffers
 from tw_rlload._loading.columns import Columns
 from tw_rlload._loading.plan import LoadReport, Remainder, first_sequence
@@ -83,7 +83,7 @@ class LocalSyncParallelOptimizer:
         build_graph: Callable[..., Any],
         grad_norm_clipping: float | None = None,
         *,
-        reducer: Reducer | None = None,
+        reducer: Reducer | StatefulReducer | None = None,
         remainder: Remainder = "drop",
         check_finite: bool = False,
         num_buffers: int = 1,
@@ -162,7 +162,7 @@ class LocalSyncParallelOptimizer:
         self._epochs = build_epochs(self._step, make_picks(*rows))
 
     @property
-    def report(self) -> LoadReport | None:
+    def report(self) -> LoadReport | Any:
         """The report of the last load; None where nothing is loaded."""
         return self._buffers.report
 

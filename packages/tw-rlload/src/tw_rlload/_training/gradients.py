@@ -28,7 +28,7 @@ from tw_core.internal import (
     with_unique_rows,
     without_autograph,
 )
-from tw_reduce import Reducer, ReducerState, all_reduce, mean
+from tw_reduce import Reducer, ReducerState, StatefulReducer, all_reduce, mean
 from tw_reduce.internal import is_stateful
 from tw_reduce.reducers import check_adds
 from tw_rlload._loading.specs import is_numeric
@@ -188,7 +188,7 @@ class Update:
 
 def read_update(
     towers: Sequence[Tower],
-    reducer: Reducer | None,
+    reducer: Reducer | StatefulReducer | None,
     grad_norm_clipping: float | None,
     apply_fn: ApplyFn | None,
     sparse_gradients: bool,
@@ -197,7 +197,7 @@ def read_update(
     if reducer is None:
         reducer = all_reduce([tower.device for tower in towers])
     else:
-        check_adds(reducer=reducer)
+        reducer = check_adds(reducer=reducer)
     memory = Memory(reducer, towers) if is_stateful(reducer) else None
     bound = grad_norm_clipping
     if bound is not None:
