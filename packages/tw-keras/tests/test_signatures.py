@@ -6,6 +6,7 @@ from typing import get_overloads
 import keras
 import numpy as np
 import pytest
+
 from tw_keras import TowerModel, _model
 
 

@@ -37,9 +37,9 @@ def _tower_0(model: Any) -> Any:
     return None if copies is None else copies.main
 
 
-# To mypy, which reads no types of Keras, a model of Keras has any attribute, so that a
-# misspelt one is no error. It sees a class instead, which lists what ``keras.Model``
-# has: it takes MYPY for true, and does not skip ``if 0`` as pyright does.
+# To mypy, which reads no types of Keras, a model of Keras has any attribute: it would
+# accept a misspelt one. It sees a class instead, which lists what ``keras.Model`` has:
+# it takes MYPY for true, and does not skip ``if 0`` as pyright does.
 MYPY = False
 if 0:
 
