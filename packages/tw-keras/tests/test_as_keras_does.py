@@ -341,6 +341,13 @@ def test_metrics_do_not_count_padding():
     np.testing.assert_allclose(evaluated(towers_of(masked, 2)), want, rtol=1e-6)
 
 
+def test_an_empty_list_of_metrics_adds_nothing_to_the_history():
+    model = towers_of(dense, 2)
+    model.compile("sgd", "mse", metrics=[])
+    assert list(model.fit(X, Y, verbose=0).history) == ["loss"]
+    assert list(model.evaluate(X, Y, verbose=0, return_dict=True)) == ["loss"]
+
+
 def test_towers_draw_random_numbers_of_their_own():
     class Noise(layers.Layer):
         def __init__(self):
