@@ -46,6 +46,9 @@ SUBJECTS = {
         "callback, callbacks, early stopping, earlystopping, tensorboard, "
         "reducelronplateau"
     ),
+    "howto/keras#prove-it-on-your-model": (
+        "different results, different loss, same result, reproduce, verify, correct"
+    ),
     "howto/reduce": "all-reduce, allreduce, nccl",
     "howto/builders": "parameter server, sharded, fsdp",
     "howto/builders#clip-before-the-update": (

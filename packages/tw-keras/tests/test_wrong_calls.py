@@ -20,12 +20,14 @@ GIVEN = {
     "devices": lambda: TWO,
     "TowerModel.devices": lambda: TWO,
     "make_model": lambda: dict,
+    "data": lambda: iter(()),
     "steps": lambda: 2,
     "TowerModel": lambda: TowerModel(dense, TWO),
     "callback": keras.callbacks.Callback,
 }
 EXEMPT = {
     "Python calls it": "TowerModel.__getattr__ TowerModel.__setattr__",
+    "compare makes it": "Comparison",
     "Keras answers": (
         "TowerModel.name TowerModel.compile TowerModel.fit TowerModel.evaluate "
         "TowerModel.predict TowerModel.predict_step "
@@ -70,6 +72,7 @@ OTHERS = {
         ),
         ([None], TypeError, "one of tf.config.list_logical_devices(); got None"),
     ],
+    "compare.steps": [(0, ValueError, "steps must be at least 1; got 0")],
     "TowerModel.variables": [("mirrored", ValueError, "must be 'replicated' or")],
     "TowerModel.loss_reduction": [("mean", ValueError, "must be 'sum' or None")],
     "TowerModel.data": [("mine", ValueError, "data must be 'own' or 'shared'")],

@@ -1,5 +1,8 @@
-"""This package's check for ``tw-doctor``, which finds it through an entry point."""
+"""This package's check and command, which ``tw-doctor`` finds by entry points."""
 
+import argparse
+import importlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -34,3 +37,62 @@ def _check_tower_model(devices: Sequence[str]) -> None:
         got = tower.get_weights()[0]
         if not np.allclose(got, 0.75, rtol=2.0**-9):  # float16's rounding, twice
             raise AssertionError(f"variable 0 of tower {k} is {got} instead of 0.75")
+
+
+def model(arguments: Sequence[str]) -> int:
+    """Runs ``tw-doctor model``; returns 0 if towers train as plain Keras, else 1."""
+    parser = argparse.ArgumentParser(
+        prog="tw-doctor model",
+        description="Trains a Keras model plain and over towers, on GPUs if there are "
+        "any, and says what differs and why. Exits with 1 if anything does. Defaults "
+        "are in parentheses.",
+    )
+    name = "MODULE:FUNCTION"
+    parser.add_argument("make_model", metavar=name, help="returns a model")
+    parser.add_argument(
+        "--data",
+        metavar=name,
+        help="returns batches, or a tuple of arrays (make_data of the model's module)",
+    )
+    parser.add_argument(
+        "--compile",
+        metavar=name,
+        help="compiles the model that it is given (make_model compiles it)",
+    )
+    towers, steps = "number of towers (2)", "number of batches (3)"
+    parser.add_argument("--towers", metavar="K", type=int, default=2, help=towers)
+    parser.add_argument("--steps", metavar="N", type=int, default=3, help=steps)
+    options = parser.parse_args(arguments)
+    for name in ("towers", "steps"):
+        if getattr(options, name) < 1:
+            parser.error(f"argument --{name}: must be 1 or more")
+    sys.path.insert(0, "")  # A command's path lacks the current folder.
+    data = options.data or f"{options.make_model.partition(':')[0]}:make_data"
+    names = [options.make_model, data, *filter(None, [options.compile])]
+    try:
+        make_model, make_data, *compiling = map(_find, names)
+    except LookupError as error:
+        parser.error(str(error))
+    import tensorflow as tf
+
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    devices = [f"/gpu:{k % gpus}" if gpus else "/cpu:0" for k in range(options.towers)]
+    result = tw_keras.compare(
+        *(make_model, make_data(), devices),
+        compile=compiling[0] if compiling else None,
+        steps=options.steps,
+    )
+    print(result)
+    return 0 if result.equal else 1
+
+
+def _find(name: str) -> Any:
+    """Finds the function ``module:function``."""
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function, None)
+    except (ModuleNotFoundError, ValueError) as error:
+        raise LookupError(f"{name!r} must be module:function; {error}") from None
+    if not callable(found):
+        raise LookupError(f"{name!r}: the module {module} has no such function")
+    return found

@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
@@ -32,7 +33,9 @@ examples:
   tw-doctor                                  all checks, then measurements
   tw-doctor --towers 8 --json machine.json   for all_reduce(devices, measured=...)
   tw-doctor --device cpu --checks-only       only the checks, in seconds
+  tw-doctor model train:make_model           a Keras model over towers (tw-keras)
 """
+_COMMANDS = "tw_doctor.commands"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -257,10 +260,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs ``tw-doctor``.
 
     Args:
-      arguments: of the command line; by default, this process's.
+      arguments: of the command line; by default, this process's. The first may be a
+        command of another package, as ``model`` is of tw-keras.
 
     Returns:
-      The exit status: 0; 1 if a check or measurement failed; 130 after Ctrl-C.
+      The exit status: 0; 1 if a check or measurement failed; 130 after Ctrl-C; or
+      that of the other package's command.
 
     Raises:
       TypeError: ``arguments`` are not strings.
@@ -269,6 +274,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is not None:
         for argument in check_list(arguments=arguments, empty=True):
             check_text(argument=argument, empty=True)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    for point in entry_points(group=_COMMANDS, name=given[0] if given else ""):
+        return int(point.load()(given[1:]))
+    if given[:1] == ["model"]:
+        _say("the command model is a part of tw-keras, which is not installed.")
+        return 2
     options = parse(arguments)
     page = Page()
     examination = Examination(options, page)
