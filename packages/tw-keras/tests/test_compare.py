@@ -107,14 +107,21 @@ class TestVerdict:
         def weighted(values, of):
             return np.average(values, weights=of)
 
-        def kind(of):
-            return verdict.kind_of_loss(rows, losses(of), 1e-9)
+        def kind(*of):
+            return verdict.kind_of_loss(rows, [*map(losses, of)], 1e-9)
 
         assert kind(lambda values, _: np.mean(values)) == "rows"
         assert kind(lambda values, _: np.sum(values) / 7) == "sum"
         per_row = {own.sum() / n for own, n in zip(weights, rows, strict=True)}
         assert kind(weighted) == ("rows" if len(per_row) == 1 else "weights")
         assert kind(root) == "batch"
+        assert kind(weighted, weighted) == kind(weighted)
+        assert kind(lambda values, _: np.sum(values) / np.sum(values**2)) == "weights"
+
+        def with_weights(power):
+            return lambda values, of: np.average(values, weights=of**power)
+
+        assert kind(with_weights(1), with_weights(3)) in ("batch", "rows")
 
     def test_each_reason_is_given_for_its_finding(self):
         loss = Difference(1, "loss", 0.1, frozenset({"loss", "weight"}))
@@ -220,7 +227,7 @@ class Own(keras.Sequential):
 def own(*inner, **attributes):
     def make():
         layers_within = [make_layer() for make_layer in inner]
-        model = Own([keras.Input([6]), hidden(), *layers_within, layers.Dense(3)])
+        model = Own([keras.Input([6]), *layers_within, layers.Dense(3)])
         for name, value in attributes.items():
             setattr(model, name, value)
         return model
@@ -280,6 +287,12 @@ class Counting(layers.Layer):
         return x
 
 
+def two_inputs():
+    inputs = keras.Input([6]), keras.Input([6])
+    joined = layers.Concatenate()([layers.Dense(3)(x) for x in inputs])
+    return keras.Model([*inputs], layers.Dense(3)(joined))
+
+
 def rivals(model):
     model.compile(keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1, momentum=0.9))
 
@@ -320,6 +333,7 @@ EQUAL = {  # make_model, data, compile, options of TowerModel
     "synchronised": (stack(hidden, lambda: norm(True)), ROWS, SETTINGS, {}),
     "embedding": (embedding(), (TOKENS, TOKENS), ADAMW, {}),
     "sparse": (sparse_input, "sparse", SETTINGS, {}),
+    "two inputs": (two_inputs, ([X, 1 - X], LABELS), SETTINGS, {}),
     "two optimizers": (Rivals, ROWS, rivals, {}),
     "compiled by make_model": (compiled, ROWS, None, {}),
     "without metrics": (stack(), ROWS, {**SETTINGS, "metrics": []}, {}),
@@ -378,7 +392,7 @@ OTHER = {  # make_model, data, compile, and beginnings of lines after the first
 }
 
 
-@pytest.mark.slow(by_day=["dense", "without metrics"])
+@pytest.mark.slow(by_day=["own step", "without metrics"])
 @pytest.mark.parametrize("name", EQUAL)
 def test_towers_equal_one_device(name):
     make_model, data, settings, options = EQUAL[name]
@@ -388,7 +402,7 @@ def test_towers_equal_one_device(name):
     assert re.fullmatch(r"equal to \de-1\d \(3 steps, 2 towers, float64\)", str(result))
 
 
-@pytest.mark.slow(by_day=["batch statistics", "pairs"])
+@pytest.mark.slow(by_day=["sum", "pairs"])
 @pytest.mark.parametrize("name", OTHER)
 def test_a_difference_is_said_with_its_reason(name):
     make_model, data, settings, expected = OTHER[name]
@@ -457,9 +471,9 @@ def test_data_without_a_batch_is_refused():
 
 @pytest.mark.slow
 def test_an_error_of_towers_alone_is_raised():
-    loss = keras.losses.MeanSquaredError(reduction="none")
-    with pytest.raises(ValueError, match="must have a reduction other than 'none'"):
-        compare(own(), ROWS, TWO, compile={"optimizer": "sgd", "loss": loss})
+    make_model = own(hidden, loss_of=tf.reduce_sum)
+    with pytest.raises(ValueError, match="cannot be separated from the regularizers"):
+        compare(make_model, ROWS, TWO, compile=SGD, loss_reduction="sum")
 
 
 @pytest.mark.parametrize("num_towers", [1, 2, 3])

@@ -80,8 +80,11 @@ def compare(
     """
     check_function(make_model=make_model)
     check_needs_nothing(make_model)
-    if compile is not None and not isinstance(compile, dict):
-        check_function(compile=compile)
+    if not (compile is None or isinstance(compile, dict) or callable(compile)):
+        raise TypeError(
+            "compile must be a dict of compile's arguments, or a function that "
+            f"compiles a model; got {compile!r}."
+        )
     check_whole_number(steps=steps, at_least=1)
     towers = make_towers(devices)
     batches, is_static = take_batches(data, steps, len(towers))
@@ -169,8 +172,8 @@ def _reasons(
         else:
             wanted = trial.train_plain(start).record
             left = verdict.first_difference(wanted, got, tolerance)
-    kind = None
-    if left.step:
+    kind, has_noise = None, was_random and left is found
+    if left.step and not has_noise:
         narrow = max(tolerance / 100, verdict.TOLERANCES["float64"])
         kind = trial.changed(freeze_statistics).kind_of_loss(start, narrow)
     return verdict.reasons(

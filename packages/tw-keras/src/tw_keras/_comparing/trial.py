@@ -83,14 +83,16 @@ class Trial:
             a, b, c = cut(whole, rows)
             ab, _ = cut(whole, [rows[0] + rows[1], rows[2]])
             _, bc = cut(whole, [rows[0], rows[1] + rows[2]])
-            model, losses = self._make_plain(_SEED), list[float]()
-            for part in (a, b, c, ab, bc, whole):
-                _assign(model, start)
-                values = self._step(model, part)
-                losses.append(next(o.array for o in values if o.kind == "loss"))
+            model, losses = self._make_plain(_SEED), list[list[float]]()
+            for scale in (1.0, 1.5):
+                losses.append([])
+                for part in (a, b, c, ab, bc, whole):
+                    _assign(model, [np.asarray(scale * v, v.dtype) for v in start])
+                    values = self._step(model, part)
+                    losses[-1] += [v.array.item() for v in values if v.kind == "loss"]
         except Exception:  # The step needs all rows, or does not report its loss.
             return None
-        return kind_of_loss(rows, losses, tolerance)
+        return kind_of_loss(rows, losses, tolerance) if losses[0] else None
 
     def fails_on_a_part(self) -> bool:
         """Returns whether plain Keras fails on the rows of a tower, too."""
@@ -163,7 +165,11 @@ class Trial:
         # Not by fit, which would first copy tower 0 to the others.
         logs = model.train_function(iter(self._data(batch)))
         values = [
-            Value("loss" if name == "loss" else "metric", name, np.float64(value))
+            Value(
+                "loss" if name == "loss" else "metric",
+                name,
+                np.asarray(value, "float64"),
+            )
             for name, value in sorted(logs.items(), key=lambda item: item[0] != "loss")
         ]
         main = model.towers[0] if isinstance(model, TowerModel) else model
@@ -184,20 +190,24 @@ def take_batches(data: Any, steps: int, num_towers: int) -> tuple[list[Any], boo
         rows = min(map(len, tf.nest.flatten(data)))
         size = max(1, min(_MAX_ROWS, rows // steps))
         size -= size > 1 and size % num_towers == 0
-        taken = tf.nest.map_structure(lambda leaf: _tensor(leaf[: steps * size]), data)
-        data = tf.data.Dataset.from_tensor_slices(taken).batch(size)
+        data = tf.nest.map_structure(lambda leaf: leaf[: steps * size], data)
+        data = tf.data.Dataset.from_tensor_slices(_tensors(data)).batch(size)
     spec = data.element_spec if isinstance(data, tf.data.Dataset) else None
-    batches = [tf.nest.map_structure(_tensor, own) for own in islice(data, steps)]
+    batches = [_tensors(batch) for batch in islice(data, steps)]
     if not batches:
         raise ValueError("data must have at least one batch; got none.")
     return batches, spec is not None and _batches.static_rows(spec) is not None
 
 
-def _tensor(leaf: Any) -> Any:
-    """Makes a tensor, as Keras does: of arrays of floats with its own dtype."""
-    if tf.is_tensor(leaf):
-        return leaf
-    leaf = tf.convert_to_tensor(leaf)
+def _tensors(data: Any) -> Any:
+    """Makes tensors as Keras does: lists are tuples, and floats have its dtype."""
+    if isinstance(data, dict):
+        return {name: _tensors(own) for name, own in data.items()}
+    if isinstance(data, list | tuple):
+        return tuple(map(_tensors, data))
+    if tf.is_tensor(data):
+        return data
+    leaf = tf.convert_to_tensor(data)
     return tf.cast(leaf, keras.config.floatx()) if leaf.dtype.is_floating else leaf
 
 

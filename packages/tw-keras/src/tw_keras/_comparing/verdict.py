@@ -10,6 +10,7 @@ TOLERANCES = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 5e-2, "float16": 5e-
 """Relative differences that may be rounding, by dtype, the widest first."""
 _FLOOR = 0.1  # Smaller values are compared as if they were of this size.
 _OF_FLOAT32 = 1e-6  # A smaller difference in float64 looks like float32's rounding.
+_OF_WEIGHTS = 1e-3  # Smaller differences between weights may be rounding.
 _MAX_LINES = 5
 _OWN_STEP = "docs/pitfalls.md#your-own-step-is-not-a-mean-over-rows"
 _REASONS = {
@@ -167,37 +168,48 @@ def relative_difference(wanted: Any, got: Any) -> float:
     return float(np.max(np.abs(wanted - got), initial=0.0) / size)
 
 
-def kind_of_loss(rows: Sequence[int], losses: Sequence[float], tolerance: float) -> str:
+def kind_of_loss(
+    rows: Sequence[int], losses: Sequence[Sequence[float]], tolerance: float
+) -> str:
     """Returns over what a loss is a mean, from its values for three parts of a batch.
 
-    These have ``rows``; ``losses`` are those of parts a, b, c, ab, bc and abc.
-    ``"rows"``; ``"weights"``: every part has another weight than its rows; ``"sum"``;
-    or ``"batch"``, if none explains the values. A constant may be added to all losses.
+    These have ``rows``; ``losses`` are those of parts a, b, c, ab, bc and abc, for
+    several values of the variables. ``"rows"``; ``"weights"``: a mean in which parts
+    have other weights, whatever the variables; ``"sum"``; or ``"batch"``, if none of
+    these explains the values. A constant may be added to all losses.
 
-    >>> kind_of_loss([1, 1, 2], [1.0, 2.0, 4.0, 1.5, 10 / 3, 2.75], 1e-9)
+    >>> kind_of_loss([1, 1, 2], [[1.0, 2.0, 4.0, 1.5, 10 / 3, 2.75]], 1e-9)
     'rows'
     """
-    a, b, c, ab, bc, abc = losses
-    within = tolerance * max(map(abs, losses))
-
-    def are_means(of_a: float, of_b: float, of_c: float) -> bool:
-        wanted = [
-            (of_a * a + of_b * b) / (of_a + of_b),
-            (of_b * b + of_c * c) / (of_b + of_c),
-            (of_a * a + of_b * b + of_c * c) / (of_a + of_b + of_c),
-        ]
-        return bool(np.allclose(wanted, [ab, bc, abc], rtol=0, atol=within))
-
-    if are_means(*rows):
+    if all(_are_means(rows, own, tolerance) for own in losses):
         return "rows"
-    if abs(abc - ab - bc + b) <= within:
+    if all(
+        abs(abc - ab - bc + b) <= tolerance * max(map(abs, (a, b, c, ab, bc, abc)))
+        for a, b, c, ab, bc, abc in losses
+    ):
         return "sum"
-    if ab != a and bc != c:
+    weights = []
+    for a, b, c, ab, bc, abc in losses:
+        if ab == a or bc == c:
+            return "batch"
         # Two equations have the weights of a and c; the third value must agree.
-        of_a, of_c = (b - ab) / (ab - a), (b - bc) / (bc - c)
-        if min(of_a, of_c) > 0 and are_means(of_a, 1.0, of_c):
-            return "weights"
-    return "batch"
+        found = (b - ab) / (ab - a), 1.0, (b - bc) / (bc - c)
+        if min(found) < 0 or not _are_means(found, (a, b, c, ab, bc, abc), tolerance):
+            return "batch"
+        weights.append(found)
+    # In a ratio of two sums, such as Dice, they depend on the variables.
+    return "weights" if np.allclose(weights, weights[0], rtol=_OF_WEIGHTS) else "batch"
+
+
+def _are_means(
+    weights: Sequence[float], losses: Sequence[float], tolerance: float
+) -> bool:
+    """Returns whether the losses of joined parts are means of those of the parts."""
+    parts, joined = np.array(losses[:3]), losses[3:]
+    chosen = np.array([[1, 1, 0], [0, 1, 1], [1, 1, 1]]) * weights
+    means = chosen @ parts / chosen.sum(axis=1)
+    within = tolerance * max(map(abs, losses))
+    return bool(np.allclose(means, joined, rtol=0, atol=within))
 
 
 def reasons(
