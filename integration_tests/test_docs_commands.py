@@ -14,7 +14,10 @@ TEXTS = [*READMES, *PAGES, LAB / "README.md"]
 SESSION = re.compile(r"nox(?: -R)? -s ((?:\"[^\"]+\" ?|\w[\w-]* ?)+)")
 MODULES = {
     "tw-launch": ["packages/tw-launch/src/tw_launch/_launcher/*.py"],
-    "tw-doctor": ["packages/tw-doctor/src/tw_doctor/_machine/*.py"],
+    "tw-doctor": [
+        "packages/tw-doctor/src/tw_doctor/_machine/*.py",
+        "packages/tw-keras/src/tw_keras/_doctor.py",
+    ],
     "train": ["docs/examples/train_digits.py"],
     "train rl": ["docs/examples/ppo/train.py"],
     "bench": ["integration_tests/lab/benchmarks/*.py"],

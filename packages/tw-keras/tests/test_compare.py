@@ -144,7 +144,8 @@ class TestVerdict:
             left=equal,
             is_random=True,
         )
-        starts("Random numbers", is_random=True, is_untried=True, loss="rows")
+        untried = {"is_random": True, "is_untried": True}
+        starts("Random numbers", "Whether anything else", **untried)
         starts(
             "Batch statistics are of a tower's rows in a, b, c, ...:",
             "The loss is over",
@@ -360,7 +361,10 @@ OTHER = {  # make_model, data, compile, and beginnings of lines after the first
         *(stack(norm, lambda: layers.GaussianNoise(0.5)), ROWS, SETTINGS),
         ["Random numbers ", "Batch statistics are ", "It is equal to "],
     ),
-    "noise without a rate": (stack(BadNoise), ROWS, SETTINGS, ["Random numbers "]),
+    "noise without a rate": (
+        *(stack(BadNoise), ROWS, SETTINGS),
+        ["Random numbers ", "Whether anything else differs could not be tried."],
+    ),
     "pairs": (own(loss_of=contrast), ROWS, SGD, ["The loss is over the whole batch "]),
     "pairs and all else": (
         *(own(norm, lambda: layers.Dropout(0.5), loss_of=contrast), ROWS, SGD),

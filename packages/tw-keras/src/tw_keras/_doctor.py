@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import tw_keras
+from tw_core import use_logical_cpus
 
 
 def checks(devices: Sequence[str]) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -66,6 +67,11 @@ def model(arguments: Sequence[str]) -> int:
     for name in ("towers", "steps"):
         if getattr(options, name) < 1:
             parser.error(f"argument --{name}: must be 1 or more")
+    import tensorflow as tf
+
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    devices: Any = [f"/gpu:{k % gpus}" for k in range(options.towers) if gpus]
+    devices = devices or use_logical_cpus(options.towers)  # before devices are used
     sys.path.insert(0, "")  # A command's path lacks the current folder.
     data = options.data or f"{options.make_model.partition(':')[0]}:make_data"
     names = [options.make_model, data, *filter(None, [options.compile])]
@@ -73,10 +79,6 @@ def model(arguments: Sequence[str]) -> int:
         make_model, make_data, *compiling = map(_find, names)
     except LookupError as error:
         parser.error(str(error))
-    import tensorflow as tf
-
-    gpus = len(tf.config.list_physical_devices("GPU"))
-    devices = [f"/gpu:{k % gpus}" if gpus else "/cpu:0" for k in range(options.towers)]
     result = tw_keras.compare(
         *(make_model, make_data(), devices),
         compile=compiling[0] if compiling else None,

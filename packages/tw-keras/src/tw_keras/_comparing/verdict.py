@@ -237,7 +237,7 @@ def reasons(
     if loss in ("weights", "sum", "batch"):
         return (*found, _REASONS[loss])
     if is_untried:
-        return tuple(found)
+        return (*found, "Whether anything else differs could not be tried.")
     if left.kinds == {"metric"}:
         return (*found, _REASONS["log"])
     if left.kinds == {"state"}:
