@@ -509,6 +509,11 @@ def make_data():
 class TestDoctor:
     """The command ``tw-doctor model``, in this process."""
 
+    @pytest.fixture(autouse=True)
+    def as_in_a_new_process(self, monkeypatch):
+        monkeypatch.setattr(_doctor, "use_logical_cpus", lambda count: CPUS[:count])
+        monkeypatch.setattr("sys.path", [*_doctor.sys.path])
+
     def test_the_package_declares_it(self):
         manifest = tomllib.loads((PACKAGE / "pyproject.toml").read_text())
         declared = manifest["project"]["entry-points"]["tw_doctor.commands"]
@@ -521,7 +526,6 @@ class TestDoctor:
         text = PROGRAM.format(synchronized=synchronized)
         (tmp_path / f"{module}.py").write_text(text)
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr("sys.path", [*_doctor.sys.path])
         status = _doctor.model([f"{module}:make_model", "--towers", "3", "--steps=2"])
         out = capsys.readouterr().out
         assert status == (0 if synchronized else 1)
@@ -540,8 +544,7 @@ class TestDoctor:
             (["math:sin", "--towers", "0"], "argument --towers: must be 1 or more"),
         ],
     )
-    def test_wrong_arguments_are_refused(self, arguments, said, monkeypatch, capsys):
-        monkeypatch.setattr("sys.path", [*_doctor.sys.path])
+    def test_wrong_arguments_are_refused(self, arguments, said, capsys):
         with pytest.raises(SystemExit) as end:
             _doctor.model(arguments)
         assert end.value.code == 2
