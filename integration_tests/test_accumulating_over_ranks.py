@@ -60,14 +60,15 @@ EXCHANGED = {
         *(4, {"on_nonfinite": "drop_micro_batch"}, False, {}),
         [REPORT, 4, REPORT, 4, REPORT, 4, REPORT, 4, WEIGHTS] * 2,
     ),
-    # A reduce-scatter and an all-gather; then the state, which a callback may save.
+    # A reduce-scatter and an all-gather; then, for a callback that may save, what the
+    # state of each rank is, and an all-gather of it.
     "shards": (
         *(4, None, False, {"variables": "sharded"}),
-        [*([REPORT] * 4 + [WEIGHTS] * 2) * 2, 64, 12],
+        [*([REPORT] * 4 + [WEIGHTS] * 2) * 2, 64, WEIGHTS],
     ),
     "shards looked at": (
         *(4, None, True, {"variables": "sharded"}),
-        [*([REPORT, WEIGHTS] * 4 + [WEIGHTS]) * 2, 64, 12],
+        [*([REPORT, WEIGHTS] * 4 + [WEIGHTS]) * 2, 64, WEIGHTS],
     ),
     # The optimizer's state, as an epoch ends.
     "local steps": (

@@ -107,23 +107,32 @@ def test_ranks_killed_at_random_change_no_bit(tmp_path, undisturbed, mode, seed)
         assert history[name] == values[-len(begun[2]) :], (name, kills)
 
 
-def test_killed_ranks_of_two_machines_change_no_bit(tmp_path, undisturbed):
-    (port,) = find_free_ports(1)
-    meeting = ("--nnodes", "2", "--coordinator", f"127.0.0.1:{port}", *AGAIN)
-    kills = draw_kills("two machines", "session")
+def test_killed_ranks_of_two_machines_change_no_bit(tmp_path):
+    """Compared with two machines, as the ranks of each add first."""
 
-    def run_node(node, workers):
-        place = ("--node-rank", str(node), "--address", f"127.0.0.{node + 1}")
-        options = (*place, *meeting)
-        more = ("--kill", *kills)
-        return launch(tmp_path, "session", *more, workers=workers, options=options)
+    def run(folder, *more):
+        folder.mkdir()
+        (port,) = find_free_ports(1)
+        meeting = ("--nnodes", "2", "--coordinator", f"127.0.0.1:{port}", *AGAIN)
 
-    with ThreadPoolExecutor(2) as pool:
-        (begun, said), _ = pool.map(run_node, (0, 1), (2, 1))
+        def run_node(node, workers):
+            place = ("--node-rank", str(node), "--address", f"127.0.0.{node + 1}")
+            options = (*place, *meeting)
+            return launch(folder, "session", *more, workers=workers, options=options)
+
+        with ThreadPoolExecutor(2) as pool:
+            first, _ = pool.map(run_node, (0, 1), (2, 1))
+        return first
+
+    begun, said = run(tmp_path / "undisturbed")
+    assert sorted(begun) == [0], said
+    begun, said = run(
+        tmp_path / "killed", "--kill", *draw_kills("two machines", "session")
+    )
     assert sorted(begun) == [0, 1, 2], said
     assert begun[2][0] > 0, said
-    wanted = read(undisturbed("session"), "session")
-    np.testing.assert_equal(read(tmp_path, "session"), wanted)
+    wanted = read(tmp_path / "undisturbed", "session")
+    np.testing.assert_equal(read(tmp_path / "killed", "session"), wanted)
 
 
 def test_an_epoch_begins_again_after_a_backup_within_it(tmp_path):
