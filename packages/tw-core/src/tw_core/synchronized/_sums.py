@@ -69,9 +69,9 @@ def gather(tensors: _T) -> _T:
 
     Returns:
       The rows of all towers, tower 0's first, in the same structure, made on tower 0's
-      device. With towers of several processes, such as ``TowerModel(group=)``, rank 0's
-      first; these are numbers of 16, 32 or 64 bits. Outside of towers, and with a
-      single tower, ``tensors`` unchanged.
+      device. Over processes, as with ``TowerModel(group=)``, those of rank 0 come
+      first, and they are floats of 16 to 64 bits or integers of 32 or 64. Outside of
+      towers, and with a single tower, ``tensors`` unchanged.
 
     Raises:
       ValueError: a tensor without rows; otherwise as ``sum_over_towers``.
