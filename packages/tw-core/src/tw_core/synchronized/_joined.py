@@ -126,16 +126,15 @@ class JoinedTowers:
 
     def _check_reached(self, index: int) -> None:
         every = [one for reached in self._sums for one in reached.with_gradients()]
-        missing = [
-            one.name for one in every if 0 in one.parts and index not in one.parts
-        ]
-        more = [one.name for one in every if 0 not in one.parts and index in one.parts]
+        missing = [one for one in every if 0 in one.parts and index not in one.parts]
+        more = [one for one in every if 0 not in one.parts and index in one.parts]
         if missing or more:
             raise ValueError(
-                "sum_over_towers: every tower must reach the same sums; "
-                f"tower{index} has not reached {missing} of tower0, and tower0 has "
-                f"not reached {more} of tower{index}. Build the same layers in every "
-                "tower, in the same order, and differentiate all in the same way."
+                f"{[*missing, *more][0].says()}: every tower must reach the same sums; "
+                f"tower{index} has not reached {[one.name for one in missing]} of "
+                f"tower0, and tower0 has not reached {[one.name for one in more]} of "
+                f"tower{index}. Build the same layers in every tower, in the same "
+                "order, and differentiate all in the same way."
             )
 
 
@@ -185,11 +184,15 @@ class _Sum:
         if fit and not self._is_another(name, sums):
             return
         raise ValueError(
-            f"sum_over_towers: towers must reach the same sums in the same order; "
+            f"{self.says()}: towers must reach the same sums in the same order; "
             f"tower{self.begun_by} has reached {self.name!r} ({_described(begun)}), "
             f"tower{index} {name!r} ({_described(tensors)}). Build the same layers in "
             "the same order in every tower."
         )
+
+    def says(self) -> str:
+        """Returns the function that errors name."""
+        return "sum_over_towers" if self.combine is add_parts else "gather"
 
     def with_gradients(self) -> "Iterator[_Sum]":
         """Yields this sum, and those of its gradients of any order."""
@@ -222,7 +225,7 @@ class _Sum:
     def _gradient(self, index: int, upstream: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         if tf.compat.v1.get_default_graph() is not self.joined.graph:
             raise RuntimeError(
-                f"sum_over_towers: the gradient of {self.name!r} in tower{index} is "
+                f"{self.says()}: the gradient of {self.name!r} in tower{index} is "
                 "taken in another graph, such as the body of a tf.cond, which other "
                 "towers cannot reach; take it where the tower is built."
             )
