@@ -133,7 +133,8 @@ def test_every_argument_is_in_a_signature_and_every_constructors_is_described():
 
 def test_types_have_names_and_arguments_are_described_in_place():
     entries = {name: text for name, _, text in read_entries()}
-    assert "reducer (Reducer | None)" in entries["tw_keras.TowerModel"]
+    both = "reducer (Reducer | StatefulReducer | None)"
+    assert both in entries["tw_keras.TowerModel"]
     assert "devices (Devices | int | None)" in entries["tw_keras.TowerModel"]
     assert "measured (Measured | None)" in entries["tw_reduce.auto"]
     assert (
