@@ -70,6 +70,8 @@ def compare(
       Exception: any error that plain Keras raises, or that ``TowerModel`` raises for
         another reason than the number of rows.
 
+    >>> import keras
+    >>> import numpy as np
     >>> def make_model():
     ...     return keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
     >>> x = np.random.default_rng(0).normal(size=[64, 3])
