@@ -48,6 +48,7 @@ def test_entries_are_in_the_order_of_their_first_words():
     assert [w.split()[0] for w in words] == sorted(w.split()[0] for w in words)
 
 
+@pytest.mark.slow(by_day=True)
 def test_causes_follow_their_messages():
     messages = [m for package in PACKAGES for m in find_messages(package)]
     _, lost = find_causes(messages)

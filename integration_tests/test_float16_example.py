@@ -12,6 +12,7 @@ def example():
         yield found
 
 
+@pytest.mark.slow(by_day=["2"])
 @pytest.mark.parametrize("num_towers", [1, 2])
 def test_it_learns_with_scaling(example, num_towers):
     result = example.train(num_towers, epochs=20)
@@ -20,6 +21,7 @@ def test_it_learns_with_scaling(example, num_towers):
     assert result["loss_scaling_log2"] > 15
 
 
+@pytest.mark.slow
 def test_it_loses_gradients_without_scaling(example):
     assert example.train(epochs=20, scaling=False)["lost"] > 0.2
 

@@ -232,6 +232,7 @@ def test_rlload_with_siblings_ends_where_the_plain_optimizer_does(mode, name, fa
     assert accuracy(*got[0]) >= 0.9
 
 
+@pytest.mark.slow(by_day=True)
 def test_a_sharded_run_saves_the_names_of_a_replicated_one():
     def tower():
         variables = [

@@ -17,6 +17,7 @@ CASES = st.lists(
 )
 
 
+@pytest.mark.slow(by_day=True)  # by night with more examples
 @given(CASES)
 def test_each_value_of_all_cases_is_among_the_chosen(cases):
     chosen = [cases[index] for index in cover(cases)]
@@ -25,6 +26,7 @@ def test_each_value_of_all_cases_is_among_the_chosen(cases):
     assert len(chosen) <= len(values)
 
 
+@pytest.mark.slow(by_day=True)
 def test_a_package_names_its_tests_and_those_that_use_it():
     found = {str(path) for path in named_by("tw-horovod")}
     assert "packages/tw-horovod/tests" in found

@@ -101,6 +101,7 @@ def test_all_packages_get_one_version_and_a_line_in_their_changelogs(
     assert "version 0.2.0" in told.read_text()
 
 
+@pytest.mark.slow(by_day=["1.1.0", "2.0.0"])
 @pytest.mark.parametrize("version", ["1.0.0", "1.1.0", "1.1.0rc1", "2.0.0"])
 def test_bounds_of_a_new_version_agree_with_what_these_packages_import(
     tmp_path, version

@@ -53,6 +53,7 @@ def test_what_nothing_meets_is_told_and_no_index_asked(toy, tmp_path, need, said
         compat(toy.root, "tw-b", tmp_path / "into")
 
 
+@pytest.mark.slow
 def test_compat_takes_the_oldest_releases_of_extras_too(toy, tmp_path):
     toy.released("tw-c", "0.1.0", ["tw-a>=0.1"])
     toy.package("tw-c", "0.1.1", ["tw-a>=0.1"])

@@ -206,6 +206,7 @@ def test_a_layer_of_a_tower_on_another_device_is_told_in_a_fit():
     assert taken == {(second, first)}
 
 
+@pytest.mark.slow(by_day=["replicated", "loss scaling"])
 @pytest.mark.parametrize("update", ["replicated", "sharded", "loss scaling"])
 def test_a_step_of_ones_own_is_accused_of_nothing(update):
     towers = tw_core.towers(CPUS[:2])
