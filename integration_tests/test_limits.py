@@ -2,6 +2,7 @@
 
 import doctest
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,17 @@ def test_a_wording_passes_where_it_is_allowed_or_right(tmp_path):
     root = ROOT_TOML.replace("[tool.towers.b", allowed)
     page = "What is late? There is no rank; this is no word.\n"
     assert said_of(tmp_path, {"pyproject.toml": root, "docs/a.md": page}) == ""
+
+
+def test_a_stray_file_at_the_top_of_a_checkout_is_refused(tmp_path):
+    top = '[tool.towers]\ntop_level = ["pyproject.toml", "packages"]\n[tool.towers.b'
+    root = {"pyproject.toml": ROOT_TOML.replace("[tool.towers.b", top)}
+    strays = {".gitignore": "out/\n", "out/a.txt": "", "trained.keras": "", "t/v2": ""}
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True, timeout=60)
+    assert re.findall(
+        "(?m)^(.*?) does not belong at the top level, which has pyproject.toml, pack",
+        said_of(tmp_path, {**root, **strays}),
+    ) == ["t", "trained.keras"]
 
 
 def test_the_examples_hold():

@@ -7,6 +7,7 @@ nothing is imported; imports inside functions and under ``TYPE_CHECKING`` count.
 import argparse
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from collections import Counter
@@ -346,7 +347,28 @@ def find_lost_paths(root: Path) -> Iterator[str]:
                     )
 
 
+def find_strays(root: Path) -> Iterator[str]:
+    """Finds what is at the top level of a checkout by accident, committed or not yet."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    tops = {path.partition("/")[0] for path in listed.stdout.split("\0") if path}
+    top = settings(root)["towers"].get("top_level", [])
+    for name in sorted(tops - {*top}):
+        if not name.startswith(".") and (root / name).exists():
+            yield (
+                f"{name} does not belong at the top level, which has {', '.join(top)}; "
+                "programs of pages write into the folder where they are started."
+            )
+
+
 RULES: tuple[Callable[[Path], Iterator[str]], ...] = (
+    find_strays,
     find_unlisted,
     find_lost_paths,
     find_heavy,
