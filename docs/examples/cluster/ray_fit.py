@@ -3,7 +3,8 @@
     pip install "ray[train]" scikit-learn
     python ray_fit.py --workers 2
 
-The trainer sets a TF_CONFIG of workers in each process; nothing else is needed.
+The trainer sets a TF_CONFIG of workers in each process. All have one key: that of
+TW_KEY, or a new one.
 """
 
 import argparse
@@ -15,6 +16,8 @@ parser.add_argument("arguments", nargs="*", help="arguments of fit.py, after --"
 if __name__ == "__main__":  # --help and wrong options need no Ray.
     parser.parse_args()
 
+import os
+import secrets
 import sys
 from pathlib import Path
 
@@ -34,7 +37,8 @@ def fit(config: dict) -> None:
 
 def main() -> None:
     options = parser.parse_args()
-    ray.init(include_dashboard=False)
+    key = {"TW_KEY": os.environ.get("TW_KEY") or secrets.token_hex(16)}
+    ray.init(include_dashboard=False, runtime_env={"env_vars": key})
     each = {"CPU": options.cpus}
     workers = ScalingConfig(num_workers=options.workers, resources_per_worker=each)
     given = {"arguments": options.arguments}

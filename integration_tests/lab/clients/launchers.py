@@ -90,7 +90,7 @@ def main() -> int:
             got = read(work / f"{name}.npz")
             for one, other in zip(got, wanted, strict=True):
                 np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
-            [found] = set(re.findall(r"join: (rank 0 .*)", out))
+            [found] = set(re.findall(r"join: (rank 0 of 2 .*)", out))
             print(f"{name}: as on one device; {found}", flush=True)
     return int(skipped == len(names))
 
@@ -124,7 +124,9 @@ def by_ray(work: Path, path: str) -> str:
     if not (BIN / "ray").exists():
         raise Skipped("Ray is not installed")
     command = [sys.executable, "ray_fit.py", "--cpus", "0.5", "--", "--weights", path]
-    return run(command, work, RAY_USAGE_STATS_ENABLED="0")
+    out = run(command, work, RAY_USAGE_STATS_ENABLED="0")
+    assert "without a key" not in out, out
+    return out
 
 
 def by_slurm(work: Path, path: str) -> str:
