@@ -198,7 +198,7 @@ def test_a_step_that_applies_in_a_body_trains_as_on_one_device(
         check_near(tower.one.get_weights(), many.towers[0].one.get_weights())
 
 
-@pytest.mark.slow
+@pytest.mark.slow(by_day=["in turns"])
 @pytest.mark.parametrize("step", ["in a method", "in turns"])
 def test_layers_are_synchronised_in_bodies(step):
     def make():

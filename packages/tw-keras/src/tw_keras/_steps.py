@@ -98,16 +98,14 @@ class Steps:
     def _report(
         self, data: Any, sizes: Sequence[Any], weights: Any, *, trains: bool
     ) -> Report:
-        """Reports a batch; if ranks train together, they exchange it, at once."""
+        """Reports a batch; if ranks train together, they begin to exchange it."""
         ranks = self.copies.ranks
         if ranks is None:
             return Report(sizes, weights)
         if trains and ranks.alone is None:
             checksum = ranks.exchanges.checksum(data) if ranks.shares_data else None
             sums = partial(ranks.exchanges.report, checksum=checksum)
-            report = Report(sizes, weights, sums)
-            report.all  # noqa: B018 # It travels while the forward pass runs.
-            return report
+            return Report(sizes, weights, sums)
 
         def assumed(weight: tf.Tensor, rows: tf.Tensor) -> Sequence[tf.Tensor]:
             """Assumes equal batches, as other ranks may have none."""

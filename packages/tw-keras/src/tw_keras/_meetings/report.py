@@ -1,7 +1,6 @@
 """What a step knows of the whole batch before its forward pass."""
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
@@ -26,34 +25,22 @@ class Report:
         rank; None without other ranks. ``trains_alone``: those are of results only, and
         this rank updates by its own batch.
         """
-        self.rows, self.weights, self._totals = rows, weights, totals
+        self.rows, self.weights = rows, weights
+        self._has_ranks = totals is not None
         self._is_whole = totals is None or trains_alone
-
-    @cached_property
-    def _wide(self) -> list[tf.Tensor]:
-        return [tf.cast(number, tf.float64) for number in self.weights or self.rows]
-
-    @cached_property
-    def _own_weight(self) -> tf.Tensor:
-        return tf.add_n(self._wide)
-
-    @cached_property
-    def _own_rows(self) -> tf.Tensor:
-        if self.weights is None:
-            return self._own_weight
-        return tf.add_n([tf.cast(number, tf.float64) for number in self.rows])
-
-    @cached_property
-    def all(self) -> Sequence[tf.Tensor]:
-        """The batch's weight and rows, over all ranks; float64."""
-        if self._totals is None:
-            return self._own_weight, self._own_rows
-        return self._totals(self._own_weight, self._own_rows)
+        # At once: branches of a step may ask, and neither has the other's tensors.
+        self._wide = [tf.cast(number, tf.float64) for number in weights or rows]
+        self._own_weight = self._own_rows = tf.add_n(self._wide)
+        if weights is not None:
+            self._own_rows = tf.add_n([tf.cast(number, tf.float64) for number in rows])
+        # The batch's weight and rows, over all ranks; float64.
+        own = self._own_weight, self._own_rows
+        self._all: Sequence[tf.Tensor] = own if totals is None else totals(*own)
 
     @property
     def weight(self) -> tf.Tensor:
         """The weight of the batch that an update is of; float64."""
-        return self._own_weight if self._is_whole else self.all[0]
+        return self._own_weight if self._is_whole else self._all[0]
 
     def parts(self) -> list[tf.Tensor]:
         """Returns the [K] towers' fractions of the whole batch, by weight."""
@@ -78,11 +65,11 @@ class Report:
 
     def share_of_rank(self) -> tf.Tensor | None:
         """Returns this rank's part of the batch's rows; None without other ranks."""
-        if self._totals is None:
+        if not self._has_ranks:
             return None
-        return tf.math.divide_no_nan(self._own_rows, self.all[1])
+        return tf.math.divide_no_nan(self._own_rows, self._all[1])
 
     def weight_per_row(self) -> tf.Tensor:
         """Returns this rank's part of the weight, as a multiple of that of the rows."""
-        weight, rows = self.all
+        weight, rows = self._all
         return tf.math.divide_no_nan(self._own_weight * rows, weight * self._own_rows)
