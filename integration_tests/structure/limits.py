@@ -348,7 +348,7 @@ def find_lost_paths(root: Path) -> Iterator[str]:
 
 
 def find_strays(root: Path) -> Iterator[str]:
-    """Finds what is at the top level of a checkout by accident, committed or not yet."""
+    """Finds what is at the top level by accident, committed or not."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=root,
