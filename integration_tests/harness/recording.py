@@ -13,9 +13,8 @@ class Recording(keras.layers.Layer):
     """Keeps the largest inputs of the last five updates in a variable."""
 
     def build(self, _: Any) -> None:
-        self.largest = self.add_weight(
-            shape=[5], initializer="zeros", overwrite_with_gradient=True, name="largest"
-        )
+        self.largest = self.add_weight(shape=[5], initializer="zeros", name="largest")
+        self.largest.overwrite_with_gradient = True
 
     def call(self, x: Any) -> Any:
         @tf.custom_gradient

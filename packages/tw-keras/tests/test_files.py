@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from inspect import signature
 
 import keras
 import numpy as np
@@ -122,6 +123,9 @@ def test_an_answer_not_to_overwrite_is_obeyed(tmp_path, monkeypatch):
 
 
 def test_files_in_parts_find_each_other(tmp_path):
+    if "max_shard_size" not in signature(keras.Model.save_weights).parameters:
+        pytest.skip("this version of Keras writes no files in parts")
+
     def wide():
         dense = keras.layers.Dense
         return keras.Sequential([keras.Input([512]), *map(dense, [512, 512, 512])])

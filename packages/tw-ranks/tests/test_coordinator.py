@@ -773,11 +773,11 @@ def test_a_rank_0_that_can_accept_no_more_says_so():
     coordinator = Coordinator(listener, 2, PATIENT, own=of_run(0))
     address = listener.getsockname()
     says = (
-        "rank 1 did not join within 1 s: rank 0 cannot accept their connections "
+        "rank 1 did not join within 3 s: rank 0 cannot accept their connections "
         r"\(Too many open files; its process may open \d+\)"
     )
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(Member, address, of_run(0), PATIENT, start_timeout_s=1.0)
+        first = pool.submit(Member, address, of_run(0), PATIENT, start_timeout_s=3.0)
         while not listener.has_accepted:
             time.sleep(0.01)
         socket.create_connection(address).close()

@@ -384,6 +384,9 @@ def test_one_rank_of_each_machine_sends_to_others(rank, sends):
         if op.type.startswith("Collective")
     ]
     assert found == [(f"Collective{kind}", size) for kind, size in sends]
+    divisions = [op for op in graph.get_operations() if op.type == "Div"]
+    divisors = [int(tf.get_static_value(op.inputs[1])) for op in divisions]
+    assert divisors == [4] * hosts.is_first  # By all ranks, and once.
 
 
 @pytest.mark.parametrize("hosts", [[0], [0, 0, 0], [0, 1, 2]])

@@ -29,10 +29,8 @@ class Report:
         self._has_ranks = totals is not None
         self._is_whole = totals is None or trains_alone
         # At once: branches of a step may ask, and neither has the other's tensors.
-        self._wide = [tf.cast(number, tf.float64) for number in weights or rows]
-        self._own_weight = self._own_rows = tf.add_n(self._wide)
-        if weights is not None:
-            self._own_rows = tf.add_n([tf.cast(number, tf.float64) for number in rows])
+        self._wide, wide_rows = _wide(rows if weights is None else weights), _wide(rows)
+        self._own_weight, self._own_rows = _total(self._wide), _total(wide_rows)
         # The batch's weight and rows, over all ranks; float64.
         own = self._own_weight, self._own_rows
         self._all: Sequence[tf.Tensor] = own if totals is None else totals(*own)
@@ -73,3 +71,12 @@ class Report:
         """Returns this rank's part of the weight, as a multiple of that of the rows."""
         weight, rows = self._all
         return tf.math.divide_no_nan(self._own_weight * rows, weight * self._own_rows)
+
+
+def _wide(numbers: Sequence[Any]) -> list[tf.Tensor]:
+    return [tf.cast(number, tf.float64) for number in numbers]
+
+
+def _total(numbers: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Adds numbers; 0 where a step has no report."""
+    return tf.add_n(numbers) if numbers else tf.zeros([], tf.float64)
