@@ -452,7 +452,7 @@ def coverage(session: nox.Session) -> None:
 def planted(session: nox.Session) -> None:
     """Plants bugs in a copy and fails if tests miss one; run it when tests are removed.
 
-    Each bug is alone in its copy; all take eight minutes. Words after ``--`` select
+    Each bug is alone in its copy; all take up to 20 minutes. Words after ``--`` select
     those whose names or files contain one of them, as in ``-- tw-reduce``.
     """
     install(session, *editable(*PACKAGES), *group("test"))
