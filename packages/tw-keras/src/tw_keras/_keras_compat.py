@@ -7,11 +7,13 @@ it calls before it traces a step and after an epoch.
 
 import os
 import shutil
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import keras
@@ -151,14 +153,49 @@ def end_after(batches: Any, number: int) -> None:
         batches._num_batches = number
 
 
+def note_end(batches: Any) -> None:
+    """Keeps the error by which data of unknown size ends, for ``end_iteration``."""
+    if batches is None or "catch_stop_iteration" in vars(batches):
+        return
+    catch, batches.ends = batches.catch_stop_iteration, []
+
+    @contextmanager
+    def catching() -> Iterator[None]:
+        with catch():
+            try:
+                yield
+            except tf.errors.OutOfRangeError as error:
+                batches.ends.append(error)
+                raise
+
+    batches.catch_stop_iteration = catching
+
+
 def end_iteration(batches: Any) -> None:
-    """Breaks the reference cycle around an iterator over data of unknown size.
+    """Breaks the reference cycles around an iterator over data of unknown size.
 
     TensorFlow may take up to a minute to delete an old iterator, and would do so
-    wherever Python collects garbage: in a step that other ranks wait for.
+    wherever Python collects garbage: in a step that other ranks wait for. From Python
+    3.13 on, the error by which the data has ended is in such a cycle, too.
     """
     if batches is not None:
         batches._epoch_iterator = None
+        while batches.ends:
+            _clear_frames(batches.ends.pop())
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Clears all frames that an error holds, also those that TensorFlow hides."""
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            holder: FrameType | None = frame
+            while holder is not None:
+                try:
+                    holder.clear()
+                except RuntimeError:  # It still runs, and so do its callers.
+                    break
+                holder = holder.f_back
+        error = error.__context__
 
 
 def replace_initial_epoch(model: Any, new: Callable[[int], int]) -> None:

@@ -23,6 +23,7 @@ from tw_keras._keras_compat import (
     back_up_at_once,
     dataset_of,
     end_iteration,
+    note_end,
 )
 from tw_keras._lost_errors import naming_what_failed, or_without_xla
 from tw_keras._over_ranks.agreement import settings_of
@@ -669,6 +670,7 @@ class TowerModel(AsTower0):
         self, iterator: Any = None, data_batch: Any = None
     ) -> None:
         # Keras calls this before it traces a step.
+        note_end(iterator)
         dataset = dataset_of(iterator)
         data = getattr(dataset, "element_spec", data_batch)
         method = "test_step" if self._evaluates else "train_step"
