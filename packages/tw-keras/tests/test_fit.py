@@ -194,6 +194,24 @@ def test_nothing_is_left_that_iterates_over_data_of_unknown_size(method):
         gc.enable()
 
 
+def test_an_iterator_over_data_of_unknown_size_does_not_outlive_its_epoch():
+    model = TowerModel(counting, CPUS[:2])
+    model.compile("sgd", "mse")
+    rows = tf.data.Dataset.from_tensor_slices((np.ones([8, 6]), np.ones([8, 1])))
+    rows, found = rows.filter(lambda x, y: True).batch(4), []
+    note = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda *_: found.append(len(iterators() - known))
+    )
+    gc.collect()
+    gc.disable()
+    try:
+        known = iterators()
+        model.fit(rows, epochs=3, callbacks=[note], verbose=0)
+    finally:
+        gc.enable()
+    assert found == [1, 1, 1]
+
+
 def iterators():
     return {id(one) for one in gc.get_objects() if isinstance(one, tf.data.Iterator)}
 

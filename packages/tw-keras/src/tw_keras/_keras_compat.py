@@ -157,7 +157,7 @@ def note_end(batches: Any) -> None:
     """Keeps the error by which data of unknown size ends, for ``end_iteration``."""
     if batches is None or "catch_stop_iteration" in vars(batches):
         return
-    catch, batches.ends = batches.catch_stop_iteration, []
+    catch, batches.end = batches.catch_stop_iteration, None
 
     @contextmanager
     def catching() -> Iterator[None]:
@@ -165,8 +165,9 @@ def note_end(batches: Any) -> None:
             try:
                 yield
             except tf.errors.OutOfRangeError as error:
-                batches.ends.append(error)
+                batches.end = error
                 raise
+        _clear_frames(batches.end)  # An epoch's iterator does not outlive it.
 
     batches.catch_stop_iteration = catching
 
@@ -180,8 +181,8 @@ def end_iteration(batches: Any) -> None:
     """
     if batches is not None:
         batches._epoch_iterator = None
-        while batches.ends:
-            _clear_frames(batches.ends.pop())
+        _clear_frames(batches.end)
+        batches.end = None
 
 
 def _clear_frames(error: BaseException | None) -> None:
