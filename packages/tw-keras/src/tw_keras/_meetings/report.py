@@ -29,7 +29,8 @@ class Report:
         self._has_ranks = totals is not None
         self._is_whole = totals is None or trains_alone
         # At once: branches of a step may ask, and neither has the other's tensors.
-        self._wide, wide_rows = _wide(rows if weights is None else weights), _wide(rows)
+        wide_rows = _wide(rows)
+        self._wide = wide_rows if weights is None else _wide(weights)
         self._own_weight, self._own_rows = _total(self._wide), _total(wide_rows)
         # The batch's weight and rows, over all ranks; float64.
         own = self._own_weight, self._own_rows
