@@ -576,7 +576,8 @@ def run_released(session: nox.Session, options: list[str]) -> None:
     tree = new_folder(session, "tree")
     tool(session, "interfaces", "released", tree)
     had = [own for own in PACKAGES if (tree / "packages" / own).is_dir()]
-    session.install(*map(wheel, PACKAGES), *test_requirements(*had, root=tree))
+    needed = (*test_requirements(*had, root=tree), *group("examples", tree))
+    session.install(*map(wheel, PACKAGES), *needed)
     # CONTRIBUTING.md is not a promise.
     (tree / "docs" / "CONTRIBUTING.md").unlink()
     command = ("pytest", "-W", "default", *options, "integration_tests/test_readmes.py")
