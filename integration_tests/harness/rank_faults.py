@@ -9,7 +9,8 @@ Every fault meets every victim, in each of three modes:
     interrupted  SIGINT                         modes     function, session, buckets (of
     forked       SIGKILL, with a child that     a function, in another order in
                  lives on                       each rank)
-    failed       an error ends its program
+    failed       an error ends its program; with buckets, that of an operation while
+                 others of the step go on
     broken       an error ends its beats
     stuck        its main thread stops
     busy         the same, for a while
@@ -44,7 +45,7 @@ from tw_launch._addresses import split_address
 from tw_launch._channel import LineSocket
 from tw_launch._key import prove
 
-TIMEOUT_S, STALL_S, BUSY_S = 3.0, 6.0, 4.5
+TIMEOUT_S, STALL_S, BUSY_S, VERDICT_S = 3.0, 6.0, 4.5, 2.0
 FAULTS = ("killed", "stopped", "cut")
 OWN_FAULTS = ("failed", "broken", "stuck", "busy")
 SIGNALS = {
@@ -110,6 +111,8 @@ class Drill:
     def deadline_s(self) -> float:
         if self.fault == "stuck":
             return STALL_S
+        if (self.fault, self.mode) == ("failed", "buckets"):
+            return VERDICT_S
         at_once = ("killed", "failed", "broken", "interrupted", "forked")
         return 0.0 if self.fault in at_once else TIMEOUT_S
 
@@ -202,7 +205,7 @@ def _train(ranks: Ranks, drill: Drill) -> None:
     """Has all train; returns at some moment of it."""
     if drill.fault in OWN_FAULTS:
         busy_s = BUSY_S if drill.fault == "busy" else 600.0
-        ranks.call("heed_signal", drill.fault, busy_s)
+        ranks.call("heed_signal", drill.fault, drill.mode, busy_s)
     want = [3 * len(ranks.all)] * len(ranks.all)
     assert ranks.call("step_until", 3, drill.mode) == want
     for rank in ranks.all:

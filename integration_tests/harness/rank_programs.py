@@ -8,6 +8,7 @@ import logging.handlers
 import os
 import signal
 import socket
+import threading
 import time
 import traceback
 from functools import partial
@@ -29,6 +30,7 @@ from tw_ranks._side_channel import _member
 from tw_ranks.internal import endpoint_of
 
 _counter: Any = None
+_must_fail = threading.Event()  # An operation, while others of the step go on.
 v1 = tf.compat.v1
 _PROGRAMS = Path(__file__).parents[1] / "programs"
 
@@ -540,21 +542,27 @@ def step_until(group: Any, steps: int | None = None, mode: str = "function") -> 
         run = _make_sum(group, 3 if mode == "buckets" else 1)
     done = total = 0
     while steps is None or done < steps:
-        total = run()
+        try:
+            total = run()
+        except tf.errors.InvalidArgumentError:
+            end_program(group, "raise RuntimeError('as it was told')")
         done += 1
     return total
 
 
 def _make_sum(group: Any, count: int = 1) -> Any:
     """Makes a sum of gradients, each of which is late in another order in each rank."""
-    value = tf.Variable(0.0)
+    value, ones = tf.Variable(0.0), tf.Variable(tf.ones([4096]))
 
     def wait(grad: np.ndarray, late: np.ndarray) -> np.ndarray:
-        time.sleep(0.05 * late)
+        time.sleep(0.02 * late)
+        if late == 1 and _must_fail.is_set():
+            raise ValueError("as it was told")
         return grad
 
     def late(n: int) -> tf.Tensor:
-        given = [tf.ones([4096]), tf.constant((n + group.rank) % count)]
+        # Of a variable: a constant's would be computed once, before the first step.
+        given = [ones, tf.constant((n + group.rank) % count)]
         waited = tf.numpy_function(wait, given, tf.float32, stateful=False)
         return tf.ensure_shape(waited, [4096])
 
@@ -603,11 +611,13 @@ def be_busy(how: str, busy_s: float, told: list[logging.LogRecord]) -> None:
             end_s, is_told = time.monotonic() + 2.0, True
 
 
-def heed_signal(group: Any, fault: str, busy_s: float) -> None:
+def heed_signal(group: Any, fault: str, mode: str, busy_s: float) -> None:
     """Has SIGUSR1 end this program by an error, break its beats, or keep it busy."""
 
     def handle(*_: object) -> None:
-        if fault == "failed":
+        if fault == "failed" and mode == "buckets":
+            _must_fail.set()
+        elif fault == "failed":
             end_program(group, "raise RuntimeError('as it was told')")
         elif fault == "broken":
             member = endpoint_of(group).reports.member

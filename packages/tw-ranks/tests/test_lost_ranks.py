@@ -34,6 +34,7 @@ TIMEOUT_S = 5.0  # a busy machine silences living ranks for seconds
         "rank 0 stuck, session",
         "rank 0 killed, buckets",
         "rank 1 stuck, buckets",
+        "rank 1 failed, buckets",
         "machine cut, buckets",
         "rank 0 interrupted, buckets",
     ],
