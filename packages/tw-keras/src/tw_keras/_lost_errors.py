@@ -19,6 +19,9 @@ _log = logging.getLogger(__name__)
 _OPERATION = re.compile(
     r"(?s)(?:.*access resource |.*?(?:; got |\[id=\d+ |node `?))(?P<name>[^`}\s,]+)"
 )
+_CONSEQUENCE = re.compile(
+    "RecvAsync is cancelled|Function was cancelled before it was started"
+)
 
 
 def or_without_xla(run: Callable[[Any], Any], name: str, model: Any, steps: Any) -> Any:
@@ -82,9 +85,9 @@ def _keeping(taken: list[Any], data: Any) -> AbstractContextManager[None]:
 def naming_what_failed(steps: Any) -> Iterator[None]:
     """Raises the error of which TensorFlow raises only a consequence, a cancellation.
 
-    An operation that fails in a function's call cancels the receives of its device
-    before the call itself fails. TensorFlow raises that cancellation, unless calls are
-    inlined.
+    An operation that fails in a function's call cancels the receives of its device,
+    and calls that are about to start, before the call itself fails. TensorFlow raises
+    that cancellation, unless calls are inlined.
     """
     try:
         yield
@@ -93,7 +96,7 @@ def naming_what_failed(steps: Any) -> Iterator[None]:
             steps.note_rows(error)
         raise
     except tf.errors.CancelledError as error:
-        if "RecvAsync is cancelled" not in str(error):
+        if not _CONSEQUENCE.search(str(error)):
             raise
         try:
             steps.run_again()
