@@ -50,6 +50,7 @@ def test_a_loss_over_the_batch_trains_as_on_one_device(name, way):
     check_near(got, trained(name, 0, **alone))
 
 
+@pytest.mark.slow(by_day=["10"])
 @pytest.mark.parametrize("rows", [8, 10])
 def test_even_and_uneven_parts_have_the_gradient_of_one_device(rows):
     """SGD, whose step is the gradient; with eight rows no loss needs a weight."""
@@ -186,6 +187,7 @@ def test_labels_are_gathered_with_their_rows():
     assert found == pytest.approx((4 * 4 + 3 * 3 + 3 * 3) / 10)
 
 
+@pytest.mark.slow
 def test_a_program_for_mirrored_strategy_gathers_as_there():
     """With twice its rate, as ``fit`` there adds the gradients of all replicas."""
 

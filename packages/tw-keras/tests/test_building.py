@@ -161,6 +161,14 @@ def check_as_on_one_device(make, num_towers, variables, **options):
 ROOMS = [("replicated", 2), ("sharded", 3), ("parameter_server", 2), ("replicated", 1)]
 
 
+@pytest.mark.slow(
+    by_day=[
+        "replicated-2-model-Student",
+        "sharded-3-Sequential-WithCall",
+        "parameter_server-2-layer-InLoss",
+        "replicated-1-layer of two-InTraining",
+    ]
+)
 @pytest.mark.parametrize("kind", [Student, WithCall, InLoss, InTraining])
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize(("variables", "num_towers"), ROOMS)
@@ -220,6 +228,7 @@ class InPrediction(WithCall):
         return self.part(data[0] if isinstance(data, tuple) else data)
 
 
+@pytest.mark.slow(by_day=["layer"])
 @pytest.mark.parametrize("part", ["Dense", "layer", "made in build"])
 def test_what_only_a_prediction_calls_is_built(part):
     check_as_on_one_device(
@@ -296,6 +305,7 @@ class ListsOne(keras.Model):
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
 
+@pytest.mark.slow(by_day=["2"])
 @pytest.mark.parametrize("num_towers", [1, 2])
 def test_metrics_that_a_class_does_not_list_are_updated(num_towers):
     def results(model):

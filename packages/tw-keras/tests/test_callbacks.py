@@ -324,6 +324,7 @@ class OfSix(Stepping):
         return tf.reduce_mean((self(x + tf.ones([6, 3], x.dtype)) - y) ** 2)
 
 
+@pytest.mark.slow(by_day=["2-True-True"])
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize("inline", [True, False])
 @pytest.mark.parametrize("num_towers", [2, 3])

@@ -74,6 +74,14 @@ def trained(model):
     return model.fit(X, X[:, :2], **options).history, model.get_weights()
 
 
+@pytest.mark.slow(
+    by_day=[
+        "2-replicated-False-sum",
+        "2-replicated-False-mean of sums",
+        "3-sharded-True-mean",
+        "2-parameter_server-False-mean of Keras",
+    ]
+)
 @pytest.mark.parametrize("logged", LOGGED)
 @pytest.mark.parametrize("tracks", [False, True])
 @pytest.mark.parametrize(

@@ -131,6 +131,7 @@ def test_running_again_updates_nothing(monkeypatch):
     model.fit(X, X[:, :1], verbose=0)
 
 
+@pytest.mark.slow(by_day=[LOST[1]])
 @pytest.mark.parametrize("lost", LOST, indirect=True)
 def test_what_does_not_fail_again_is_tensorflows_error_with_a_note(lost):
     model = compiled(lambda: made(100, [FailsInGraphs()]))

@@ -71,6 +71,7 @@ def test_saved_memory_is_divided_between_other_towers(tmp_path, caplog):
     assert not any(own.any() for own in errors_of(other).values())
 
 
+@pytest.mark.slow(by_day=True)
 def test_memory_outlives_compile_with_its_optimizer_alone(caplog):
     whole, again = made(TOP), made(TOP)
     for model in (whole, again):
@@ -84,6 +85,7 @@ def test_memory_outlives_compile_with_its_optimizer_alone(caplog):
     assert [line for line in caplog.messages if "compile replaced Adam" in line]
 
 
+@pytest.mark.slow(by_day=["Checkpoint"])
 @pytest.mark.parametrize("way", ["load_model", "Checkpoint"])
 def test_new_memory_of_an_optimizer_with_updates_is_logged(tmp_path, caplog, way):
     model = made(TOP)
@@ -102,6 +104,7 @@ def test_new_memory_of_an_optimizer_with_updates_is_logged(tmp_path, caplog, way
     assert [line for line in caplog.messages if "has made 1 updates" in line]
 
 
+@pytest.mark.slow(by_day=["2"])
 @pytest.mark.parametrize("num_towers", [1, 2])
 def test_memory_of_sums_does_not_depend_on_callbacks(num_towers):
     found = []

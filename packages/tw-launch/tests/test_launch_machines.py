@@ -289,6 +289,7 @@ def with_key(key):
     return {**os.environ, "TW_KEY": key}
 
 
+@pytest.mark.slow(by_day=True)
 def test_machines_share_a_key_and_each_run_has_its_own(launches, tmp_path):
     keys = []
     file = tmp_path / "key"

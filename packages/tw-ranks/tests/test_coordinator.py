@@ -767,6 +767,7 @@ class Full(socket.socket):
         return super().accept()
 
 
+@pytest.mark.slow
 def test_a_rank_0_that_can_accept_no_more_says_so():
     with socket.create_server(("127.0.0.1", 0)) as server:
         listener = Full(fileno=server.detach())

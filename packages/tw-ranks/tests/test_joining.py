@@ -22,6 +22,7 @@ from tw_ranks._joining.seats import Seat
 from tw_ranks._side_channel._member import AbsentError
 
 
+@pytest.mark.slow
 def test_ranks_know_their_numbers(make_ranks):
     ranks = make_ranks(3).joined()
     for rank, told in enumerate(ranks.call("place")):

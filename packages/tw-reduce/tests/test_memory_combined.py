@@ -73,6 +73,7 @@ def added(grads):
     return [[sum(own) for own in zip(*grads, strict=True)]] * len(grads)
 
 
+@pytest.mark.slow(by_day=["top_k-1-graph", "power_sgd-3-function"])
 @pytest.mark.parametrize("mode", ["graph", "function", "eager"])
 @pytest.mark.parametrize("num_towers", [1, 3])
 @pytest.mark.parametrize("reducer", [TOP, RANK], ids=["top_k", "power_sgd"])

@@ -61,6 +61,7 @@ def test_the_batch_is_read_whole_and_never_sparsely(graph, num_buffers):
     assert set(reads) == {"ReadVariableOp", "ResourceApplyGradientDescent"}
 
 
+@pytest.mark.slow
 def test_it_works_in_a_monitored_session_whose_graph_is_final():
     optimizer = make(num_buffers=2)
     hook = v1.train.StopAtStepHook(num_steps=10**6)

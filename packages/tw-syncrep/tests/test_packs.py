@@ -35,6 +35,7 @@ def kind(variable):
     return variable.device, variable.dtype.name
 
 
+@pytest.mark.slow(by_day=True)
 @given(VARIABLES, st.integers(0, 200))
 def test_every_tensor_is_in_one_pack_of_its_server_and_dtype(variables, below_bytes):
     packs = plan_packs(variables, below_bytes=below_bytes)

@@ -94,6 +94,7 @@ MAY_REPEAT = {
 }
 
 
+@pytest.mark.slow(by_day=True)
 @each_mode
 @pytest.mark.parametrize(
     ("repeats", "kind"),

@@ -101,6 +101,9 @@ def test_a_loss_over_all_rows_is_that_of_one_device(run, sizes, how):
         np.testing.assert_allclose(got, want, rtol=TINY, atol=TINY)
 
 
+@pytest.mark.slow(
+    by_day=["None-None-even-once", "None-None-four uneven-once", "12-True-uneven-each"]
+)
 @TRACES
 @PARTS
 @pytest.mark.parametrize("jit_compile", [None, True])

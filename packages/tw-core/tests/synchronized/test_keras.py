@@ -70,6 +70,7 @@ def on_towers(models, sizes, around=synchronized_layers):
     return sum(losses), [np.sum(column, 0) for column in zip(*grads, strict=True)]
 
 
+@pytest.mark.slow(by_day=True)
 @PARTS
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("lib", [keras, tf_keras])

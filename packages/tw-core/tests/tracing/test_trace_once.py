@@ -57,6 +57,7 @@ def assert_same(got, want):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow(by_day=["True"])
 @pytest.mark.parametrize("inline", [True, False])
 def test_one_trace_of_keras_layers_gives_the_bits_of_a_trace_for_each(inline):
     """Random models are in test_random_programs.py, without loops of Keras."""

@@ -182,6 +182,7 @@ def test_the_time_before_a_call_belongs_to_the_step(function):
     assert row.ms >= 2.0  # of three steps the first has none before it
 
 
+@pytest.mark.slow(by_day=True)
 def test_keras_trains_with_a_callback():
     model = keras.Sequential([keras.Input([8]), keras.layers.Dense(4)])
     model.compile("sgd", "mse")
@@ -194,6 +195,7 @@ def test_keras_trains_with_a_callback():
     assert {"apply", "backward"} <= kinds
 
 
+@pytest.mark.slow
 def test_what_a_reducer_with_memory_sends_is_told(tmp_path):
     variables = [[tf.Variable(tf.ones([64, 64]))] for _ in range(2)]
     reducer = tw_reduce.ReducerState(compression.power_sgd(rank=1), variables)
@@ -540,6 +542,7 @@ def shifted(metadata, task, seconds):
                 node.scheduled_micros += round(1e6 * seconds)
 
 
+@pytest.mark.slow(by_day=["3.0"])
 @pytest.mark.parametrize("wrong_by", [3.0, -500.0])
 def test_a_clusters_clocks_are_aligned(cluster_session, monkeypatch, wrong_by):
     session, step = cluster_session
